@@ -196,8 +196,8 @@ def policy(catalog: Catalog) -> float:
     found = []
     for name in CHOSEN:
         step = ran(catalog, name)
-        chosen = step.terms["selection"].values
-        host = chosen["G"] + step.without("launch", "selection")  # of which all is the host's in steps so short
+        chosen = step.terms[work.SELECTION].values
+        host = chosen["G"] + step.without("launch", work.SELECTION)  # of which all is the host's in steps so short
         found.append((host / chosen["m"] - chosen["k"] * chosen["t"]) / chosen["d"])
     return float(median(found))
 

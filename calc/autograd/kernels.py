@@ -8,10 +8,9 @@ dispatcher sees, family by family.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import NamedTuple
 
-from calc.autograd.tape import NOTHING, Op, Size, Tape, Tensor
+from calc.autograd.tape import NOTHING, Course, Op, Size, Tape, Tensor
 
 
 class Kernels(NamedTuple):
@@ -35,7 +34,7 @@ def forward(tape: Tape) -> Kernels:
         pieces = temporaries(op.course, op.scratch)
         number += 1 + len(pieces)
         if op.inputs and not op.multiplies:
-            moved = sized(moved, (*op.inputs, *op.outs)) + total(pieces) * 2
+            moved += sizes(*op.inputs, *op.outs) + sum(pieces, NOTHING) * 2
     return Kernels(moved, number, kept)
 
 
@@ -54,17 +53,20 @@ def backward(tape: Tape) -> Kernels:
         grads = [g for g in op.gradients(out).values() if g is not out]
         pieces = temporaries(op.backward_course, op.backward_scratch)
         if viewed(op):
-            joins = len(op.outs) > 1
-            moved, number = sized(moved, op.inputs * 2) if joins else moved, number + joins
+            if len(op.outs) > 1:
+                moved += sizes(*op.inputs) * 2
+                number += 1
         elif op.multiplies:
-            sums = op.flat and op.weight > 0 and not op.product
-            moved = sized(moved, (out,)) if sums else moved
-            number += bool(grads) + bool(op.weight) + sums + len(pieces)
+            number += bool(grads) + bool(op.weight) + len(pieces)
+            if op.flat and op.weight and not op.product:
+                moved += out.size
+                number += 1
         elif grads or op.weight:
-            moved = sized(moved, (out, *dict.fromkeys(op.saves), *grads)) + total(pieces) * 2 + out.size * len(pieces)
+            moved += sizes(out, *dict.fromkeys(op.saves), *grads) + sum(pieces, NOTHING) * 2 + out.size * len(pieces)
             number += len(grads) + bool(op.weight) + 2 * len(pieces)
     for tensor, times in readers.items():
-        moved, number = moved + tensor.size * (3 * (times - 1)), number + times - 1
+        moved += tensor.size * (3 * (times - 1))
+        number += times - 1
     return Kernels(moved, number)
 
 
@@ -73,16 +75,11 @@ def viewed(op: Op) -> bool:
     return bool(op.inputs) and op.outs[0].storage is op.inputs[0].storage
 
 
-def temporaries(course: tuple[Size | int | None, ...], scratch: Size) -> list[Size]:
+def temporaries(course: Course, scratch: Size) -> list[Size]:
     """The temporaries that an operation allocates; where their order is not told, they count as one."""
     return [step for step in course if isinstance(step, Size)] or [scratch] * bool(scratch)
 
 
-def sized(so_far: Size, tensors: tuple[Tensor, ...]) -> Size:
-    """A size with those of `tensors` added."""
-    return total([so_far, *(t.size for t in tensors)])
-
-
-def total(sizes: Iterable[Size]) -> Size:
-    """The sum of sizes."""
-    return sum(sizes, NOTHING)
+def sizes(*tensors: Tensor) -> Size:
+    """The size of all `tensors` together."""
+    return sum([t.size for t in tensors], NOTHING)

@@ -30,6 +30,11 @@ class Line(NamedTuple):
         """True for managed memory: it fills what a card has room for, and leaves for the host before anything fails."""
         return self.component == "optimizer_states" and not self.allocated
 
+    @property
+    def left(self) -> int:
+        """Bytes of managed memory that are on the host, since the card has no room for them."""
+        return self.values["P"] - self.bytes if self.source == "optimizer#paged" else 0
+
 
 class Sums(NamedTuple):
     """The totals of an instant's lines, in bytes.

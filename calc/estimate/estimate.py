@@ -65,8 +65,7 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
 
 def paged_out(groups: Sequence[Group]) -> list[str]:
     """What of paged optimizer states the fullest card has no room for, in one line."""
-    lines = [line for g in groups for phase in g.phases for line in phase.moment.lines if line.paged]
-    left = max([line.values["P"] - line.bytes for line in lines if "P" in line.values], default=0)
+    left = max([line.left for g in groups for phase in g.phases for line in phase.moment.lines], default=0)
     if not left:
         return []
     return [

@@ -188,8 +188,9 @@ class Shared:
 
     def paged(self, lines: Sequence[Line]) -> list[Line]:
         """The lines with as much of the paged states as the card has room for."""
-        room = max(0, self.job.gpu.usable_bytes - staying(lines))
-        values = {"U": self.job.gpu.usable_bytes, "R": self.job.gpu.usable_bytes - room}
+        usable = self.job.gpu.usable_bytes
+        room = max(0, usable - staying(lines))
+        values = {"U": usable, "R": usable - room}
         return [
             line._replace(bytes=room, formula="U - R", values={**values, "P": line.bytes}, source="optimizer#paged")
             if line.paged and line.bytes > room
@@ -263,7 +264,7 @@ def judged(
     word = verdict.word(probability)
     first = _first_to_break(phases, word, usable)
     low, high = verdict.reach(peak)
-    if peak.device_bytes <= usable and any("P" in line.values for line in peak.lines if line.paged):
+    if peak.device_bytes <= usable and any(line.left for line in peak.lines):
         high = min(high, usable)  # more of the paged states leave
     most = max([phase.moment.allocated_bytes for phase in phases])
     kept = max(runtime.cached(p.moment.lines, lengths_vary=lengths_vary) for p in phases)

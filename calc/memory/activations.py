@@ -29,7 +29,7 @@ from calc.memory.megatron import MegatronLayer
 from calc.memory.run import PREFIXES, Run, dimensions
 from calc.memory.ssm import StateSpace
 from calc.models.architecture import LayerSpec, layer_kinds
-from calc.models.lora import adapter_matrices
+from calc.models.lora import adapted
 
 
 class Program(DeltaRule, StateSpace, Attention):
@@ -407,7 +407,7 @@ def lowest_adapted(run: Run) -> int:
     if run.adapter is None:
         return 0
     targets = run.adapter.targets
-    found = {spec: any(adapter_matrices(run.arch, spec, 1, targets)) for spec, _ in layer_kinds(run.arch)}
+    found = {spec: bool(adapted(run.arch, spec, targets)) for spec, _ in layer_kinds(run.arch)}
     return next((n for n, spec in enumerate(run.arch.specs) if found[spec.shapes]), 0)
 
 

@@ -54,6 +54,12 @@ def adaptable(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
     return megatron_linears(arch, spec) if arch.megatron else linears(arch, spec)
 
 
+def adapted(arch: Architecture, spec: LayerSpec, targets: str | Sequence[str]) -> tuple[Linear, ...]:
+    """Those of them that `targets` name: `all-linear`, or the last parts of module names."""
+    linears = adaptable(arch, spec)
+    return linears if targets == "all-linear" else tuple([x for x in linears if x.name.rpartition(".")[2] in targets])
+
+
 def adaptable_names(arch: Architecture) -> list[str]:
     """The last parts of the names of all linears that may get an adapter, sorted."""
     linears = (linear for spec, _ in layer_kinds(arch) for linear in adaptable(arch, spec))
@@ -85,11 +91,10 @@ def adapter_matrices(
     arch: Architecture, spec: LayerSpec, rank: int, targets: str | Sequence[str], count: int = 1
 ) -> Iterator[Tensor]:
     """LoRA's two matrices for each adapted linear of a layer of the kind `spec`, of which the model has `count`."""
-    for linear in adaptable(arch, spec):
-        if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
-            each, kind = ((linear.experts,), "expert") if linear.experts else ((), "linear")
-            yield Tensor(f"{linear.name}.lora_A", (*each, rank, linear.inputs), count, kind, linear.kind)
-            yield Tensor(f"{linear.name}.lora_B", (*each, linear.outputs, rank), count, kind, linear.kind)
+    for linear in adapted(arch, spec, targets):
+        each, kind = ((linear.experts,), "expert") if linear.experts else ((), "linear")
+        yield Tensor(f"{linear.name}.lora_A", (*each, rank, linear.inputs), count, kind, linear.kind)
+        yield Tensor(f"{linear.name}.lora_B", (*each, linear.outputs, rank), count, kind, linear.kind)
 
 
 @lru_cache(maxsize=4096)
@@ -118,5 +123,5 @@ def _lora_width(arch: Architecture, targets: str | tuple[str, ...]) -> int:
     for target in wanted:
         if not any(matches(linear, target) for _, linear in found):
             raise ConfigError("lora.targets", target, ", ".join(names), near=names)
-    adapted = [(count, linear) for count, linear in found if any(matches(linear, target) for target in wanted)]
-    return sum(count * max(1, linear.experts) * (linear.inputs + linear.outputs) for count, linear in adapted)
+    named = [(count, linear) for count, linear in found if any(matches(linear, target) for target in wanted)]
+    return sum(count * max(1, linear.experts) * (linear.inputs + linear.outputs) for count, linear in named)

@@ -11,9 +11,9 @@ from calc.catalog.catalog import GPU, Node
 from calc.scenario.scenario import Scenario
 from calc.throughput import Throughput, Unrated, throughput
 from calc.throughput.rates import rated
+from calc.throughput.work import SELECTION
 
 ROLLOUT = "rollout: "
-SELECTION = "selection"  # the term that makes selective checkpointing slower than full, where a GPU waits for it
 # The least relative difference at which an estimate tells which of two configurations is faster: its median error on
 # published step times, which tests/accuracy reads off the records.
 TOLERANCE = 0.12

@@ -107,26 +107,30 @@ def architecture(s: Scenario, role: Role) -> Architecture:
     return part(whole, s.tensor_parallel, s.expert_parallel, s.expert_tensor_parallel)
 
 
-def adapter_of(s: Scenario, role: Role) -> tuple[Adapter, int]:
-    """The adapters that the job trains, and the bytes of an element of theirs."""
+def adapter_bytes(s: Scenario) -> int:
+    """Bytes of an element of the adapters, as they are stored."""
     assert s.lora
-    weight = FORMATS[s.layout][0]
     # adapters beside fp32 weights have the weights' type, adapters beside 4-bit weights a type of their own
-    own = weight == 2 or (s.method == "qlora" and s.layout == "autocast")
-    stored = 2 if s.lora.dtype == "bf16" and own else 4
+    own = FORMATS[s.layout][0] == 2 or (s.method == "qlora" and s.layout == "autocast")
+    return 2 if s.lora.dtype == "bf16" and own else 4
+
+
+def adapter_of(s: Scenario, role: Role) -> Adapter:
+    """The adapters that the job trains."""
+    assert s.lora
     # FSDP's mixed precision gathers adapters, too, in the compute type; where they are units of FSDP 1, PEFT has
     # read the stored type before, which autocast makes good
     gathers = s.precision == "fsdp-mixed"
     joined = s.lora.units == "layer"
     reads = 4 if gathers and s.sharding == "fsdp1" and role.wrapped and not joined else 0
-    used = 2 if gathers else stored
-    return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, role.whole), stored
+    used = 2 if gathers else adapter_bytes(s)
+    return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, role.whole)
 
 
 def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run:
     """The settings with which the layers of `arch`, a rank's part of the model of `role`, run."""
     trained = trained and s.optimizer != "none"
-    adapter = adapter_of(s, role)[0] if trained and s.lora else None
+    adapter = adapter_of(s, role) if trained and s.lora else None
     precision = TAPES[s.layout]
     return Run(
         arch=arch,
@@ -173,19 +177,19 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     run = run_of(s, role, arch, trained=trained)
     head: Head = "scalar" if (role.model or role.name) in VALUED else "lm"
     weight, grad, master, stepped = FORMATS[s.layout]
-    count, elements, adapter_bytes = parameters(arch, head=head), 0, weight
+    count, elements, each = parameters(arch, head=head), 0, weight
     changed: tuple[Tensor, ...] = ()
     vision = 0
     trained = trained and s.optimizer != "none"
     if run.adapter:
-        adapter_bytes = adapter_of(s, role)[1]
+        each = adapter_bytes(s)
         rank, targets = run.adapter.rank, run.adapter.targets
         seeing = seeing_adapters(s, arch, rank)
         vision = sum(t.elements * t.count for t in seeing)
         elements = lora_parameters(arch, rank, targets) + vision
         changed = (*adapter_tensors(arch, rank, targets), *seeing)
-        grad, stepped = adapter_bytes, stepped if master else adapter_bytes
-        master = master if adapter_bytes == 2 else 0
+        grad, stepped = each, stepped if master else each
+        master = master if each == 2 else 0
     elif trained:
         frozen = frozen_tensors(s, arch)
         changed = tuple(t for t in tensors(arch, head=head) if t not in frozen)
@@ -204,7 +208,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         cut_scales=role.cut_scales,
         adapter=elements if run.adapter else 0,
         vision_adapter=vision,
-        adapter_bytes=adapter_bytes,
+        adapter_bytes=each,
         trainable=(elements or count) if trained else 0,
         trained_tensors=changed,
         grad_bytes=grad,

@@ -26,7 +26,7 @@ from calc.models.architecture import (
     layer_tensors,
     tensors,
 )
-from calc.models.lora import adaptable, adapter_matrices
+from calc.models.lora import adapted
 from calc.throughput.terms import Constant, Term
 
 
@@ -50,6 +50,7 @@ LAUNCH = Constant(
     "the middle of three hosts, of which the slowest takes almost twice as long as the quickest: "
     "timing.launches",
 )  # fmt: skip
+SELECTION = "selection"  # the term that makes selective checkpointing slower than full, where a GPU waits for it
 POLICY = Constant(
     40.4e-6, "seconds more of the host for each operation of which selective checkpointing decides if it is kept",
     "calibrated", "steps of six models on an H200: timing.policy",
@@ -184,12 +185,11 @@ def adapters(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> A
     """The adapters of rank `rank` on `targets` (`all-linear`, or the last part of module names), over all layers."""
     width = found = idle = 0
     for spec, layers in layer_kinds(arch):
-        for linear in adaptable(arch, spec):
-            if targets == "all-linear" or linear.name.rpartition(".")[2] in targets:
-                times = layers * (arch.experts_per_token if linear.experts else 1)
-                width += times * (linear.inputs + linear.outputs)
-                found += layers
-                idle += max(0, layers * linear.experts - times) * (linear.inputs + linear.outputs)
+        for linear in adapted(arch, spec, targets):
+            times = layers * (arch.experts_per_token if linear.experts else 1)
+            width += times * (linear.inputs + linear.outputs)
+            found += layers
+            idle += max(0, layers * linear.experts - times) * (linear.inputs + linear.outputs)
     return Adapters(rank * (width + idle), found, rank * idle)
 
 
@@ -287,20 +287,12 @@ def layers(run: Run, masked: bool, tokens: int, length: int) -> Layers:
         there += number * t.kernels[0]
         back += number * t.kernels[1]
         views = [LAYER, BY_OPERATIONS] if kind.spec.mixer in RECURRENT and not run.linear_kernels else [LAYER]
-        views += [ADAPTER] * adapted(run, kind.spec)
+        views += [ADAPTER] * len(adapted(run.arch, kind.spec, run.adapter.targets) if run.adapter else ())
         host = t.kernels[0] + sum([v.forward for v in views])
         again = host if run.reentrant else host + HOOKED * t.kept
         each = (host, again, t.kernels[1] + sum([v.backward for v in views]))
         dispatched = [known + number * more for known, more in zip(dispatched, each, strict=True)]
     return Layers(forward, backward, (there, back), (dispatched[0], dispatched[1], dispatched[2]))
-
-
-@lru_cache(maxsize=4096)
-def adapted(run: Run, spec: LayerSpec) -> int:
-    """The number of a layer's linears that have an adapter."""
-    if not run.adapter:
-        return 0
-    return len({t.name for t in adapter_matrices(run.arch, spec, 1, run.adapter.targets)}) // 2
 
 
 def elementwise(micro: int, of: Layers, p: Passes, bandwidth: float) -> Term:
@@ -375,5 +367,5 @@ def selected(decided: float, micro: int, dispatched: float, busy: float) -> Term
     """
     values = {"m": micro, "d": decided, "y": POLICY, "k": dispatched, "t": LAUNCH, "G": busy}
     spare = max(0.0, busy - micro * dispatched * LAUNCH)
-    return Term("selection", max(0.0, micro * decided * POLICY - spare), "max(0, m·d·y - max(0, G - m·k·t))", values,
+    return Term(SELECTION, max(0.0, micro * decided * POLICY - spare), "max(0, m·d·y - max(0, G - m·k·t))", values,
                 "throughput#launch")  # fmt: skip
