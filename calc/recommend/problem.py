@@ -10,7 +10,7 @@ from calc.catalog.catalog import Catalog
 from calc.estimate.host_memory import host_memory
 from calc.recommend.clock import TOLERANCE, Clock
 from calc.recommend.search import Found, Judged, Search
-from calc.recommend.space import Fields, branches, own, rungs, seed, whole_rollout
+from calc.recommend.space import MEGATRON, Fields, branches, own, rungs, seed, whole_rollout
 from calc.scenario.rules import lacks_kernels
 from calc.scenario.scenario import Scenario, on_card
 from calc.scenario.words import RL
@@ -77,7 +77,7 @@ class Problem:
             self.notes.append(f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs")
         self.searches: list[Search] = []
         self.misses: list[Search] = []
-        self.slow: tuple[Search, Found] | None = None  # what fits, and was passed over for the time it takes
+        self.slow: tuple[Search, Found, str] | None = None  # what fits, was passed over for its time, and what it is
         self._asked: dict[frozenset[tuple[str, Any]], Search | None] = {}  # by rung
 
     def _framed(self, job: Fields, catalog: Catalog, where: str) -> Fields:
@@ -132,11 +132,28 @@ class Problem:
             search = self.asked(rung)
             found = search.best() if search else None
             if search and found:
-                return (
-                    self._sooner(index, search, found) or self._on_card(index, search, found) or (rung, search, found)
-                )
+                index, search, found = self._cut(index, search, found) or (index, search, found)
+                kept = self.rungs[index], search, found
+                return self._sooner(index, search, found) or self._on_card(index, search, found) or kept
             if search:
                 self.misses.append(search)
+        return None
+
+    def _cut(self, index: int, search: Search, found: Found) -> tuple[int, Search, Found] | None:
+        """The same training on Megatron-core, where a framework has it for the model, if that is told to be quicker.
+
+        It is harder to set up, so that it has to be quicker by more than the error of times.
+        """
+        rung, limit = self.rungs[index], found.seconds / (1 + TOLERANCE)
+        kind = {**rung, "sharding": MEGATRON}
+        cuts = [(n, each) for n, each in enumerate(self.rungs) if n > index and kind.items() >= each.items()]
+        for later, cut in cuts if search.rated and "sharding" not in rung else ():
+            other = self.asked(cut)
+            at = other.best() if other and other.reaches(limit) else None
+            if other and at and at.seconds < limit:
+                sharding = search.chosen(found).scenario.sharding
+                self.slow = search, found, f"{sharding} instead of Megatron-core, which is harder to set up"
+                return later, other, at
         return None
 
     def _sooner(self, index: int, search: Search, found: Found) -> tuple[Fields, Search, Found] | None:
@@ -148,20 +165,26 @@ class Problem:
         s = search.chosen(found).scenario
         if s.method != "full" or not s.offload.optimizer or not search.rated:
             return None
-        quickest = found.seconds
+        limit = found.seconds / PATIENCE
         for later, rung in enumerate(self.rungs[index + 1 :], index + 1):
             other = self.asked(rung)
-            at = other.best() if other else None
             full = rung["method"] == "full"
-            if other and at and at.seconds * PATIENCE <= (found.seconds if full else quickest):
-                times, self.slow = found.seconds / at.seconds, (search, found)
+            if not other or not other.reaches(limit):
+                continue
+            at = other.best()
+            if at and at.seconds <= (limit if full else self._quickest(index, later) / PATIENCE):
+                times = found.seconds / at.seconds
+                self.slow = search, found, f"{s.optimizer} with its states on the host"
                 first = "method full" if not full else f"{s.optimizer} with precision {s.precision}"
                 slower = f"takes {times:.0f} times as long"
                 self.notes.append(f"{first} fits, too, with its optimizer offloaded, and {slower}")
                 return self._on_card(later, other, at) or (rung, other, at)
-            if full and at:
-                quickest = min(quickest, at.seconds)
         return None
+
+    def _quickest(self, index: int, later: int) -> float:
+        """Seconds of the quickest full fine-tuning on the rungs from one to before another, of which the first fits."""
+        full = [self.asked(rung) for rung in self.rungs[index:later] if rung["method"] == "full"]
+        return min([at.seconds for search in full if search and (at := search.best())])
 
     def _on_card(self, index: int, search: Search, found: Found) -> tuple[Fields, Search, Found] | None:
         """4-bit weights that stay on the card, where frozen ones of 16 bits come from the host and are no quicker.

@@ -341,6 +341,12 @@ class Search:
             lambda: self.scenario(b, place),
         )
 
+    def reaches(self, seconds: float) -> bool:
+        """False if every configuration takes longer, which is known before the memory of any is computed."""
+        return not self.rated or any(
+            self.bound(b, (0,) * len(branch.axes)) <= seconds for b, branch in enumerate(self.branches)
+        )
+
     # ---- the pruned search ----
 
     def best(self) -> Found | None:

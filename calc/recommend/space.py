@@ -250,7 +250,7 @@ def own(fields: Fields) -> Fields:
 def rungs(job: Fields, *, experts: bool = False) -> Iterator[Fields]:
     """The rungs that contradict nothing that is given, and have adapters if any field of adapters is given.
 
-    `experts`: the model has routed experts, for which RL turns to Megatron-core before it trains less.
+    `experts`: the model has routed experts, which RL may train on Megatron-core, too.
     """
     if job.get("task") == "inference":
         yield from [rung for rung in SERVED if all(job.get(name, value) == value for name, value in rung.items())]

@@ -10,7 +10,7 @@ from calc.base.units import gib
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.problem import Configuration, Problem, configured
 from calc.recommend.search import Found, Judged, Search
-from calc.recommend.space import OFFLOADS, Branch, Fields
+from calc.recommend.space import MEGATRON, OFFLOADS, Branch, Fields
 from calc.scenario.scenario import Scenario
 
 # The share of the card that an alternative with more margin leaves free beside the peak and its error.
@@ -42,9 +42,8 @@ def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
 def slower(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
     """What was passed over for the time it takes, if it is of the same method."""
     if problem.slow and chosen["method"] == "full":
-        search, found = problem.slow
-        best = search.chosen(found)
-        yield configured(search, best, f"{best.scenario.optimizer} with its states on the host")
+        search, found, what = problem.slow
+        yield configured(search, search.chosen(found), what)
 
 
 def lighter(problem: Problem, chosen: Fields, search: Search, found: Found) -> Iterator[Configuration]:
@@ -83,6 +82,8 @@ def trades(problem: Problem, rung: Fields, search: Search, found: Found) -> Iter
 def _kept(problem: Problem, s: Scenario) -> dict[str, Any]:
     """The settings that define the branch of `s`, without those that are given."""
     kept: dict[str, Any] = {"sharding": s.sharding}
+    if s.sharding == MEGATRON:
+        kept["pipeline_parallel"] = s.pipeline_parallel
     if s.rollout:
         kept |= {"placement": s.placement, "rollout.engine": s.rollout.engine}
         if s.rollout.serves and s.placement == "colocated":

@@ -379,3 +379,15 @@ def test_a_mixture_of_experts_too_large_for_whole_copies_is_cut(words: str) -> N
     assert best.scenario.expert_parallel > 1
     assert estimate(best.scenario).verdict == "fits"
     assert r.launch
+
+
+def test_experts_train_on_megatron_core_where_that_is_told_to_be_quicker_than_fsdp() -> None:
+    """FSDP gathers all experts for every micro batch, Megatron-core sends tokens to them; FSDP stays an alternative."""
+    r = ask("--model qwen3-30b-a3b --task grpo --gpu a100-80-sxm --gpus 32 --framework verl")
+    assert r.recommended and r.recommended.scenario.sharding == "megatron" and r.launch
+    other = r.alternatives[0]
+    assert other.trades == "fsdp2 instead of Megatron-core, which is harder to set up"
+    assert (other.scenario.method, other.scenario.sharding) == ("full", "fsdp2")
+    assert seconds(other) > seconds(r.recommended) * (1 + TOLERANCE)
+    given = run("--model qwen3-30b-a3b --task grpo --gpu a100-80-sxm --gpus 32 --framework verl --sharding fsdp2")
+    assert given.sharding == "fsdp2"

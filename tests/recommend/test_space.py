@@ -141,7 +141,7 @@ def test_megatron_core_cuts_a_model_in_every_way_that_its_gpus_allow() -> None:
     assert {stages for _, stages, _ in uneven} > {1, 2}  # of 27 layers, where no stages of equal size are to be had
 
 
-def test_in_rl_experts_are_on_megatron_core_only_if_fsdp_does_not_fit() -> None:
+def test_rl_may_train_experts_on_megatron_core() -> None:
     """The rung comes behind full fine-tuning under FSDP, and before any that trains less; a dense model has none."""
     job = {"framework": "verl", "task": "grpo", "gpus": 16}
     kinds = [(rung["method"], rung.get("sharding", "")) for rung in space.rungs(job, experts=True)]

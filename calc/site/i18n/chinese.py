@@ -692,6 +692,9 @@ ADVICE = {
     "serves the weights whole": "权重不量化",
     "trains all weights": "训练全部权重",
     "{optimizer!} with its states on the host": "{optimizer}，其状态放在主机内存",
+    "{sharding!} instead of Megatron-core, which is harder to set up": (
+        "用 {sharding} 代替 Megatron-core：更慢，但更容易搭建"
+    ),
     "method full fits, too, with its optimizer offloaded, and takes {times#} times as long": (
         "全参数微调卸载优化器后也放得下，但耗时是它的 {times} 倍"
     ),
