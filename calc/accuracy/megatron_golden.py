@@ -1,17 +1,18 @@
 """Peaks that Megatron-LM's own functional tests store, beside estimates of the same jobs from their arguments.
 
-A test file of that project has the arguments of a run and the bytes that PyTorch's allocator had in use on the last
-rank at most (`mem-max-allocated-bytes`); `measurements/megatron/golden.jsonl` holds both, for decoders.
+A test file of that project has the arguments of a run, the bytes that PyTorch's allocator had in use on the last rank
+at most (`mem-max-allocated-bytes`), and the time of its steps; `measurements/megatron/golden.jsonl` holds them, for
+decoders.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path as File
-from typing import Any
+from typing import Any, NamedTuple
 
 from calc.base.ledger import total
 from calc.base.plan import Path
@@ -24,6 +25,7 @@ from calc.models.architecture import Architecture, LayerSpec, Mla, parameters, t
 from calc.models.slices import part
 from calc.step import schedule_megatron
 from calc.step.instants import Batch, step
+from calc.throughput.work import layers
 
 FILE = File(__file__).parents[2] / "measurements" / "megatron" / "golden.jsonl"
 # the vocabulary of GPT-2's tokenizer, whose files the tests name, padded so that each rank has a multiple of these rows
@@ -102,30 +104,63 @@ def latent(a: Mapping[str, Any]) -> Mla | None:
     return Mla(*sizes)
 
 
-def golden(record: Mapping[str, Any]) -> Golden:
-    """A record with its estimate: the largest instant of the last rank's step."""
+class Cut(NamedTuple):
+    """How a run cuts its model and its batch: pipeline stages, each of so many chunks of layers; GPUs that have the
+    same layers of other sequences; micro batches in a step, and the tokens of one.
+    """
+
+    stages: int
+    chunks: int
+    chunk_layers: int
+    ranks: int
+    micro: int
+    tokens: int
+
+
+def cut(record: Mapping[str, Any]) -> Cut:
+    """The cut that a run's arguments and its number of GPUs make."""
     a = record["arguments"]
-    whole, stages = architecture(a), a["pipeline-model-parallel-size"]
-    tensor, context = a["tensor-model-parallel-size"], a.get("context-parallel-size", 1)
-    layers = whole.layers // stages
+    tensor, stages = a["tensor-model-parallel-size"], a["pipeline-model-parallel-size"]
+    context, layers = a.get("context-parallel-size", 1), a["num-layers"] // stages
     chunk_layers = a.get("num-layers-per-virtual-pipeline-stage", layers)
-    chunks = layers // chunk_layers
-    last = whole
-    if stages > 1:
-        # the last stage has a copy of a tied embedding, as its head
-        last = replace(whole, specs=whole.specs[:layers], embeds=False, tied=False)
-    cut = a.get("expert-tensor-parallel-size", tensor) if whole.experts else 1
-    last = part(last, tensor, a.get("expert-model-parallel-size", 1), cut)
-    local = a["transformer-impl"] == "local"
+    ranks = record["gpus"] // (tensor * stages)
+    micro = a["global-batch-size"] * context // (a["micro-batch-size"] * ranks)
+    return Cut(stages, layers // chunk_layers, chunk_layers, ranks, micro, a["micro-batch-size"] * a["seq-length"])
+
+
+def running(a: Mapping[str, Any], arch: Architecture) -> Run:
+    """`arch`, as the run's arguments have one of its ranks compute it."""
+    local, tensor = a["transformer-impl"] == "local", a["tensor-model-parallel-size"]
     unfused = local or a.get("attention-backend") == "unfused"
-    run = Run(
-        replace(last, specs=last.specs[:chunk_layers]),
+    split = a.get("expert-tensor-parallel-size", tensor) if arch.experts else 1
+    return Run(
+        part(arch, tensor, a.get("expert-model-parallel-size", 1), split),
         training=True,
         kernel="eager" if unfused else "flash",
         sequences=a.get("sequence-parallel", False) and tensor > 1,
     )
-    ranks = record["gpus"] // (tensor * stages)
-    micro = a["global-batch-size"] * context // (a["micro-batch-size"] * ranks)
+
+
+def dispatched(record: Mapping[str, Any]) -> float:
+    """Operations that a rank's host dispatches for the layers in one step, those of the pipeline's bubble included."""
+    a, c = record["arguments"], cut(record)
+    forward, again, backward = layers(running(a, architecture(a)), False, c.tokens, a["seq-length"]).dispatched
+    once = forward + backward + (again if a.get("recompute-granularity") == "full" else 0)
+    return once / c.stages * (c.micro + (c.stages - 1) / c.chunks)
+
+
+def golden(record: Mapping[str, Any]) -> Golden:
+    """A record with its estimate: the largest instant of the last rank's step."""
+    a, c = record["arguments"], cut(record)
+    whole, stages = architecture(a), c.stages
+    context = a.get("context-parallel-size", 1)
+    last = whole
+    if stages > 1:
+        # the last stage has a copy of a tied embedding, as its head
+        last = replace(whole, specs=whole.specs[: whole.layers // stages], embeds=False, tied=False)
+    run = running(a, last)
+    last = run.arch
+    run = replace(run, arch=replace(last, specs=last.specs[: c.chunk_layers]))
     compiled = a.get("cross-entropy-loss-fusion", False)
     model = Replica(
         role="actor",
@@ -144,8 +179,8 @@ def golden(record: Mapping[str, Any]) -> Golden:
         master_bytes=4,
         step_bytes=4,
         optimizer=Optimizer("adamw", "fused"),
-        ranks=ranks // a.get("num-distributed-optimizer-instances", 1),
-        micro_batches=micro,
+        ranks=c.ranks // a.get("num-distributed-optimizer-instances", 1),
+        micro_batches=c.micro,
     )
     engine = Megatron(
         model,
@@ -153,10 +188,10 @@ def golden(record: Mapping[str, Any]) -> Golden:
         fuses=not a.get("no-gradient-accumulation-fusion", False),
         groups=a.get("moe-grouped-gemm", False),
     )
-    batch = Batch(a["micro-batch-size"] * a["seq-length"] // context, a["seq-length"])
+    batch = Batch(c.tokens // context, a["seq-length"])
     recompute = "full" if a.get("recompute-granularity") == "full" else "none"
     own = step("actor", run, model.path, model.trainable, batch, masked=False, checkpointing=recompute)  # type: ignore[arg-type]
-    moments = schedule_megatron.training(engine, own, stages - 1, stages, chunks, micro)
+    moments = schedule_megatron.training(engine, own, stages - 1, stages, c.chunks, c.micro)
     _, instant, lines = max(moments, key=lambda moment: total(moment[2]))
     fixed = total(engine.resident()) + WORKSPACES * WORKSPACE_HOPPER
     return Golden(
@@ -167,4 +202,9 @@ def golden(record: Mapping[str, Any]) -> Golden:
 @lru_cache
 def all_golden() -> tuple[Golden, ...]:
     """Every record, in the order of its file."""
-    return tuple(golden(json.loads(line)) for line in FILE.read_text("utf-8").splitlines())
+    return tuple(map(golden, records()))
+
+
+def records() -> Iterator[Mapping[str, Any]]:
+    """The lines of the file."""
+    return map(json.loads, FILE.read_text("utf-8").splitlines())

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from statistics import mean, median
 from typing import Any, NamedTuple
 
+from calc.accuracy.megatron_golden import dispatched, records
 from calc.catalog.catalog import GPU, Catalog
 from calc.memory import kv_cache
 from calc.resolve.parse import parse
@@ -40,6 +41,7 @@ HOSTS = {
     "of the H200": (*(_H200 + name for name in _EACH), _H200 + _QWEN + "sdpa"),
     "of the H100": (*(_H100 + name for name in _EACH), _H100 + _QWEN + "eager"),
 }
+NARROW = 512  # the width of layers that a card computes sooner than any host dispatches them
 _FAMILIES = "measured/h200-2026-11-26/{}/sft/s{}/mb{}/optimizer_impl=fused/checkpointing={}"
 # Every other model of the suite; the rest judge.
 CHOSEN = tuple(
@@ -189,6 +191,15 @@ def launches(catalog: Catalog) -> dict[str, float]:
             each.append(busy / (launch["m"] * launch["k"]))
         found[host] = median(each)
     return found
+
+
+def megatron_launch() -> float:
+    """`work.MEGATRON_LAUNCH`: seconds of a host for each operation that Megatron-core's layers dispatch.
+
+    It is the median over the runs of Megatron-LM's tests whose layers are so narrow that steps wait for the host.
+    """
+    narrow = [run for run in records() if run["arguments"]["hidden-size"] <= NARROW]
+    return float(median(run["iteration_seconds"] / dispatched(run) for run in narrow))
 
 
 def policy(catalog: Catalog) -> float:

@@ -126,12 +126,18 @@ class Rates:
     pcie: float
     per_node: int
 
-    def link(self, ranks: int) -> float:
-        """Bus bandwidth of a collective over `ranks` GPUs: the slower of the links within and between nodes.
+    def link(self, ranks: int, apart: int = 1) -> float:
+        """Bus bandwidth of a collective over `ranks` GPUs, each `apart` from the next: the slower of the links within
+        and between nodes.
 
-        Between nodes NCCL's rings use every GPU's share of the network at once.
+        Between nodes NCCL's rings use the share of the network of every GPU that the group has in a node.
         """
-        return self.bus if ranks <= self.per_node else min(self.bus, self.network * self.per_node)
+        own = self.neighbours(apart)
+        return self.bus if ranks <= own else min(self.bus, self.network * own)
+
+    def neighbours(self, apart: int) -> int:
+        """The GPUs of a node that are in one group, where each is `apart` from the next."""
+        return max(1, self.per_node // apart)
 
 
 @lru_cache(maxsize=1024)

@@ -30,7 +30,7 @@ def prefill(arch: Architecture, sequences: float, length: float, shards: int, r:
     layers = work.layers(Run(arch, trained=False, linear_kernels=True), False, round(tokens), whole)
     terms = [
         work.matrix(tokens, body, work.NO_ADAPTERS, work.Passes(), shards, r.matrix),
-        work.experts(tokens, 1, body, work.Passes(), shards, r.grouped, r.memory),
+        work.experts(tokens, 1, body, work.Passes(), shards, shards, r.grouped, r.memory),
         work.attention(tokens, length, body, work.Passes(), True, shards, r.flash),
         work.elementwise(1, layers, work.Passes(), r.eager * shards),
     ]

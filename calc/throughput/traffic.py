@@ -15,6 +15,20 @@ def collective(name: str, elements: float, b: float, times: float, ranks: int, b
                 "throughput#communication")  # fmt: skip
 
 
+def exchanged(
+    name: str, elements: float, b: float, times: float, ranks: int, own: int, bus: float, network: float
+) -> Term:
+    """An all-to-all over `ranks` GPUs, `own` of them in a node, `times` in a step.
+
+    Every rank sends each other rank its part by itself: within the node over the bus, to other nodes over its own share
+    of the network, both at once.
+    """
+    near, far = min(own, ranks) - 1, max(0, ranks - own)
+    values = {"n": times, "b": b, "P": elements, "N": ranks, "i": near, "B": bus, "o": far, "W": network}
+    seconds = times * b * elements / ranks * max(near / bus, far / network)
+    return Term(name, seconds, "n·b·P/N·max(i/B, o/W)", values, "throughput#communication")
+
+
 def hidden(moved: float, share: float, computed: float) -> Term:
     """Traffic that runs while the GPU computes: at most `share` of it, and no longer than the computation."""
     values = {"o": share, "C": moved, "G": computed}

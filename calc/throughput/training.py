@@ -101,7 +101,7 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
     layers = ran(s, role, load, trained)
     computed = [
         work.matrix(tokens, c, a, products, n, r.matrix, narrow),
-        work.experts(tokens, load.micro, c, products, n, r.grouped, r.memory),
+        work.experts(tokens * s.expert_imbalance, load.micro, c, products, n, spread(s, n), r.grouped, r.memory),
         *attending(s, r, load, c, core, n),
         work.elementwise(load.micro, layers, p, r.eager),
     ]
@@ -125,16 +125,19 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
     given = c.layers + a.elements if s.lora and s.lora.units == "layer" else changed  # elements with a gradient
     if s.shards > 1 and s.sharding not in ("ddp", "megatron"):  # these reduce buckets in place, once a step
         computed.append(repacked(s, r, load, elements / n, given / n, p))
+    here = held(s, n)
+    if s.sharded.family == "megatron" and p.inputs:
+        computed.append(accumulated(s, r, load, given * here))
     busy = sum([t.seconds for t in computed])
     dispatched = work.operations(layers.dispatched, p)
     hooked = work.modules(c, a) if s.sharding == "zero3" else 0
-    computed.append(work.launched(dispatched, load.micro, p, hooked, busy))
+    each = work.MEGATRON_LAUNCH if s.sharded.family == "megatron" else work.LAUNCH
+    computed.append(work.launched(dispatched, load.micro, p, hooked, busy, each))
     if s.checkpointing == "selective" and not s.recomputed and p.again:
         yield work.selected((p.forward + p.again) * layers.dispatched[0], load.micro, dispatched, busy)
     busy += computed[-1].seconds
     if s.pipeline_parallel > 1:
         computed.append(traffic.bubble(s.pipeline_parallel, s.virtual_pipeline, load.micro, busy))
-    here = held(s, n)
     moved = list(sharded(s, r, load, elements * here, given * here, p))
     exchanged = sum([t.seconds for t in moved])
     if exchanged:
@@ -172,13 +175,18 @@ def ran(s: Scenario, role: Role, load: Load, trained: bool) -> work.Layers:
     return work.layers(run, masked(s, arch, length), tokens, length)
 
 
+def spread(s: Scenario, n: int) -> int:
+    """The GPUs over which routed experts lie: ranks of their own, or the `n` GPUs on the same sequences."""
+    if s.expert_parallel == s.expert_tensor_parallel == 1:
+        return n
+    return s.expert_parallel * s.expert_tensor_parallel * s.pipeline_parallel
+
+
 def held(s: Scenario, n: int) -> float:
     """The share of the parameters that one of `n` GPUs on the same sequences holds; routed experts have ranks apart."""
-    if s.expert_parallel == s.expert_tensor_parallel == 1:
-        return 1 / n
     arch = s.architecture
     share = routed_parameters(arch) / parameters(arch)
-    return (1 - share) / n + share / (s.expert_parallel * s.expert_tensor_parallel * s.pipeline_parallel)
+    return (1 - share) / n + share / spread(s, n)
 
 
 def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p: work.Passes) -> Iterator[Term]:
@@ -191,7 +199,7 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p:
     ranks = s.shards
     if ranks == 1:
         return
-    bus, b = r.link(s.gpus), 4 if s.layout == "autocast" else 2
+    bus, b = r.link(ranks, s.tensor_parallel), 4 if s.layout == "autocast" else 2
     staged = s.pipeline_parallel > 1
     if s.sharded.gathers:
         gathered = PACKED if s.method == "qlora" else b
@@ -234,6 +242,16 @@ def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float,
     return Term("repacking", seconds, "m·(n·g·P + r·Q)/B", values, "throughput#communication")
 
 
+def accumulated(s: Scenario, r: Rates, load: Load, changed: float) -> Term:
+    """Every micro batch adds its gradients to those in Megatron-core's buffers, which are read and written.
+
+    They are of `grad_dtype`, fp32 by default (megatron/core/tensor_parallel/layers.py, `gradient_accumulation_fusion`).
+    """
+    b = 8 if s.grad_dtype == "fp32" else 4
+    values = {"m": load.micro, "b": b, "P": changed, "B": r.memory}
+    return Term("accumulation", load.micro * b * changed / r.memory, "m·b·P/B", values, "throughput#communication")
+
+
 def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
     """The collectives of GPUs that share a sequence, which are not hidden behind computation.
 
@@ -249,11 +267,14 @@ def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
         routed = s.architecture.sparse_layers
         sent = load.tokens / (s.tensor_parallel * s.context_parallel) * arch.experts_per_token * arch.hidden
         width = sent * s.expert_imbalance * routed / s.pipeline_parallel
-        bus = r.link(s.expert_parallel * s.expert_tensor_parallel)
-        yield traffic.collective("expert parallel", width, 2, 2 * rows, s.expert_parallel, bus)
+        ranks, own, cut = s.expert_parallel, r.neighbours(s.expert_tensor_parallel), s.expert_tensor_parallel
+        yield traffic.exchanged("expert parallel", width, 2, 2 * rows, ranks, own, r.bus, r.network)
+        if cut > 1:  # ranks that share an expert gather their tokens, and scatter the sums of their parts
+            yield traffic.collective("expert tensor parallel", width * cut, 2, 2 * rows, cut, r.link(cut))
     if s.context_parallel > 1:
         width = load.tokens * 2 * arch.kv_heads * arch.head_dim * arch.layers / s.pipeline_parallel
-        yield traffic.collective("context parallel", width, 2, rows, s.context_parallel, r.link(s.gpus))
+        bus = r.link(s.context_parallel, s.tensor_parallel)
+        yield traffic.collective("context parallel", width, 2, rows, s.context_parallel, bus)
 
 
 def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term]:

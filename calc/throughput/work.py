@@ -50,6 +50,10 @@ LAUNCH = Constant(
     "the middle of three hosts, of which the slowest takes almost twice as long as the quickest: "
     "timing.launches",
 )  # fmt: skip
+MEGATRON_LAUNCH = Constant(
+    45.0e-6, "the same for Megatron-core, whose layers call more Python", "calibrated",
+    "steps of small models on eight H100, which Megatron-LM's tests store, from 28 to 101: timing.megatron_launch",
+)  # fmt: skip
 SELECTION = "selection"  # the term that makes selective checkpointing slower than full, where a GPU waits for it
 POLICY = Constant(
     40.4e-6, "seconds more of the host for each operation of which selective checkpointing decides if it is kept",
@@ -233,13 +237,19 @@ def matrix(
     return Term("matrix work", seconds, "2·T·((M·n_M + H·n_H)/F + A·n_A/f)/N", values, "throughput#matrix")
 
 
-def experts(tokens: float, micro: int, c: Counts, p: Passes, shards: int, rate: float, bandwidth: float) -> Term:
-    """The grouped products of routed experts: they wait for their rows and for the weights of all experts."""
+def experts(
+    tokens: float, micro: int, c: Counts, p: Passes, shards: int, held: int, rate: float, bandwidth: float
+) -> Term:
+    """The grouped products of routed experts: they wait for their rows and for the weights of the experts on a GPU.
+
+    `shards` GPUs share the tokens, `held` the experts. Where a router calls experts unevenly, all wait for the GPU that
+    receives most: `tokens` are then those of as many even ones.
+    """
     values = {"T": tokens, "E": c.routed, "F": rate, "o": c.grouped, "m": micro, "W": 2 * c.experts, "n": p.layers,
-              "N": shards, "B": bandwidth}  # fmt: skip
-    moved = tokens * c.grouped + micro * 2 * c.experts
-    seconds = p.layers * (2 * tokens * c.routed / rate + moved / bandwidth) / shards
-    return Term("experts", seconds, "n·(2·T·E/F + (T·o + m·W)/B)/N", values, "throughput#experts")
+              "N": shards, "H": held, "B": bandwidth}  # fmt: skip
+    rows = tokens / shards * (2 * c.routed / rate + c.grouped / bandwidth)
+    seconds = p.layers * (rows + micro * 2 * c.experts / held / bandwidth)
+    return Term("experts", seconds, "n·(T/N·(2·E/F + o/B) + m·W/(H·B))", values, "throughput#experts")
 
 
 def keys(length: float, window: float) -> float:
@@ -348,14 +358,14 @@ def starts(kernels: float, micro: int) -> Term:
     return Term("kernel starts", micro * kernels * START, "m·k·t", values, "throughput#launch")
 
 
-def launched(dispatched: float, micro: int, p: Passes, hooked: int, busy: float) -> Term:
+def launched(dispatched: float, micro: int, p: Passes, hooked: int, busy: float, each: float = LAUNCH) -> Term:
     """Time that the GPU waits for the host, if the host dispatches operations more slowly than the GPU computes them.
 
-    Under ZeRO-3, `hooked` modules stop for a hook in every pass.
+    Under ZeRO-3, `hooked` modules stop for a hook in every pass. `each`: the host's seconds for an operation.
     """
     stops = p.forward + p.again + p.inputs
-    values = {"m": micro, "k": dispatched, "t": LAUNCH, "M": hooked, "s": stops, "h": HOOK, "G": busy}
-    host = micro * (dispatched * LAUNCH + hooked * stops * HOOK)
+    values = {"m": micro, "k": dispatched, "t": each, "M": hooked, "s": stops, "h": HOOK, "G": busy}
+    host = micro * (dispatched * each + hooked * stops * HOOK)
     return Term("launch", max(0.0, host - busy), "max(0, m·(k·t + M·s·h) - G)", values, "throughput#launch")
 
 

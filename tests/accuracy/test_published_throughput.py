@@ -36,12 +36,13 @@ def test_the_median_error_over_all_sources_is_within_a_fifth(found: list[Pace]) 
 
 
 def test_the_median_error_of_every_source(found: list[Pace]) -> None:
-    """PEFT does not state how far batches are padded; the gist's optimizer on the host is slower than published."""
+    """PEFT does not state how far batches are padded; the gist's optimizer on the host is slower than published;
+    Megatron-LM's experts get uneven numbers of tokens, which it does not store."""
     sources = {p.group for p in found}
     medians = {name: median(abs(p.error) for p in found if p.group == name) for name in sources}
     print({name: round(value, 3) for name, value in sorted(medians.items())})
     within = {"qwen1-readme": 0.20, "qwen1-readme-full": 0.20, "torchtune-readme": 0.20}
-    assert medians.keys() == within.keys() | {"peft-metamath", OFFLOADED}
+    assert medians.keys() == within.keys() | {"peft-metamath", "megatron-lm-tests", OFFLOADED}
     assert all(medians[name] <= bar for name, bar in within.items())
     assert max(medians.values()) <= 0.25
 

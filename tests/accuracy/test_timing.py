@@ -7,9 +7,10 @@ from statistics import median
 import pytest
 
 from calc.accuracy import timing
+from calc.accuracy.megatron_golden import dispatched, records
 from calc.catalog.catalog import Catalog, load
 from calc.throughput.rates import EAGER, FLASH, MASKED, MATRIX, MEMORY, PCIE_COPY
-from calc.throughput.work import LAUNCH, POLICY, START
+from calc.throughput.work import LAUNCH, MEGATRON_LAUNCH, POLICY, START
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,18 @@ def test_what_steps_set_is_what_the_records_say(catalog: Catalog) -> None:
     assert sorted(launches.values())[1] == pytest.approx(LAUNCH, rel=5e-3)
     assert timing.policy(catalog) == pytest.approx(POLICY, rel=5e-3)
     assert timing.masked(catalog) == pytest.approx(MASKED, rel=5e-3)
+    assert timing.megatron_launch() == pytest.approx(MEGATRON_LAUNCH, rel=5e-3)
     assert 1.5 < max(launches.values()) / min(launches.values()) < 2
+
+
+def test_steps_of_megatron_that_wait_for_the_host_are_met_within_the_spread_of_hosts() -> None:
+    """The constant is a median of runs between two thirds and twice of it; wide layers keep their card busy longer."""
+    each = {True: [], False: []}
+    for run in records():
+        each[run["arguments"]["hidden-size"] <= timing.NARROW].append(run["iteration_seconds"] / dispatched(run))
+    narrow, wide = each[True], each[False]
+    assert len(narrow) >= 25 and min(narrow) > 0.6 * MEGATRON_LAUNCH and max(narrow) < 2.3 * MEGATRON_LAUNCH
+    assert min(wide) > 2 * MEGATRON_LAUNCH
 
 
 def test_products_share_is_their_arithmetic_over_their_time(catalog: Catalog) -> None:

@@ -162,14 +162,49 @@ def test_experts_are_multiplied_apart_from_all_else() -> None:
     c, expert = work.counts(arch, "lm"), 3 * arch.hidden * arch.moe_intermediate * arch.layers
     assert (c.routed, c.experts) == (2 * expert, 8 * expert)
     assert c.grouped == 2 * arch.layers * (4 * arch.hidden + 6 * arch.moe_intermediate)
-    one = work.experts(10, 1, c, work.Passes(1, 0, 1, 1), 2, 1.0, inf)
+    one = work.experts(10, 1, c, work.Passes(1, 0, 1, 1), 2, 1, 1.0, inf)
     assert one.seconds == 3 * 2 * 10 * c.routed / 2
-    moved = work.experts(10, 3, c, work.Passes(), 1, inf, 1.0)
+    moved = work.experts(10, 3, c, work.Passes(), 1, 1, inf, 1.0)
     assert moved.seconds == 10 * c.grouped + 3 * 2 * c.experts
     dense = work.counts(load().model("llama-3-8b").architecture, "lm")
-    assert work.experts(10, 1, dense, work.Passes(), 1, 1.0, 1.0).seconds == 0
+    assert work.experts(10, 1, dense, work.Passes(), 1, 1, 1.0, 1.0).seconds == 0
     plain = work.matrix(10, c, work.NO_ADAPTERS, work.Passes(), 1, 1.0)
     assert plain.seconds == 2 * 10 * (c.layers - c.routed + c.head)
+
+
+def test_tokens_for_experts_of_other_nodes_go_through_one_gpus_share_of_the_network() -> None:
+    """16 ranks, 8 a node: a rank sends each other a sixteenth, 7 of them over NVLink, 8 over its own network share."""
+    near = traffic.exchanged("x", 16.0, 2, 3, 8, 8, 7.0, 1.0)
+    assert near.seconds == 3 * 2 * 16 / 8 * 7 / 7
+    far = traffic.exchanged("x", 16.0, 2, 3, 16, 8, 7.0, 4.0)
+    assert far.seconds == 3 * 2 * 16 / 16 * max(7 / 7, 8 / 4)
+
+
+def test_a_ring_between_nodes_has_the_network_of_those_of_its_gpus_that_are_in_a_node() -> None:
+    """Eight GPUs of 50 GB/s each a node: a group of every second one has half of the node's 400."""
+    r = replace(UNIT, bus=1000.0, network=50.0)
+    assert (r.link(8), r.link(16), r.link(4, 2), r.link(8, 2), r.link(2, 8)) == (1000, 400, 1000, 200, 50)
+
+
+def test_experts_on_other_gpus_are_neither_read_nor_waited_for_unless_the_router_is_uneven() -> None:
+    """Eight ranks of experts read an eighth of the weights each; twice the tokens on one take all twice as long."""
+    job = {"model": "mixtral-8x7b", "task": "pretrain", "trainer": "megatron", "gpu": "h100-sxm", "gpus": 64}
+    job |= {"seq_len": 4096, "micro_batch": 1, "global_batch": 64, "tensor_parallel": 1}
+    spread: dict[str, Any] = {"expert_parallel": 8}
+    jobs = (job, job | spread, job | spread | {"expert_imbalance": 2})
+    whole, even, uneven = [next(t for t in answer(each).terms if t.name == "experts") for each in jobs]
+    assert (whole.values["H"], even.values["H"]) == (1, 8)
+    assert uneven.values["T"] == 2 * even.values["T"]
+    assert even.seconds < whole.seconds and even.seconds < uneven.seconds < 2 * even.seconds
+
+
+def test_megatron_core_adds_to_its_gradients_in_every_micro_batch() -> None:
+    """8B parameters on one of 8 pipeline stages' worth of tensor ranks: eight bytes each, read and written in fp32."""
+    job = {"model": "llama-3-8b", "task": "pretrain", "trainer": "megatron", "gpu": "h100-sxm", "gpus": 8}
+    t = answer(job | {"tensor_parallel": 8, "micro_batch": 1, "global_batch": 4, "seq_len": 4096})
+    added = next(term for term in t.terms if term.name == "accumulation")
+    elements = parameters(load().model("llama-3-8b").architecture) / 8
+    assert added.seconds == pytest.approx(4 * 8 * elements / (3350e9 * MEMORY), rel=0.01)
 
 
 def test_a_layer_of_experts_takes_what_was_published() -> None:
@@ -177,7 +212,7 @@ def test_a_layer_of_experts_takes_what_was_published() -> None:
     up: 10.218 ms (ByteDance-Seed/VeOmni, pull request 460). No constant was set by it."""
     arch, tokens = load().model("qwen3-30b-a3b").architecture, 32_768
     r = rated(load().gpu("h100-sxm"), None, 8, "bf16")
-    products = work.experts(tokens, 1, work.counts(arch, "lm"), work.Passes(), 1, r.grouped, r.memory).seconds
+    products = work.experts(tokens, 1, work.counts(arch, "lm"), work.Passes(), 1, 1, r.grouped, r.memory).seconds
     block = layer_traffic(Run(arch, trained=False), LayerSpec("none", "experts")).forward.bytes(tokens, tokens)
     norm_and_sum = tokens * (36 * arch.hidden + 16 + 6 * arch.hidden)
     seconds = products / arch.layers + (block - norm_and_sum) / r.eager
