@@ -149,7 +149,7 @@ class Problem:
         cuts = [(n, each) for n, each in enumerate(self.rungs) if n > index and kind.items() >= each.items()]
         for later, cut in cuts if search.rated and "sharding" not in rung else ():
             other = self.asked(cut)
-            at = other.best() if other and other.reaches(limit) else None
+            at = other.best() if other and other.within(limit) else None
             if other and at and at.seconds < limit:
                 sharding = search.chosen(found).scenario.sharding
                 self.slow = search, found, f"{sharding} instead of Megatron-core, which is harder to set up"
@@ -169,7 +169,7 @@ class Problem:
         for later, rung in enumerate(self.rungs[index + 1 :], index + 1):
             other = self.asked(rung)
             full = rung["method"] == "full"
-            if not other or not other.reaches(limit):
+            if not other or not other.within(limit):
                 continue
             at = other.best()
             if at and at.seconds <= (limit if full else self._quickest(index, later) / PATIENCE):

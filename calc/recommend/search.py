@@ -341,12 +341,6 @@ class Search:
             lambda: self.scenario(b, place),
         )
 
-    def reaches(self, seconds: float) -> bool:
-        """False if every configuration takes longer, which is known before the memory of any is computed."""
-        return not self.rated or any(
-            self.bound(b, (0,) * len(branch.axes)) <= seconds for b, branch in enumerate(self.branches)
-        )
-
     # ---- the pruned search ----
 
     def best(self) -> Found | None:
@@ -397,11 +391,15 @@ class Search:
                 return found
         return fastest
 
-    def quickest(self, groups: Groups) -> Found | None:
-        """The fastest of the groups' configurations; None if none fits or no rate is known."""
+    def within(self, seconds: float) -> bool:
+        """True if a configuration fits that takes no longer; cheaper than `best`, as slower ones are not looked at."""
+        return self.quickest(self.groups(), seconds) is not None
+
+    def quickest(self, groups: Groups, limit: float = inf) -> Found | None:
+        """The fastest of the groups' configurations; None if none fits within the limit or no rate is known."""
         asked = dict.fromkeys(at for group in groups.values() for at in group)
         first = dict.fromkeys((b, (0,) * len(place)) for b, place in asked)
-        return self.fastest(first, inf, asked.keys()) if self.rated else None
+        return self.fastest(first, limit, asked.keys()) if self.rated else None
 
     def limit(self, fastest: Found | None) -> float:
         """The longest step time that cannot be told from that of the fastest, in seconds; infinite if there is none."""
