@@ -10,6 +10,7 @@ from calc.accuracy.timing import SET
 from calc.catalog.catalog import Catalog
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
+from calc.scenario.words import RL
 from calc.throughput import Unrated, node_of, throughput
 
 COLLECTIVES = ("gather", "reduce", "all-reduce", "overlap")
@@ -37,8 +38,18 @@ class Pace:
 
 
 def paces(catalog: Catalog) -> list[Pace]:
-    """The residual of each record that says how fast its job ran, where the catalog has the rates to estimate it."""
-    return [found for r in catalog.measurements if "measured_rate" in r and (found := pace(r, catalog))]
+    """The residual of each record that says how fast a model was trained, where the catalog has the rates for it."""
+    return _paces(catalog, rl=False)
+
+
+def iterations(catalog: Catalog) -> list[Pace]:
+    """The same of iterations of RL, with their rollouts; those of another framework are computed as verl runs them."""
+    return _paces(catalog, rl=True)
+
+
+def _paces(catalog: Catalog, *, rl: bool) -> list[Pace]:
+    rated = [r for r in catalog.measurements if "measured_rate" in r and (r["scenario"]["task"] in RL) is rl]
+    return [found for r in rated if (found := pace(r, catalog))]
 
 
 def steps(catalog: Catalog) -> list[Pace]:

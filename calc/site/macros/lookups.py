@@ -216,7 +216,7 @@ class Lookups(Bound):
     # --- how far off the times are
 
     def speed_error(self, what: str, of: str = "published") -> str:
-        """An error of step times against `published` or `measured` ones.
+        """An error of step times against `published` or `measured` ones, or against `iterations` of RL.
 
         `what`: their `count`, or in per cent the `median` error, the `worst`, or the share `within` a fifth.
         """
@@ -245,6 +245,10 @@ class Lookups(Bound):
     def speed_measured(self) -> str:
         """Estimated step times against measured ones: by kind of job, and those furthest off."""
         return "\n\n".join(self._place(table) for table in (speed.by_kind(), speed.furthest()))
+
+    def speed_iterations(self) -> str:
+        """Estimated times of RL iterations against published ones."""
+        return self._place(speed.rollouts())
 
     def speed_rates(self) -> str:
         """The rates that cards and hosts reached in this project's measurements."""

@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby
 from statistics import mean, median
 
-from calc.accuracy.step_time_errors import COLLECTIVES, Pace, judging, paces, rank_correlation, steps
+from calc.accuracy.step_time_errors import COLLECTIVES, Pace, iterations, judging, paces, rank_correlation, steps
 from calc.answers import answers, words
 from calc.answers.answers import Answer
 from calc.answers.workings import method_url
@@ -45,6 +45,12 @@ def residuals() -> tuple[Pace, ...]:
 def measured() -> tuple[Pace, ...]:
     """The step-time errors of measured steps that may judge the estimate."""
     return tuple(judging(steps(answers.catalog())))
+
+
+@cache
+def rl_iterations() -> tuple[Pace, ...]:
+    """The errors of published iterations of RL."""
+    return tuple(judging(iterations(answers.catalog())))
 
 
 def of(answer: Answer) -> Throughput:
@@ -186,6 +192,12 @@ def each() -> Table:
     return _records(residuals(), "speed-records", "Published step times, one by one", RESTS_ON)
 
 
+def rollouts() -> Table:
+    """Every published iteration of RL beside the estimate."""
+    caption = "Published iterations of RL, one by one"
+    return _records(rl_iterations(), "speed-iterations", caption, RESTS_ON)
+
+
 def furthest() -> Table:
     """The measured steps whose estimates are furthest off."""
     found = sorted(measured(), key=lambda p: -abs(p.error))[:WORST]
@@ -207,12 +219,16 @@ def _records(found: Sequence[Pace], table_id: str, caption: str, rests_on: str) 
     return Table(table_id, caption, columns, tuple(rows), rests_on, versions=answers.versions())
 
 
-def error(what: str, of: str = "published") -> float | None:
-    """An error against `published` or `measured` steps: `count`, `median`, `worst`, or the share `within` a fifth.
+OF = {"published": residuals, "measured": measured, "iterations": rl_iterations}
 
-    All but the count are in per cent; None if there are no such steps.
+
+def error(what: str, of: str = "published") -> float | None:
+    """An error against `published` or `measured` steps, or `iterations` of RL.
+
+    `what`: their `count`, the `median` error, the `worst`, or the share `within` a fifth. All but the count are in per
+    cent; None if there are no such steps.
     """
-    sizes = [100 * abs(p.error) for p in {"published": residuals, "measured": measured}[of]()]
+    sizes = [100 * abs(p.error) for p in OF[of]()]
     known = {"count": len, "median": median, "worst": max, "within": _within}
     if what not in known:
         raise ValueError(f"no {what!r}; there is {', '.join(known)}")
