@@ -21,7 +21,8 @@ LENGTHS_VARY = runtime.CACHED["lengths vary"]
 @pytest.fixture(scope="module")
 def residuals(residuals: tuple[Residual, ...]) -> list[Residual]:
     found = [r for r in residuals if r.kind == "published"]
-    assert len(found) == sum(r["class"] == "published" for r in load().measurements)
+    told = [r for r in load().measurements if r["class"] == "published" and r["verdict"] != "untested"]
+    assert len(found) == len(told)
     return found
 
 
