@@ -21,6 +21,14 @@ ENGINE_STEP = Constant(
     2e-3, "seconds of one of vLLM's steps that the GPU waits for its scheduler and sampler", "assumed", "no source"
 )
 DECODED = 14  # kernels of a layer: two norms, four products, the cache's two, attention's two, MLP and residuals
+REDUCE = Constant(
+    9.2e-6, "seconds of a small all-reduce within a node, as a decoding step has two a layer", "published",
+    "https://github.com/sgl-project/sglang/pull/2904: vLLM's own of 32 KB takes 8.7 to 11.8 on two to eight H100",
+)  # fmt: skip
+FAR_REDUCE = Constant(
+    19.1e-6, "the same between nodes, by NCCL", "published",
+    "https://github.com/NVIDIA/nccl-tests/issues/150: 19.1 for small messages between two A100 over InfiniBand",
+)  # fmt: skip
 
 
 def prefill(arch: Architecture, sequences: float, length: float, shards: int, r: Rates) -> list[Term]:
@@ -73,6 +81,16 @@ def read(arch: Architecture, at_once: float, tensor_parallel: int) -> float:
     return 2.0 * (whole - experts * idle / tensor_parallel)
 
 
+def waits(arch: Architecture, tensor_parallel: int, r: Rates) -> float:
+    """Seconds of a decoding step in which no bytes of weights or cache move: vLLM's own, starts of kernels, and what
+    each layer's two small all-reduces take, however few bytes they have.
+    """
+    reduce = 0.0
+    if tensor_parallel > 1:
+        reduce = 2 * (REDUCE if tensor_parallel <= r.per_node else FAR_REDUCE)
+    return ENGINE_STEP + arch.layers * (DECODED * work.START + reduce)
+
+
 def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int) -> list[Term]:
     """Generation by vLLM: engines of `rollout.tensor_parallel` GPUs share the prompts."""
     assert s.rollout
@@ -94,7 +112,7 @@ def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int) -> list[Term]
             weights,
             kv_cache.read_bytes(arch, context, tp),
             r.memory,
-            ENGINE_STEP + DECODED * arch.layers * work.START,
+            waits(arch, tp, r),
         )
     )
     if tp > 1:

@@ -23,7 +23,7 @@ from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 from calc.throughput import Term, Throughput, Unrated, node_of, throughput, traffic, work
 from calc.throughput.rates import BUS, MASKED, MEMORY, THROUGH_HOST, Rates, rated
-from calc.throughput.rollout import decode, lengths
+from calc.throughput.rollout import decode, lengths, waits
 from calc.throughput.training import FLAT, Load, optimizer_bytes, update
 
 PAGE = (Path(__file__).parents[2] / "docs/method/throughput.md").read_text("utf-8")
@@ -178,6 +178,13 @@ def test_tokens_for_experts_of_other_nodes_go_through_one_gpus_share_of_the_netw
     assert near.seconds == 3 * 2 * 16 / 8 * 7 / 7
     far = traffic.exchanged("x", 16.0, 2, 3, 16, 8, 7.0, 4.0)
     assert far.seconds == 3 * 2 * 16 / 16 * max(7 / 7, 8 / 4)
+
+
+def test_a_decoding_step_waits_for_two_all_reduces_a_layer_longer_between_nodes() -> None:
+    """80 layers: 160 all-reduces of 9.2 µs within a node, of 19.1 µs between nodes; one GPU has none."""
+    arch = load().model("qwen2.5-72b").architecture
+    alone, near, far = [waits(arch, ranks, UNIT) for ranks in (1, 8, 16)]
+    assert (near - alone, far - alone) == (pytest.approx(160 * 9.2e-6), pytest.approx(160 * 19.1e-6))
 
 
 def test_a_ring_between_nodes_has_the_network_of_those_of_its_gpus_that_are_in_a_node() -> None:
