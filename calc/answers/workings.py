@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from calc.base.ledger import Line, Moment, Phase, total
+from calc.estimate.wording import said
 
 NAMES = ("component", "role", "bytes", "formula", "values", "source")
 
@@ -43,7 +44,8 @@ def of_phase(phase: Phase) -> Working:
 
 def of_moment(moment: Moment, phase: str = "") -> Working:
     """Everything on the device at a moment."""
-    return Working(f"{phase}: {moment.name}" if phase and phase != moment.name else moment.name, moment.lines)
+    name = said(moment.name)
+    return Working(f"{phase}: {name}" if phase and phase != name else name, moment.lines)
 
 
 def difference(after: Working, before: Working) -> Working:

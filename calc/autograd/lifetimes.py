@@ -101,14 +101,14 @@ class Lifetimes:
         return Pass([*above, *self.recomputed(), *below, end], backward.of_input)
 
     def waiting(self) -> Storages:
-        """The gradients that exist when recomputation starts: backward has come to the last saved tensor."""
+        """The gradients that exist when recomputation starts: those on backward's way to the last saved tensor."""
         backward = Backward(self)
         for _ in backward.through(self.tape.ops[self.saves_last + 1 :]):
             pass
         return tuple(dict.fromkeys([g.storage for g in backward.gradient.values()]))
 
     def recomputed(self) -> list[Turn]:
-        """The forward that runs again, which stops before the operation that saves the last tensor, unless reentrant.
+        """The recomputed forward, which stops before the operation that saves the last tensor, unless reentrant.
 
         See torch 2.13 `utils/checkpoint.py`, `_StopRecomputationError`. An operation whose output was kept takes it
         from the cache (`_CachedTorchDispatchMode`).
@@ -185,7 +185,7 @@ class Backward:
         return found[0] if found else None
 
     def through(self, ops: list[Op], stay: Collection[Tensor] = (), cache: Collection[Tensor] = ()) -> Iterator[Turn]:
-        """Runs `ops`, the last one first; what shall `stay` is not freed, the `cache` with the first of them."""
+        """The backward of `ops`, last first: each frees what it alone had saved, but `stay`; the first frees `cache`."""
         gradient = self.gradient
         for op in reversed(ops):
             incoming = [gradient[out] for out in op.outs if out in gradient]

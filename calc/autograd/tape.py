@@ -242,7 +242,7 @@ class Tape:
         return total([t.storage for op in self.ops for t in op.saves])
 
     def kept(self) -> Size:
-        """Everything that selective checkpointing keeps beside the input."""
+        """Everything that selective checkpointing keeps besides the input."""
         return total([t.storage for op in self.ops for t in op.kept])
 
 

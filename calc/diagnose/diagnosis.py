@@ -18,6 +18,7 @@ from calc.diagnose.remedies import Remedy, Tried, remedies
 from calc.estimate.estimate import estimate
 from calc.estimate.report import deciding
 from calc.estimate.result import Estimate, Group
+from calc.estimate.wording import said
 from calc.resolve.parse import given
 from calc.scenario.scenario import Scenario
 
@@ -32,7 +33,7 @@ WORDS: Mapping[str, str] = {
     "checkpoints": "the checkpointed layer inputs",
     "kv_cache": "the KV cache", "communication": "the buffers for communication", "temporary": "temporary tensors",
     "adapter": "the adapters", "context": "the CUDA context", "nccl": "NCCL", "cuda_graphs": "CUDA graphs of vLLM",
-    "workspace": "cuBLAS's workspace", "fragmentation": "what the allocator holds back",
+    "workspace": "cuBLAS's workspace", "fragmentation": "fragmentation",
     "checkpoint": "the checkpoint",
 }  # fmt: skip
 
@@ -139,10 +140,10 @@ def _cause(s: Scenario, e: Estimate, group: Group, at: Phase, *, host: bool) -> 
         return f"Host memory, {peak.name}: {gb(e.host_peak)} a node of {gb(e.host_memory.bytes)}; {largest}."
     if group.refusal:
         return f"vLLM does not start: {group.refusal}."
-    size = gib(at.moment.device_bytes)
+    size, where = gib(at.moment.device_bytes), f" of {group.name}" if len(e.groups) > 1 else ""
     return (
-        f"In {at.name}, at the {at.moment.name}, each GPU of {group.name} takes {size} of {gib(group.usable_bytes)}: "
-        f"{_named(s, at)}."
+        f"In {at.name}, at its peak ({said(at.moment.name)}), each GPU{where} takes {size} of "
+        f"{gib(group.usable_bytes)}: {_named(s, at)}."
     )
 
 

@@ -20,7 +20,7 @@ class Staged(Fsdp):
     """A pipeline stage that its ranks share: each rank holds it whole, except for master weights and states."""
 
     def at(self, where: Where) -> list[Line]:
-        """Whole weights, and whole gradients so far."""
+        """A stage's whole weights, and the whole gradients that exist so far."""
         r, c = self.replica, self.replica.run.compute
         kept = r.reduce_bytes
         lines = [self.root_gathered(1), self.layers_gathered()]
@@ -54,7 +54,7 @@ class Staged(Fsdp):
         return communication.gathered(self.replica.role, "layers", layers - but, self.replica.run.compute)
 
     def finishing(self) -> list[Line]:
-        """The first unit's reduction, its weights freed: the root's or, if that has no elements, a layer's.
+        """The reduction of the first unit, its weights freed: the root unit or, if that is empty, a layer.
 
         The root's largest gradient is still referenced when the output exists, see `reducing_root`.
         """

@@ -10,6 +10,7 @@ from calc.base.units import GiB, gb, gib
 from calc.estimate.estimate import host_verdict, shown_values, speed
 from calc.estimate.result import Estimate, Group
 from calc.estimate.verdict import Verdict, room
+from calc.estimate.wording import said
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import PAIRED
 from calc.throughput import Throughput, Unrated
@@ -199,8 +200,8 @@ def _groups(e: Estimate) -> Iterator[str]:
         word = REFUSED if group.refusal else group.verdict
         yield f"{group.name}: {word} on {_count(group.gpus, 'GPU')}, per GPU{_cache(group)}"
         moments = [(p.name, p.moment) for p in group.phases]
-        rows = [(name, m.name, _number(m.allocated_bytes), _number(m.device_bytes)) for name, m in moments]
-        yield from table(("phase", "moment", "allocated GiB", "device GiB"), rows, right=(2, 3))
+        rows = [(name, said(m.name), _number(m.allocated_bytes), _number(m.device_bytes)) for name, m in moments]
+        yield from table(("phase", "peak at", "allocated GiB", "device GiB"), rows, right=(2, 3))
         yield ""
         yield f"{group.name} at its peak, in {_instant(group.peak)}"
         yield from _lines(group.peak)
@@ -218,7 +219,7 @@ def _host(e: Estimate) -> Iterator[str]:
     if e.host_phases:
         yield f"host memory, per node: {host_verdict(e)}, {gb(e.host_peak)} needed of {e.host_memory}"
         rows = [(p.name, p.moment.name, _number(p.moment.device_bytes)) for p in e.host_phases]
-        yield from table(("phase", "moment", "GiB"), rows, right=(2,))
+        yield from table(("phase", "peak at", "GiB"), rows, right=(2,))
         yield ""
 
 
@@ -257,7 +258,7 @@ def _notes(e: Estimate) -> Iterator[str]:
 
 
 def _instant(phase: Phase) -> str:
-    return f"{phase.name} ({phase.moment.name})"
+    return f"{phase.name} ({said(phase.moment.name)})"
 
 
 def _lines(phase: Phase) -> Iterator[str]:

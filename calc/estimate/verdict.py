@@ -38,7 +38,7 @@ def deviation(allocated: int) -> float:
 def fit_probability(
     needed: float, stirred: float, deviation: float, usable: float, held_back: Sequence[float] = HELD_BACK
 ) -> float:
-    """The probability that `needed` bytes, known to `deviation`, and the fragmentation beside them stay below `usable`.
+    """The probability that `needed` bytes, uncertain by `deviation`, and fragmentation on top stay below `usable`.
 
     Each share of `stirred` that was seen as fragmentation is as likely as another: the mean of a normal distribution's
     tails.
@@ -94,7 +94,7 @@ def _margin(ratio: int, shares: Sequence[float]) -> float:
 
 
 def reach(m: Moment) -> tuple[int, int]:
-    """The interval of the middle nine tenths of what an instant takes; both errors add in squares, on each side."""
+    """The middle nine tenths of what an instant may take; on each side both errors add in squares."""
     _, allocated, stirred, replayed = m.sums
     shares, lost = (REPLAYED, allocated + m.held_back) if replayed else (HELD_BACK, stirred)
     # the middle is the replay itself or, without one, the median of the fragmentation

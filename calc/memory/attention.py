@@ -275,7 +275,7 @@ class Attention(Linears):
         return self.kernel(q, k, v, buffers + gradients + flash, scratch=of(o=self.c) + buffers)
 
     def ring(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """PyTorch's ring: each rank attends with its own queries to one rank's keys and values after another.
+        """PyTorch's ring: each rank attends with its own queries to the ranks' keys and values in turn.
 
         All are gathered first, PyTorch's default way of passing them on. Forward merges outputs in fp32: the one so
         far, the next, and their difference twice, beside the next in 16 bits. Backward sums gradients in fp32, those of

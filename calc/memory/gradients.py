@@ -65,7 +65,7 @@ def partition(role: str, elements: int, b: int) -> Line:
 
 
 def checked(role: str, elements: int, b: int = 11) -> Line:
-    """Memory of an overflow check: of each gradient with ZeRO-2's offload, of all that stay with fp16's loss scaler.
+    """An overflow check's memory: of one gradient at a time with ZeRO-2's offload, of all with fp16's loss scaler.
 
     The fp32 copy of a gradient and its masks take 11 bytes an element, from DeepSpeed 0.19.6 on nothing, as it reduces
     first; ZeRO-3 takes 3 for its share of all: absolute values in fp16, and a mask.

@@ -190,9 +190,9 @@ def backup(role: str, arch: Architecture, tensor_parallel: int = 1, pins: HostAl
 
 
 def profile(role: str, arch: Architecture, tokens: int, rows: int, logit_bytes: int, tensor_parallel: int = 1) -> Line:
-    """The memory that the profile run finds beside the weights, and that serving then takes: the larger of two.
+    """What the profile run takes besides the weights, as serving then does: the larger of two peaks.
 
-    The one is an MLP on the most tokens of one step: gate and up, their product, and hidden states: the layer's input,
+    One is an MLP on the most tokens of one step: gate and up, their product, and hidden states: the layer's input,
     the attention's output, the residual, the MLP's output and, with several ranks, its sum. The other is sampling for
     the most sequences, with the hidden states of all tokens.
     """

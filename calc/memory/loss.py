@@ -318,7 +318,7 @@ class Head(Program):
         tape.op("divergence", [one], ONE, 4, saves=[index], scratch=one.size, backward_scratch=NOTHING)
 
     def in_turn(self, x: Tensor, teacher: Tensor, path: Path) -> None:
-        """The divergence of some tokens after those before; of all of them, backward needs seven tensors.
+        """The divergence of a few tokens at a time; backward needs seven tensors for all of them.
 
         Tokens that count are picked, which copies them. Of a turn's own tensors three are freed when its mixture's
         backward, which takes eight, begins. Each turn's slice makes a gradient of all tokens, which is added to the one

@@ -70,9 +70,10 @@ def workspace(architecture: str) -> int:
 def process(
     architecture: str, communicators: int, nvlink: bool, processes: int = 1, role: str = "process"
 ) -> list[Line]:
-    """The lines that `processes` processes on one card have at every instant; under Ray each role has its own process.
+    """What each process on a card takes besides its tensors: CUDA context, cuBLAS workspaces, NCCL's buffers.
 
-    Each has a communicator for every group of GPUs in which it exchanges: shards, tensors, stages or sequences.
+    There are `processes` of them on the card, under Ray one for each role. Each has a communicator for every group of
+    GPUs in which it exchanges: shards, tensors, stages or sequences.
     """
     each, n = workspace(architecture), WORKSPACES * processes
     own = context(architecture)
@@ -92,14 +93,14 @@ def process(
 
 
 def fragmentation(lines: list[Line]) -> Line:
-    """Median fragmentation beside the lines of an instant by which blocks have come and gone."""
+    """The median loss to fragmentation at an instant, once blocks have been freed."""
     values = {"f": HELD_BACK[MIDDLE], "B": stirred(lines)}
     count = int(values["f"] * values["B"])
     return Line("fragmentation", "process", count, "f·B", values, "runtime#fragmentation", False)
 
 
 def replayed(lines: list[Line], reserved: int, least: int) -> Line:
-    """Memory that the allocator has reserved beside the lines of an instant, where `calc.replay` followed every block.
+    """Reserved memory that no tensor uses at an instant, where `calc.replay` followed every block.
 
     The allocator must be allowed to reserve the `least`, which decides whether the job fits.
     """
@@ -114,6 +115,6 @@ def stirred(lines: Iterable[Line]) -> int:
 
 
 def cached(lines: Iterable[Line], *, lengths_vary: bool) -> int:
-    """The most bytes of freed blocks that PyTorch keeps cached beside the lines of an instant."""
+    """An upper bound of the freed blocks that PyTorch keeps cached at an instant, in bytes."""
     varying = sum([line.bytes for line in lines if line.component in VARYING])
     return int(CACHED["lengths vary" if lengths_vary else "one length"] * varying)

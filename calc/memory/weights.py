@@ -30,7 +30,7 @@ def adapter(role: str, count: int, b: int, shards: int = 1) -> Line:
 
 
 def master(role: str, count: int, b: int, shards: int = 1) -> Line:
-    """The fp32 copy that mixed precision steps instead of 16-bit weights."""
+    """The fp32 copy of 16-bit weights that the optimizer updates under mixed precision."""
     return Line(
         "master_weights", role, b * count // shards, "b·P_t/N", {"b": b, "P_t": count, "N": shards}, "weights#master"
     )

@@ -14,6 +14,7 @@ given, or at the framework's default.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -180,11 +181,8 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
     try:
         first = _parsed(fields, catalog, where)
     except ScenarioError as error:
-        lacks = {"attention": "on which FlashAttention-2 does not run", "precision": "which has no bf16"}
-        for place, reason in lacks.items() if old else ():
-            if f": {place}: " in str(error) and place not in job:
-                told = f"gpu: given {fields['gpu']!r}, {reason}; {place}: "
-                raise ScenarioError(str(error).replace(f"{place}: ", told, 1)) from None
+        if old and (told := _too_old(str(error), str(fields["gpu"]), job)):
+            raise ScenarioError(told) from None
         raise
     batch = first.global_batch
     if "global_batch" not in fields and _choices_of(fields).own_loop:
@@ -199,6 +197,23 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
     if first.rollout:
         fields.setdefault("rollout.batch", first.rollout.batch)
     return fields
+
+
+_REFUSED = re.compile(
+    r"(?P<where>.*: )?(?P<place>attention|precision): given .*? ?(?:, allowed )?with (?P<who>[^,:]*)"
+    r"(?:, allowed)?: (?P<allowed>.*)"
+)
+
+
+def _too_old(refusal: str, gpu: str, job: Fields) -> str | None:
+    """A refusal that names the card, where a field that nobody gave was chosen for an old one; else None."""
+    lacks = {"attention": "FlashAttention-2 does not run on it", "precision": "it has no bf16"}
+    found = _REFUSED.fullmatch(refusal)
+    if not found or found["place"] in job:
+        return None
+    only = f"{found['who']} takes only {found['place']} {found['allowed']}"
+    why = f"{lacks[found['place']]}, and {only}"
+    return f"{found['where'] or ''}gpu: given {gpu!r}, but {why}; allowed: a card from Ampere on"
 
 
 def even_step(first: Scenario) -> int:

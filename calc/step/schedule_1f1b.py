@@ -34,7 +34,7 @@ class Turn(NamedTuple):
 
 
 def turns(index: int, stages: int, micro: int) -> tuple[Turn, ...]:
-    """The backwards of stage `index` that may be the peak, of `micro` micro batches in a step.
+    """The instants of backward that can be the peak of stage `index`, with `micro` micro batches in a step.
 
     At most `stages` - `index` micro batches are under way. If the step has no more than these, the first backward has
     all of them and no gradients yet, and the second has gradients and one micro batch fewer.

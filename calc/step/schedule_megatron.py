@@ -19,7 +19,7 @@ from calc.step.instants import Part, Step
 
 
 def warmup(index: int, stages: int, chunks: int, micro: int) -> int:
-    """The forwards of stage `index`, each of one chunk, that run ahead of its first forward with a backward behind it.
+    """The number of forwards, of one chunk each, that stage `index` runs before 1F1B begins.
 
     See `get_pp_rank_microbatches`; `micro` are the micro batches of a step.
     """

@@ -95,8 +95,23 @@ def test_a_trainers_own_optimizer_has_a_command() -> None:
 
 def test_what_is_refused_for_want_of_bf16_says_so() -> None:
     words = "--model mistral-7b-v0.3 --task sft --gpu t4 --gpus 1 --trainer unsloth"
-    with pytest.raises(ScenarioError, match=r"^recommend: gpu: given 't4', which has no bf16; precision: given 'fp16'"):
+    told = r"^recommend: gpu: given 't4', but it has no bf16, and trainer unsloth takes only precision bf16; allowed: "
+    with pytest.raises(ScenarioError, match=told):
         recommend(options.read(shlex.split(words), "recommend"), where="recommend")
+
+
+def test_a_refusal_for_want_of_flashattention_quotes_no_attention_that_nobody_gave() -> None:
+    """Once `attention: given 'sdpa'`, which was chosen for the card."""
+    words = "--model qwen2.5-7b --task grpo --framework verl==0.9.1 --gpu v100-32 --gpus 8"
+    told = (
+        "recommend: gpu: given 'v100-32', but FlashAttention-2 does not run on it, and verl 0.9.1 with packing takes "
+        "only attention 'flash'; allowed: a card from Ampere on"
+    )
+    with pytest.raises(ScenarioError) as refused:
+        recommend(options.read(shlex.split(words), "recommend"), where="recommend")
+    assert str(refused.value) == told
+    with pytest.raises(ScenarioError, match="attention: given 'eager'"):
+        recommend(options.read(shlex.split(f"{words} --attention eager"), "recommend"), where="recommend")
 
 
 def test_a_model_is_served_in_fp16_on_a_card_without_bf16() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from calc.site.macros import formulas
 
 NAME = "calc.models.slices:part"
@@ -20,3 +22,9 @@ def test_a_docstring_is_no_prose_of_the_page() -> None:
 
 def test_a_docstring_of_one_paragraph_has_nothing_to_fold() -> None:
     assert "???" not in formulas.show("calc.memory.gradients:so_far")
+
+
+def test_an_inherited_function_is_shown_by_its_own_name() -> None:
+    """Once the loss page had a delta rule's products where a divergence was meant."""
+    with pytest.raises(TypeError, match=r"loss:Head\.compared is calc\.memory\.delta:DeltaRule\.compared"):
+        formulas.find("calc.memory.loss:Head.compared")

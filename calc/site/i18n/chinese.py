@@ -135,8 +135,7 @@ MOMENTS = {
     "{name}_proj": "{name}_proj",
     "ready": "就绪",
     "state dict": "state dict",
-    "root group": "根 FSDP 单元",
-    "root group flattened": "根 FSDP 单元展平",
+    "root FSDP unit flattened": "根 FSDP 单元展平",
     "shards on the GPU": "分片已在显卡上",
     "weights on the GPU": "权重已在显卡上",
     "weights arrive": "权重到达",
@@ -144,7 +143,26 @@ MOMENTS = {
     "weights flattened": "权重展平",
     "gradients flattened": "梯度展平",
     "gradients of a sub-group flattened": "子组的梯度展平",
-    "layer: gradients joined": "层：梯度合并",
+    "a layer's gradients joined": "一层的梯度合并",
+    "first layer gathered": "收集第一层",
+    "layer gathered": "收集一层",
+    "layer, recomputed": "重计算的层",
+    "the embedding's gradient": "词嵌入的梯度",
+    "output head": "输出头",
+    "value head": "标量输出头（value head）",
+    "each token's own logit": "取出每个 token 自己的 logit",
+    "product of gate and up": "MLP 的门控乘积",
+    "activation of the MLP": "MLP 的激活函数",
+    "experts' outputs back in order": "专家输出还原次序",
+    "LoRA scaled": "LoRA 缩放",
+    "{name} cast to fp32": "{name} 转为 fp32",
+    "{name} cast to bf16": "{name} 转为 bf16",
+    "logits gathered from all ranks": "从各卡收集 logits",
+    "logits divided by the temperature": "logits 除以温度",
+    "logits cut to the response": "logits 只留回答部分",
+    "logits without padding": "logits 去掉填充",
+    "logits without the last position": "logits 去掉最后一个位置",
+    "logits capped": "logits 限幅",
     "reduction of all gradients": "归约全部梯度",
     "reduction of the last gradients": "归约最后的梯度",
     "gradient norm": "梯度范数",
@@ -1288,11 +1306,17 @@ DIAGNOSIS = {
     "The card is full": "卡已满",
     "The kernel killed the process, as it does when host memory runs out": "内核终止了进程，主机内存用尽时就会如此",
     # the cause
-    "In {phase}, at the {moment*}, each GPU of {group} takes {size!} of {limit!}: {lines*}": (
-        "{phase}阶段，在{moment}这一刻，{group} 的每张卡需要 {size}，可用 {limit}：{lines}"
+    "In {phase}, at its peak ({moment*}), each GPU of {group} takes {size!} of {limit!}: {lines*}": (
+        "{phase}阶段的显存峰值时刻（{moment}），{group} 的每张卡需要 {size}，可用 {limit}：{lines}"
     ),
-    "In {phase}, at the {moment*}, each GPU of {group} takes {size!} of {limit!}": (
-        "{phase}阶段，在{moment}这一刻，{group} 的每张卡需要 {size}，可用 {limit}"
+    "In {phase}, at its peak ({moment*}), each GPU of {group} takes {size!} of {limit!}": (
+        "{phase}阶段的显存峰值时刻（{moment}），{group} 的每张卡需要 {size}，可用 {limit}"
+    ),
+    "In {phase}, at its peak ({moment*}), each GPU takes {size!} of {limit!}: {lines*}": (
+        "{phase}阶段的显存峰值时刻（{moment}），每张卡需要 {size}，可用 {limit}：{lines}"
+    ),
+    "In {phase}, at its peak ({moment*}), each GPU takes {size!} of {limit!}": (
+        "{phase}阶段的显存峰值时刻（{moment}），每张卡需要 {size}，可用 {limit}"
     ),
     "Host memory, {phase}: {size!} a node of {limit!}; {lines*}": (
         "主机内存，{phase}：每节点 {size}，共有 {limit}；{lines}"
@@ -1316,7 +1340,6 @@ DIAGNOSIS = {
     "the checkpoint": "检查点",
     "{one*} + {other*}": "{one} + {other}",
     "the CUDA context": "CUDA 上下文",
-    "what the allocator holds back": "分配器扣留的部分",
     "the logits of {tokens#} tokens over {vocab#} words": "{tokens} 个 token 对 {vocab} 个词的 logits",
     # message and estimate
     "host memory: {size!} needed of {limit!}; the estimate agrees": "主机内存：需要 {size}，共有 {limit}；与估算一致",
@@ -1513,9 +1536,11 @@ REFUSALS = {
     "{place@}: given {given!}, allowed for a command of {framework!}: {allowed?}": (
         "{place}：给定 {given}，{framework} 的命令允许：{allowed}"
     ),
-    "{place@}: given {given!}, on which FlashAttention-2 does not run": (
-        "{place}：给定 {given}，FlashAttention-2 不能在上面运行"
+    "FlashAttention-2 does not run on it, and {release!} takes only {field!} {value!}": (
+        " FlashAttention-2 不能在它上面运行，而 {release} 只支持 {field} {value}"
     ),
+    "it has no bf16, and {release!} takes only {field!} {value!}": ("它没有 bf16，而 {release} 只支持 {field} {value}"),
+    "a card from Ampere on": "Ampere 或更新的卡",
     "{place@}: given {given!} with {other!}, allowed: {allowed?}": (
         "{place}：在 {other} 下给定 {given}，允许：{allowed}"
     ),

@@ -23,7 +23,7 @@ from calc.throughput import Term
 
 
 def find(name: str) -> Callable[..., Any]:
-    """The function called `module:function`."""
+    """The function called `module:function`; TypeError for one that is inherited, whose name says something else."""
     module, _, function = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in function.split("."):
@@ -33,6 +33,9 @@ def find(name: str) -> Callable[..., Any]:
     if not callable(found):
         raise TypeError(f"{name} is not a function")
     function_found: Callable[..., Any] = inspect.unwrap(found)
+    own = f"{function_found.__module__}:{function_found.__qualname__}"
+    if own != name:
+        raise TypeError(f"{name} is {own}")
     return function_found
 
 

@@ -164,7 +164,7 @@ def published_ranges() -> Table:
         above = sum(r.measured > r.high for r in members)
         counts = (len(members), inside, above, len(members) - inside - above, 100 * inside / len(members))
         rows.append((*word_cells(key), *(Cell(count) for count in counts)))
-    caption = "Published values that count what the allocator holds back, against the range"
+    caption = "Published values that include what the allocator reserves, against the range"
     note = "The range of 'reserved' leaves context and NCCL out; where no tool is named, a value may be any."
     return table("published-reserved", caption, columns, rows, PUBLISHED, note)
 

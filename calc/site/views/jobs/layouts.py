@@ -75,7 +75,7 @@ def _rank(arch: Architecture, rank: int, stages: int, tensor: int) -> Rank:
     ends = [0, *accumulate(sizes)]
     held = Held(ends[index] / ends[-1], ends[index + 1] / ends[-1], cut / tensor, (cut + 1) / tensor)
     ends_too = [*["embedding"] * (index == 0), *["head"] * (index == stages - 1)] if stages > 1 else []
-    words = ", ".join([f"{first + 1} to {first + counts[index]}", *ends_too, *([f"a {tensor}th"] * (tensor > 1))])
+    words = ", ".join([f"{first + 1} to {first + counts[index]}", *ends_too, *([f"1/{tensor} of each"] * (tensor > 1))])
     return Rank(words, parameters(part(stage(arch, index, stages), tensor)), held)
 
 
