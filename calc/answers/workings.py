@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from calc.base.ledger import Line, Moment, Phase, total
-from calc.estimate.wording import said
+from calc.estimate.wording import spoken
 
 NAMES = ("component", "role", "bytes", "formula", "values", "source")
 
@@ -44,7 +44,7 @@ def of_phase(phase: Phase) -> Working:
 
 def of_moment(moment: Moment, phase: str = "") -> Working:
     """Everything on the device at a moment."""
-    name = said(moment.name)
+    name = spoken(moment.name)
     return Working(f"{phase}: {name}" if phase and phase != name else name, moment.lines)
 
 

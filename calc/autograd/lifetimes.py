@@ -185,7 +185,7 @@ class Backward:
         return found[0] if found else None
 
     def through(self, ops: list[Op], stay: Collection[Tensor] = (), cache: Collection[Tensor] = ()) -> Iterator[Turn]:
-        """The backward of `ops`, last first: each frees what it alone had saved, but `stay`; the first frees `cache`."""
+        """The backward of `ops`, last first: each frees what it alone saved, but `stay`; the first frees `cache`."""
         gradient = self.gradient
         for op in reversed(ops):
             incoming = [gradient[out] for out in op.outs if out in gradient]

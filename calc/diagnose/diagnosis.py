@@ -18,7 +18,7 @@ from calc.diagnose.remedies import Remedy, Tried, remedies
 from calc.estimate.estimate import estimate
 from calc.estimate.report import deciding
 from calc.estimate.result import Estimate, Group
-from calc.estimate.wording import said
+from calc.estimate.wording import spoken
 from calc.resolve.parse import given
 from calc.scenario.scenario import Scenario
 
@@ -142,7 +142,7 @@ def _cause(s: Scenario, e: Estimate, group: Group, at: Phase, *, host: bool) -> 
         return f"vLLM does not start: {group.refusal}."
     size, where = gib(at.moment.device_bytes), f" of {group.name}" if len(e.groups) > 1 else ""
     return (
-        f"In {at.name}, at its peak ({said(at.moment.name)}), each GPU{where} takes {size} of "
+        f"In {at.name}, at its peak ({spoken(at.moment.name)}), each GPU{where} takes {size} of "
         f"{gib(group.usable_bytes)}: {_named(s, at)}."
     )
 
@@ -232,7 +232,9 @@ def _figures(stated: Mapping[str, int], group: Group, at: Phase) -> Iterator[str
             "expandable_segments:True makes them usable"
         )
     if others := stated.get("others_bytes", 0):
-        yield f"other processes have {gib(others)} of the card: the estimate gives it to this job alone"
+        yield f"other processes hold {gib(others)} of the card, which the estimate counts as free for this job"
     outside = card - stated.get("free_bytes", 0) - stated.get("in_use_bytes", card) - others
     if "in_use_bytes" in stated and outside > SPARE * card:
-        yield f"{gib(outside)} of the card are held by nobody whom the message lists: another container, or a driver"
+        yield (
+            f"{gib(outside)} of the card belong to no process that the message lists: another container, or the driver"
+        )

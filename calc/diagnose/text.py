@@ -62,7 +62,8 @@ def _remedy(n: int, remedy: Remedy, before: int, d: Diagnosis, catalog: Catalog)
     size = gb if d.host else gib
     after = remedy.estimate.host_peak if d.host else remedy.peak
     time = "" if remedy.time is None else f"; a step takes {time_words(remedy.time)}"
-    yield f"  {n}. {' + '.join(remedy.names)}: {remedy.estimate.verdict}, {size(before)} → {size(after)}{time}"
+    told = "out of memory" if remedy.estimate.verdict == "oom" else remedy.estimate.verdict
+    yield f"  {n}. {' + '.join(remedy.names)}: {told}, {size(before)} → {size(after)}{time}"
     machine = ", on another machine" if remedy.machine else ""
     yield f"     changes {LEARNS[remedy.learns]}{machine}; {remedy.costs}"
     yield from (f"       {line}" for line in diff(d.job, remedy, d.reading, catalog))

@@ -56,7 +56,7 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
             *job.keeps.notes,
             *[g.refusal for g in groups if g.refusal],
             *paged_out(groups),
-            *([f"host memory: {gb(needed)} needed, held against {host}"] if needed > host.bytes else []),
+            *([f"host memory: {gb(needed)} needed, compared with {host}"] if needed > host.bytes else []),
         ),
         catalog_version=catalog.version,
         calc_version=__version__,

@@ -10,7 +10,7 @@ from calc.base.units import GiB, gb, gib
 from calc.estimate.estimate import host_verdict, shown_values, speed
 from calc.estimate.result import Estimate, Group
 from calc.estimate.verdict import Verdict, room
-from calc.estimate.wording import said
+from calc.estimate.wording import spoken
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import PAIRED
 from calc.throughput import Throughput, Unrated
@@ -200,7 +200,7 @@ def _groups(e: Estimate) -> Iterator[str]:
         word = REFUSED if group.refusal else group.verdict
         yield f"{group.name}: {word} on {_count(group.gpus, 'GPU')}, per GPU{_cache(group)}"
         moments = [(p.name, p.moment) for p in group.phases]
-        rows = [(name, said(m.name), _number(m.allocated_bytes), _number(m.device_bytes)) for name, m in moments]
+        rows = [(name, spoken(m.name), _number(m.allocated_bytes), _number(m.device_bytes)) for name, m in moments]
         yield from table(("phase", "peak at", "allocated GiB", "device GiB"), rows, right=(2, 3))
         yield ""
         yield f"{group.name} at its peak, in {_instant(group.peak)}"
@@ -258,7 +258,7 @@ def _notes(e: Estimate) -> Iterator[str]:
 
 
 def _instant(phase: Phase) -> str:
-    return f"{phase.name} ({said(phase.moment.name)})"
+    return f"{phase.name} ({spoken(phase.moment.name)})"
 
 
 def _lines(phase: Phase) -> Iterator[str]:

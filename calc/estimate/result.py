@@ -35,7 +35,7 @@ class Group:
 
     @property
     def peak(self) -> Phase:
-        """The phase with the largest peak; of equal ones, as the allocator keeps what it has, the one with most tensors."""
+        """The phase with the largest peak; of equal ones (the allocator keeps what it has) that with most tensors."""
         return max(self.phases, key=lambda phase: (phase.moment.device_bytes, phase.moment.allocated_bytes))
 
 

@@ -231,7 +231,7 @@ def common_notes(s: Scenario) -> Iterator[str]:
     """Notes for every command: libraries, the mean length of the data, and what is left to the framework."""
     name, release = runner(s)
     libraries = ", ".join(f"{own} {version}" for own, version in sorted(s.versions.items()) if own != name)
-    yield f"computed for {name} {release} with {libraries}; other versions may need other memory"
+    yield f"computed for {name} {release} with {libraries}; other versions may need more or less memory"
     if s.lengths:
         mean, longest = s.expected_len, s.longest_len
         yield f"sequences of {mean} tokens on average, {longest} at most: your data's, which no flag sets"
@@ -248,7 +248,7 @@ def common_notes(s: Scenario) -> Iterator[str]:
             f"{s.images.max_pixels}: your data's column of images and its processor decide; images.freeze "
             f"{s.images.freeze}: freeze the tower so where no flag above says it"
         )
-    yield "learning rate, epochs and how often it saves are the framework's defaults: they decide no memory"
+    yield "learning rate, epochs and how often it saves are the framework's defaults: they do not affect memory"
 
 
 def ray_on_every_node(s: Scenario) -> str:

@@ -97,7 +97,7 @@ def _nothing(problem: Problem) -> Recommendation:
         command, why = _launch(best.scenario, problem.misses[0].clock.gpu)
         notes = (*_notes(problem.misses[0], best), *why)
     elif nearest:
-        notes = (f"host memory: held against {problem.misses[0].host}",)
+        notes = (f"host memory: compared with {problem.misses[0].host}",)
     return Recommendation(
         recommended=best,
         alternatives=(),
@@ -127,6 +127,6 @@ def _notes(search: Search, best: Configuration) -> Iterator[str]:
         yield f"{reason}: configurations are ranked by how simple they are"
     yield f"host memory: {gb(best.judged.estimate.host_peak)} needed of {search.host}"
     if s.task in RL and not s.has("reference"):
-        yield "no reference model runs, as the framework has it; `--roles.reference {}` adds the one of a KL term"
+        yield "no reference model runs, the framework's default; `--roles.reference {}` adds one for a KL term"
     if s.offload.optimizer and framework(s.framework).one_thread(s):
         yield "offload.optimizer: the launcher leaves Adam one thread a rank; a larger OMP_NUM_THREADS is quicker"

@@ -488,7 +488,10 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
 def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
     """Notes on what has to be installed for `s` to start on this card, and on what is not known of the card."""
     if gpu.vendor == "AMD":
-        yield f"what a process takes beside its tensors was not measured on the {gpu.name}: an NVIDIA card's is counted"
+        yield (
+            f"nobody has measured what a process takes besides its tensors on the {gpu.name}: an NVIDIA card's figure "
+            "is used"
+        )
     # dev-discuss.pytorch.org/t/3290: Volta is dropped from CUDA 12.8 builds for 2.11
     if gpu.before_turing and at_least(s.versions.get("torch", "0"), "2.11"):
         yield f"PyTorch from 2.11 on has kernels for the {gpu.name} in its builds for CUDA 12.6 alone"

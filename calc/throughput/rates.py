@@ -150,11 +150,9 @@ def rated(gpu: GPU, node: Node | None, per_node: int, precision: Precision) -> R
     peak = gpu.bf16_tflops or gpu.fp16_tflops
     if peak is None or gpu.bandwidth_gbs is None:
         what = "16-bit matrix rate" if peak is None else "memory bandwidth"
-        raise Unrated(f"gpu: no source gives the {what} of the {gpu.name}, so nothing is said of its speed")
+        raise Unrated(f"gpu: no source states the {what} of the {gpu.name}, so its speed is not estimated")
     if precision == "fp32":
-        raise Unrated(
-            "precision: given 'fp32', whose matrix rate the catalog does not have, so nothing is said of speed"
-        )
+        raise Unrated("precision: given 'fp32', whose matrix rate the catalog does not have, so speed is not estimated")
     slot = PCIE.get(gpu.pcie_gen or 4, PCIE[4])
     large = peak * 1e12 * MATRIX.get(gpu.architecture, MATRIX_OTHER)
     return Rates(

@@ -5,7 +5,7 @@ window.calculatorEngine = (() => {
   const OFFLINE = t("The calculator works on the site, not from a folder; the tables of the pages work everywhere.");
   const FAILED = {
     loading: t("The calculator could not be loaded: check the connection and ask again. The tables below need nothing."),
-    answering: t("The calculator failed at this question, by a fault of its own: change a field and ask again, or ask python -m calc. The browser's console says what happened, for whoever mends it."),
+    answering: t("This question hit a bug in the calculator: change a field and ask again, or use python -m calc. The browser's console has the details for a bug report."),
   };
 
   // `site` says where the engine lies; `state` tells, `stop` stops, `shown` holds the answer; `answered` gets each one.

@@ -58,7 +58,7 @@ def test_the_cause_names_the_logits_with_their_tokens() -> None:
 def test_the_message_is_set_beside_the_estimate() -> None:
     said = "\n".join(diagnose(SFT + ERROR + "  loss.backward()").agrees)
     assert "fragmentation: 17.0 GiB are reserved but unallocated" in said
-    assert "are held by nobody whom the message lists" in said
+    assert "belong to no process that the message lists" in said
     assert "phase: " in said
 
 

@@ -79,8 +79,8 @@ def test_on_what_is_merely_assumed_no_verdict_rests_and_the_note_says_so() -> No
     host = as_dict(found)["host"]
     assert (host["memory_source"], host["verdict"], found.verdict) == ("assumed", "tight", "fits")
     assert host["peak_bytes_per_node"] > host["usable_bytes"] == int(SHARE * 768 * GB)
-    assert any(" GB needed, held against 768 GB a node, assumed" in note for note in found.notes)
-    assert not any("held against" in note for note in answer().notes)
+    assert any(" GB needed, compared with 768 GB a node, assumed" in note for note in found.notes)
+    assert not any("compared with" in note for note in answer().notes)
 
 
 def test_the_search_counts_what_the_node_has_and_says_so() -> None:

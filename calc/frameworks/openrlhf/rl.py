@@ -116,8 +116,8 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
         )
     notes = []
     if sleeping:
-        notes.append("rollout.sleep stands for ds.enable_sleep, too, as in OpenRLHF's template: states of the "
-                     "optimizers are in host memory outside their own updates")  # fmt: skip
+        notes.append("rollout.sleep also sets ds.enable_sleep, as in OpenRLHF's template: optimizer states wait in "
+                     "host memory outside their own updates")  # fmt: skip
     elif s.rollout.sleep and not s.offload.optimizer:
         notes.append("this release cannot put the optimizer's states to sleep with this sharding: they stay on the GPU")
     return Keeps(

@@ -19,8 +19,8 @@ GPU_DIR, MODEL_DIR = "hardware/gpus", "models"
 
 BEFORE_AMPERE = """
 !!! warning "Older than Ampere"
-    This card has no bf16, and FlashAttention-2 does not run on it. The tables count a job in 16 bits with a fused
-    attention kernel: run it in fp16, with PyTorch's own attention.
+    This card has no bf16, and FlashAttention-2 does not run on it. The tables count 16 bits and a fused attention
+    kernel: train in fp16, with PyTorch's own attention.
 """
 
 NEXT = "\n\n"

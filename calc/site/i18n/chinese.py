@@ -380,11 +380,11 @@ HEADINGS = {
     "Needs before": "之前需要",
     "Needs after": "之后需要",
     "Most in one phase": "单个阶段最多节省",
-    "Namely in": "即在",
+    "In phase": "在阶段",
     "Saves in host memory": "节省的主机内存",
     "Before, against the limit": "之前，与上限相比",
     "After, against the limit": "之后，与上限相比",
-    "of it {component}": "其中{component}",
+    "of which {component}": "其中{component}",
     "Remedy": "办法",
     "Settings": "设置",
     "Speed": "速度",
@@ -760,8 +760,8 @@ ADVICE = {
         "估算了 {n} 种配置，另有 {pruned} 种由快速检查排除。"
     ),
     "host memory: {size} needed of {host*}": "主机内存：需要 {size}，共有{host}",
-    "host memory: {size} needed, held against {host*}": "主机内存：需要 {size}，对照{host}",
-    "host memory: held against {host*}": "主机内存：对照{host}",
+    "host memory: {size} needed, compared with {host*}": "主机内存：需要 {size}，对照{host}",
+    "host memory: compared with {host*}": "主机内存：对照{host}",
     "{size} GB a node, {basis*}": "每节点 {size} GB，{basis}",
     "as given": "由您给出",
     "assumed: {times#} times the memory of its GPUs, as the catalog knows no such node": (
@@ -771,24 +771,24 @@ ADVICE = {
     "taken from the catalog: the share of {gpus} of {all} GPUs in the {size} GB of the {node*}": (
         "取自目录：{node} 的 {size} GB 中 {all} 张卡里 {gpus} 张的份额"
     ),
-    "no reference model runs, as the framework has it; {field} adds the one of a KL term": (
+    "no reference model runs, the framework's default; {field} adds one for a KL term": (
         "按框架的默认，没有参考模型；{field} 可加上 KL 项所需的那个"
     ),
     "offload.optimizer: the launcher leaves Adam one thread a rank; a larger OMP_NUM_THREADS is quicker": (
         "offload.optimizer：启动器给每个进程的 Adam 只留一个线程；调大 OMP_NUM_THREADS 会更快"
     ),
-    "rollout.sleep stands for ds.enable_sleep, too, as in OpenRLHF's template: states of the optimizers are in host "
-    "memory outside their own updates": (
+    "rollout.sleep also sets ds.enable_sleep, as in OpenRLHF's template: optimizer states wait in host memory outside "
+    "their own updates": (
         "rollout.sleep 也代表 ds.enable_sleep，与 OpenRLHF 的模板一致：优化器状态在自身更新之外放在主机内存"
     ),
     "this release cannot put the optimizer's states to sleep with this sharding: they stay on the GPU": (
         "这个版本在这种分片下不能让优化器状态休眠：它们留在显卡上"
     ),
     "{reason*}: configurations are ranked by how simple they are": "{reason}：改按配置的简单程度排序",
-    "gpu: no source gives the {what} of the {gpu}, so nothing is said of its speed": (
+    "gpu: no source states the {what} of the {gpu}, so its speed is not estimated": (
         "gpu：没有资料给出 {gpu} 的{what}，所以不估算速度"
     ),
-    "precision: given 'fp32', whose matrix rate the catalog does not have, so nothing is said of speed": (
+    "precision: given 'fp32', whose matrix rate the catalog does not have, so speed is not estimated": (
         "precision：给定 'fp32'，目录中没有它的矩阵算力，所以不估算速度"
     ),
     "16-bit matrix rate": "16 位矩阵算力",
@@ -846,7 +846,7 @@ ADVICE = {
     "vLLM's wheels from 0.21 on have no kernels for the {gpu}: generate with rollout.engine hf": (
         "vLLM 自 0.21 起的发行包没有 {gpu} 的内核：用 rollout.engine hf 生成"
     ),
-    "what a process takes beside its tensors was not measured on the {gpu}: an NVIDIA card's is counted": (
+    "nobody has measured what a process takes besides its tensors on the {gpu}: an NVIDIA card's figure is used": (
         "{gpu} 上进程在张量以外的占用没有实测：按 NVIDIA 显卡计"
     ),
     "PyTorch from 2.11 on has kernels for the {gpu} in its builds for CUDA 12.6 alone": (
@@ -903,10 +903,10 @@ COMMANDS = {
         "奖励来自数据 {source} 对应的函数，或 reward.custom_reward_function.path"
     ),
     "{files!}: put into the folder where the command runs": "{files}：放到运行命令的目录",
-    "computed for {framework!} with {libraries!}; other versions may need other memory": (
+    "computed for {framework!} with {libraries!}; other versions may need more or less memory": (
         "按 {framework} 与 {libraries} 计算；其他版本的显存可能不同"
     ),
-    "learning rate, epochs and how often it saves are the framework's defaults: they decide no memory": (
+    "learning rate, epochs and how often it saves are the framework's defaults: they do not affect memory": (
         "学习率、轮数和保存频率用框架默认值：它们不影响显存"
     ),
     "expected_len {n#} is the mean length of your data, which no flag sets": (
@@ -1374,10 +1374,10 @@ DIAGNOSIS = {
     "the job needs more than that later on": "任务后面还需要更多",
     "fragmentation: {size!} are reserved but unallocated, more than the {asked!} asked for: expandable_segments:True "
     "makes them usable": ("碎片：{size} 已保留但未分配，多于所要的 {asked}：expandable_segments:True 能让它们可用"),
-    "other processes have {size!} of the card: the estimate gives it to this job alone": (
+    "other processes hold {size!} of the card, which the estimate counts as free for this job": (
         "其他进程占用了这张卡的 {size}：估算把它全算给这个任务"
     ),
-    "{size!} of the card are held by nobody whom the message lists: another container, or a driver": (
+    "{size!} of the card belong to no process that the message lists: another container, or the driver": (
         "卡上有 {size} 不属于报错中列出的任何一方：别的容器，或驱动"
     ),
     # questions
@@ -1470,9 +1470,10 @@ SCRIPTS = {
     "The calculator could not be loaded: check the connection and ask again. The tables below need nothing.": (
         "计算器无法加载：请检查网络后再试。下面的表格不受影响。"
     ),
-    "The calculator failed at this question, by a fault of its own: change a field and ask again, or ask python -m "
-    "calc. The browser's console says what happened, for whoever mends it.": (
-        "计算器自身出错，答不了这个问题：请改一个字段再试，或用 python -m calc。浏览器控制台记有详情，供修复者查看。"
+    "This question hit a bug in the calculator: change a field and ask again, or use python -m calc. The browser's "
+    "console has the details for a bug report.": (
+        "计算器自身出错，答不了这个问题：请改一个字段再试，或用 python -m calc。"
+        "浏览器控制台记有详情，可附在错误报告里。"
     ),
     "The calculator works on the site, not from a folder; the tables of the pages work everywhere.": (
         "计算器只能在网站上使用，不能从文件夹打开；各页的表格到处都能用。"

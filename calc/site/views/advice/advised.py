@@ -34,8 +34,9 @@ def heading(task: str) -> str:
 def about(card: GPU) -> str:
     """The reason why a card has no recommendation."""
     return (
-        f"Nothing is recommended for the {card.name}. It has no bf16 and FlashAttention-2 does not run on it, and the "
-        "commands that this guide writes use both. What would fit in fp16 stands below."
+        f"Nothing is recommended here for the {card.name}, which has no bf16 and does not run FlashAttention-2: the "
+        "tables below show what fits in fp16. The calculator recommends a configuration for it in fp16, with PyTorch's "
+        "attention, where the framework can train in it."
     )
 
 

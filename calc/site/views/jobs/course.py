@@ -11,7 +11,7 @@ from calc.answers.answers import Answer
 from calc.answers.workings import of_phase
 from calc.base.ledger import Phase
 from calc.base.units import GiB
-from calc.estimate.wording import said
+from calc.estimate.wording import spoken
 from calc.site.tables import charts
 from calc.site.tables.charts import Bar
 from calc.site.tables.pictures import Picture, box, fits, line, text
@@ -57,7 +57,7 @@ def course(answer: Answer, table_id: str, caption: str) -> Table:
             Cell(number),
             *([Cell(one.group)] if several else []),
             Cell(one.phase.name),
-            Cell(said(one.phase.moment.name)),
+            Cell(spoken(one.phase.moment.name)),
             ledgers.held(of_phase(one.phase), answer, "over" if one.bar.beyond > 0 else ""),
             *(ledgers.held(of_phase(one.phase).of(c), answer) for c in components),
         )
@@ -92,7 +92,7 @@ def picture(shown: Sequence[Shown]) -> Picture:
         *_phases(runs, wide, slanted),
     )
     components = [c for one in shown for c, _ in one.bar.stacked]
-    said = "; ".join(f"{one.phase.name}, {said(one.phase.moment.name)}: {one.bar.words} GiB" for one in shown)
+    said = "; ".join(f"{one.phase.name}, {spoken(one.phase.moment.name)}: {one.bar.words} GiB" for one in shown)
     limit = f"what a process can use: {shown[0].usable / GiB:.2f} GiB"
     below = SLANTED if slanted else BELOW
     return Picture(

@@ -16,7 +16,7 @@ from calc.base.ledger import Line, Phase
 from calc.base.units import GiB
 from calc.estimate import report
 from calc.estimate.result import Estimate, Group
-from calc.estimate.wording import said
+from calc.estimate.wording import spoken
 from calc.site.tables import charts, drawn
 from calc.site.tables.charts import Bar
 from calc.site.tables.tables import Cell, Column, Table, verdict_html
@@ -104,7 +104,7 @@ def phases(answer: Answer, table_id: str, caption: str) -> Table:
                     *([Cell(group.gpus), verdict_cell(group, answer)] if apart else []),
                     held(working, answer, over),
                     Cell(bar=Bar(parts, scale, group.usable_bytes)),
-                    Cell(said(phase.moment.name)),
+                    Cell(spoken(phase.moment.name)),
                     held(working.allocated(), answer),
                     *(held(working.of(c), answer) for c in components),
                 )
@@ -174,7 +174,7 @@ def lines(answer: Answer, table_id: str, caption: str, shown: Phase, root: str) 
         )
         for line in shown.moment.lines
     )
-    where = f"{shown.name}, at its peak ({said(shown.moment.name)}). "
+    where = f"{shown.name}, at its peak ({spoken(shown.moment.name)}). "
     return Table(table_id, caption, columns, rows, where + words.describe(answer), versions=answers.versions())
 
 
@@ -235,7 +235,7 @@ def compare(
                 Cell(round(100 * answer.estimate.fit_probability), scenario=answer.given),
                 *([Cell(quote, f"<q>{escape(quote)}</q>" if quote else "—")] if quoted else []),
                 held(working.allocated(), answer),
-                Cell(f"{where}{answer.peak.name}: {said(answer.peak.moment.name)}"),
+                Cell(f"{where}{answer.peak.name}: {spoken(answer.peak.moment.name)}"),
                 *(held(working.of(c), answer) for c in components),
             )
         )
@@ -326,7 +326,7 @@ def timeline(answer: Answer, table_id: str, caption: str) -> Table:
         parts, working = by_component(moment.lines), of_moment(moment)
         rows.append(
             (
-                Cell(said(moment.name)),
+                Cell(spoken(moment.name)),
                 *([Cell(group)] if len(groups) > 1 else []),
                 held(working, answer, "over" if moment.device_bytes > usable else ""),
                 held(working.allocated(), answer),

@@ -129,7 +129,7 @@ COLUMNS = (
     Column("before", "Needs before", "GiB", "number", 1),
     Column("after", "Needs after", "GiB", "number", 1),
     Column("most", "Most in one phase", "GiB", "number", 1, "What the change saves in the phase that it helps most"),
-    Column("phase", "Namely in"),
+    Column("phase", "In phase"),
     Column("host", "Saves in host memory", "GB", "number", 0, "Of the node that needs most"),
 )
 NEEDS = "Needs: peak of the most loaded GPU, context and fragmentation included."
@@ -219,7 +219,7 @@ def by_phase(pair: Pair, table_id: str, caption: str) -> Table:
         Column("saves", "Saves", "GiB", "number", 2, "Below zero: costs"),
         Column("bar_before", "Before, against the limit", kind="bar"),
         Column("bar_after", "After, against the limit", kind="bar"),
-        *(Column(c, f"of it {charts.name(c)}", "GiB", "number", 2, behind=True) for c in moved),
+        *(Column(c, f"of which {charts.name(c)}", "GiB", "number", 2, behind=True) for c in moved),
     )
     rows = []
     for n in names:
