@@ -1270,6 +1270,19 @@ DIAGNOSIS = {
     "{phase}, by {line!}": "{phase}，见{line}",
     "How these are counted": "这些怎样算出",
     # errors
+    "The log says": "日志中的报错",
+    "What is short": "缺的是",
+    "What it means": "含义",
+    "GPU memory": "显存",
+    "host memory": "主机内存",
+    "vLLM's share": "vLLM 的份额",
+    "see the traceback": "看调用栈",
+    "From a traceback to a phase": "从调用栈判断阶段",
+    "{n#} errors of jobs that ran out of memory, and what they mean": "{n} 种显存或内存不足的报错及其含义",
+    "The traceback has a function of these files": "调用栈中有这些文件的函数",
+    "The innermost function that is listed decides; loading, saving and weight sync come before all others": (
+        "以表中列出的最内层函数为准；加载、保存和权重同步优先于其他"
+    ),
     "vLLM's share of the card is used up by weights and profiling, so that no room is left for its KV cache": (
         "分给 vLLM 的显存已被权重和试运行用完，没有地方放 KV 缓存"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from calc.answers import answers
@@ -38,9 +39,15 @@ def messages() -> Table:
 def phases() -> Table:
     """One row per phase, with the files whose functions tell it."""
     seen = {phase: [row.seen for row in frames.ROWS if row.phase == phase] for phase in PHASES}
-    columns = (Column("phase", "Phase"), Column("seen", "A function of these files stands in the traceback"))
-    rows = [(Cell(phase), Cell("; ".join(dict.fromkeys(files)))) for phase, files in seen.items() if files]
-    note = "The innermost function that tells decides; loading, saving and handing weights over come before all others."
+    columns = (Column("phase", "Phase"), Column("seen", "The traceback has a function of these files"))
+    rows = [(Cell(phase), _files(files)) for phase, files in seen.items() if files]
+    note = "The innermost function that is listed decides; loading, saving and weight sync come before all others."
     return Table(
         "errors-phases", "From a traceback to a phase", columns, tuple(rows), "", note, versions=answers.versions()
     )
+
+
+def _files(files: Sequence[str]) -> Cell:
+    """Each file once, as code."""
+    once = list(dict.fromkeys(files))
+    return Cell("; ".join(once), "; ".join(f"<code>{escape(file)}</code>" for file in once))
