@@ -29,7 +29,7 @@ ROWS: tuple[Row, ...] = (
         r"No available memory for the cache blocks",
         "vllm",
         "load",
-        "vLLM's share of the card is used up by weights and profiling, so that no room is left for its KV cache.",
+        "Weights and profiling use up vLLM's share of the card, so no room is left for its KV cache.",
         "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
     ),
     Row(
@@ -45,7 +45,7 @@ ROWS: tuple[Row, ...] = (
         r"is less than desired GPU memory utilization",
         "vllm",
         "load",
-        "When vLLM starts, other processes have more of the card than its share leaves them.",
+        "When vLLM starts, other processes hold so much of the card that its share is not free.",
         "Free memory on device (39.0/79.15 GiB) on startup is less than desired GPU memory utilization (0.6)",
     ),
     Row(
@@ -53,7 +53,7 @@ ROWS: tuple[Row, ...] = (
         r"occurred when warming up sampler",
         "vllm",
         "load",
-        "vLLM runs out while it tries a step with its largest number of sequences.",
+        "vLLM runs out of memory while it tries a step with the most sequences that it may run at once.",
         "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests",
     ),
     Row(
@@ -61,7 +61,7 @@ ROWS: tuple[Row, ...] = (
         r"Not enough memory\. Please try to increase --mem-fraction-static",
         "vllm",
         "load",
-        "SGLang's share of the card is used up by weights, so that no room is left for its KV cache.",
+        "Weights use up SGLang's share of the card, so no room is left for its KV cache.",
         "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
     ),
     Row(
@@ -69,7 +69,7 @@ ROWS: tuple[Row, ...] = (
         r"insufficient shared memory \(shm\)|/dev/shm\b.*No space left|No space left on device: ?'?/dev/shm",
         "host",
         None,
-        "/dev/shm is full, through which the data loader's workers hand over batches: give the container more of it.",
+        "/dev/shm, through which the data loader's workers pass batches, is full: give the container more of it.",
         "Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
     ),
     Row(
@@ -102,7 +102,7 @@ ROWS: tuple[Row, ...] = (
         r"Some modules are dispatched on the CPU or the disk",
         "gpu",
         "load",
-        "The weights do not fit on the cards that are free, so that some of them would be left in host memory.",
+        "The weights do not fit on the cards that are free, so some of them would be left in host memory.",
         "ValueError: Some modules are dispatched on the CPU or the disk.",
     ),
     Row(

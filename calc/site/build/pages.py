@@ -77,7 +77,7 @@ def gpu(card: GPU) -> str:
 Another model, another number of cards? [Ask the calculator](../../index.md?gpu={card.id}#calculator). Another card?
 [Compare them]({_beside(card)}).
 
-## How many of them
+## How many cards
 
 Full fine-tuning spreads weights, gradients and optimizer states over all cards (ZeRO-3), and nothing else: activations,
 logits and buffers stay as large on each. The model is the largest of the usual sizes that eight of these cards train
@@ -89,11 +89,11 @@ with nothing offloaded.
 
 {what_fits}
 
-## What it is
+## Specifications
 
 [[ gpu_table({name}) ]]
 
-## How it is joined
+## Links and nodes
 
 [[ gpu_links({name}) ]]
 

@@ -514,6 +514,7 @@ LINES = {
     "{n#} over after": "超出 {n}（之后）",
     "{n#} each": "每张 {n}",
     "{used#} of {size#} GiB in {phase}": "{phase}阶段 {used} / {size} GiB",
+    "{used#} of {size#} GiB": "{used} / {size} GiB",
     "Limit": "上限",
     "what a process can use of the card": "进程在卡上可用",
     "The parts as a table": "各部分的数值表",
@@ -601,7 +602,7 @@ LINES = {
     "Each value has its source on the GPU's page. Rates are dense, with fp32 accumulation where that differs.": (
         "每个数值的来源见该显卡的页面。算力为稠密算力；若有区别，取 fp32 累加。"
     ),
-    "How GPUs are joined": "显卡如何互连",
+    "How GPUs are linked": "显卡如何互连",
     "Sources: see {link*}.": "来源：见{link}。",
     "{gpu} in fp16": "{gpu}（fp16）",
     "one of its two dies": "两个芯片之一",
@@ -1283,23 +1284,23 @@ DIAGNOSIS = {
     "The innermost function that is listed decides; loading, saving and weight sync come before all others": (
         "以表中列出的最内层函数为准；加载、保存和权重同步优先于其他"
     ),
-    "vLLM's share of the card is used up by weights and profiling, so that no room is left for its KV cache": (
+    "Weights and profiling use up vLLM's share of the card, so no room is left for its KV cache": (
         "分给 vLLM 的显存已被权重和试运行用完，没有地方放 KV 缓存"
     ),
     "vLLM's KV cache does not hold one sequence of full length": "vLLM 的 KV 缓存放不下一条满长序列",
-    "When vLLM starts, other processes have more of the card than its share leaves them": (
+    "When vLLM starts, other processes hold so much of the card that its share is not free": (
         "vLLM 启动时，其他进程占用的显存超过了它的份额之外所剩"
     ),
-    "vLLM runs out while it tries a step with its largest number of sequences": (
+    "vLLM runs out of memory while it tries a step with the most sequences that it may run at once": (
         "vLLM 用最多的序列数试跑一步时显存用尽"
     ),
-    "SGLang's share of the card is used up by weights, so that no room is left for its KV cache": (
+    "Weights use up SGLang's share of the card, so no room is left for its KV cache": (
         "分给 SGLang 的显存已被权重用完，没有地方放 KV 缓存"
     ),
-    "/dev/shm is full, through which the data loader's workers hand over batches: give the container more of it": (
+    "/dev/shm, through which the data loader's workers pass batches, is full: give the container more of it": (
         "/dev/shm 已满，数据加载进程经它交接批次：请给容器分配更多"
     ),
-    "The weights do not fit on the cards that are free, so that some of them would be left in host memory": (
+    "The weights do not fit on the cards that are free, so some of them would be left in host memory": (
         "空闲的显卡放不下全部权重，一部分会留在主机内存里"
     ),
     "Ray ends workers when a node's host memory is 95 % full: what is short is host memory, not GPU memory": (

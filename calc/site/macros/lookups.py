@@ -91,7 +91,7 @@ class Lookups(Bound):
     def nodes_table(self, gpu: str | None = None) -> str:
         """Links between GPUs: of all nodes, or of the nodes that one GPU comes in."""
         if gpu is None:
-            found, table_id, caption = answers.catalog().nodes, "nodes-overview", "How GPUs are joined"
+            found, table_id, caption = answers.catalog().nodes, "nodes-overview", "How GPUs are linked"
         else:
             card = answers.catalog().gpu(gpu)
             found, table_id = sheets.nodes_of(card), f"gpu-{gpu}-nodes"

@@ -227,7 +227,7 @@ def unsaid() -> Table:
         for row in unsaid_jobs()
     ]
     rests_on = "Rows of measurements/blind/unsaid.yaml, of the same sources."
-    return accuracy.table("blind-unsaid", "Kept-back jobs that no scenario says", columns, rows, rests_on)
+    return accuracy.table("blind-unsaid", "Kept-back jobs that no scenario describes", columns, rows, rests_on)
 
 
 TABLES = (summary, verdicts, one_by_one, unsaid)

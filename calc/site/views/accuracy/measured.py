@@ -167,7 +167,7 @@ def context() -> Table:
         (_card(o.machine), Cell(o.kind), Cell(count), gib(o.at_start), gib(o.measured), gib(o.predicted))
         for o, count in sorted(Counter(outsides()).items())
     ]
-    caption = "What a process took of the card beside PyTorch's memory"
+    caption = "What a process took of the card besides PyTorch's memory"
     note = (
         "At its start no kernel has run: CUDA loads each when first called. One process ran, so NCCL has no part in it."
     )

@@ -88,5 +88,5 @@ def hosts() -> Table:
     )
     found = timing.launches(answers.catalog()) | {"of Megatron-LM's tests, by its own layers": timing.megatron_launch()}
     rows = [(Cell(name), Cell(1e6 * each)) for name, each in found.items()]
-    caption = "What a host takes to dispatch an operation, by steps that wait for it"
+    caption = "Time that a host takes to dispatch an operation, from steps that wait for it"
     return Table("speed-hosts", caption, columns, tuple(rows), versions=answers.versions())

@@ -103,7 +103,7 @@ def _aliases(model: Model) -> str:
     if not model.aliases:
         return ""
     listed = ", ".join(f"<code>{inline(name)}</code>" for name in model.aliases)
-    return f" The same shapes, and so the same numbers, have {listed}."
+    return f" These have the same shapes, and so the same numbers: {listed}."
 
 
 def _leaves(schema: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -77,5 +77,5 @@ def of_post(post: str, root: str) -> Table:
         quote = f'<q lang="zh">{escape(each.quote)}</q>'
         rows.append((Cell(each.claim), Cell(each.quote, quote), Cell(each.finding), Cell(title, link)))
     case = sources.front(ROOT / "docs" / "case-studies" / f"{POSTS[post][2]}.md")[0]["title"]
-    caption = f"Claims of the post behind the case: {case}"
+    caption = f"Claims of the post: {case.partition(':')[0]}"
     return Table(f"claims-{post}", caption, COLUMNS, tuple(rows), versions=answers.versions())

@@ -57,7 +57,8 @@ def verdict_text(found: Estimate | Group) -> str:
 def headline(answer: Answer) -> str:
     """A job's answer in a caption: `fits, 25.3 of 39.5 GiB in backward`."""
     needs, usable = answer.device_bytes / GiB, answer.group.usable_bytes / GiB
-    return f"{verdict_text(answer.estimate)}, {needs:,.1f} of {usable:,.1f} GiB in {answer.peak.name}"
+    verdict, where = verdict_text(answer.estimate), f" in {answer.peak.name}"
+    return f"{verdict}, {needs:,.1f} of {usable:,.1f} GiB{where * (not verdict.endswith(where))}"
 
 
 def verdict_cell(found: Estimate | Group, answer: Answer) -> Cell:

@@ -145,7 +145,7 @@ def constants() -> Table:
                 found += [(f"{name}, {key}", one) for key, one in value.items() if isinstance(one, Constant)]
     found = list({id(c): (n, c) for n, c in reversed(found)}.values())[::-1]  # modules import constants from each other
     rows = [(Cell(n), Cell(c.what), Cell(f"{c:.3g}"), Cell(c.status), Cell(c.source)) for n, c in found]
-    caption = "What is read off measurements or assumed: every constant of a step time"
+    caption = "Every constant of a step time, measured or assumed"
     note = "A calibrated constant was set by steps of records, named in calc/accuracy/timing.py, that no error counts."
     return Table("speed-constants", caption, columns, tuple(rows), note, versions=answers.versions())
 
