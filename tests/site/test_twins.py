@@ -21,6 +21,7 @@ from pylatexenc.latex2text import LatexNodes2Text
 from calc.base.ledger import Moment
 from calc.catalog.catalog import Catalog, load
 from calc.estimate.estimate import course, estimate, loading_moments
+from calc.estimate.wording import spoken
 from calc.resolve.parse import parse
 from calc.site.build import checks
 
@@ -145,7 +146,7 @@ def test_the_lines_behind_a_cell_are_those_of_its_scenario(project: Path, found:
         lines = {tuple(data["lines"][i][name] for name in BRIEF) for i in cell["lines"]}
         there = moments(catalog, cell["scenario"], data["columns"][0]["key"])
         found_at = [m.name for m in there if lines <= {tuple(getattr(x, n) for n in BRIEF) for x in m.lines}]
-        assert any(cell["at"].split(", as ")[0].endswith(name) for name in found_at), (data["id"], cell["at"])
+        assert any(cell["at"].split(", as ")[0].endswith(spoken(name)) for name in found_at), (data["id"], cell["at"])
 
 
 def test_a_pages_tables_are_data_sets_for_search_engines(site: Path, found: dict[str, dict[str, Any]]) -> None:
