@@ -10,6 +10,7 @@ from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS
 
 ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a model's own operations were read
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
+BLOCKS = {"mxfp8": 32, "nvfp4": 128}  # elements, and tokens, of a block that kernels scale
 SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 
 
@@ -367,18 +368,32 @@ def compile_fault(s: Scenario) -> str | None:
 def float8_fault(s: Scenario) -> str | None:
     """The reason why float8 linears are not modelled for `s`, in one line, or None.
 
-    Eager, torchao keeps a float8 copy of each weight, which was not traced.
+    Eager, torchao keeps a float8 copy of each weight, which was not traced. Kernels of MXFP8 take blocks of 32 elements
+    of a weight and of the tokens, those of NVFP4 blocks of 128 (torchao 0.18 `mx_formats/kernels.py`,
+    `mxfp8_quantize_cuda`; `nvfp4_training/nvfp4_linear.py`, `nvfp4_mm_triton`).
     """
     if s.float8 == "none":
-        return (
-            "float8_all_gather: given true, allowed: false, or with float8 tensorwise" if s.float8_all_gather else None
-        )
+        for field, asked, off in (
+            ("float8_all_gather", s.float8_all_gather, "false, or with float8 tensorwise"),
+            ("bf16_layers_at_end", s.bf16_layers_at_end, "null, or with float8"),
+        ):
+            if asked:
+                return f"{field}: given {str(asked).lower()}, allowed: {off}"
+        return None
     if s.compile not in ("model", "model-and-loss"):
         return f"float8: given {s.float8!r} with compile {s.compile}, allowed: none; modelled with compiled layers"
     if s.float8_all_gather and (s.float8 != "tensorwise" or s.sharding != "fsdp2"):
         given = f"float8_all_gather: given true with float8 {s.float8} and sharding {s.sharding}"
         return f"{given}, allowed: false; torchao gathers so with tensorwise under fsdp2"
-    wide = s.architecture
-    if any(n % 16 for n in (wide.hidden, wide.intermediate, wide.heads * wide.head_dim, wide.kv_heads * wide.head_dim)):
-        return f"float8: given {s.float8!r} with model {s.model}, allowed: none; its linears are no multiples of 16"
+    arch, n = s.architecture, BLOCKS.get(s.float8, 16)
+    if s.bf16_layers_at_end and (s.pipeline_parallel > 1 or s.bf16_layers_at_end >= arch.layers):
+        given = f"bf16_layers_at_end: given {s.bf16_layers_at_end} with pipeline_parallel = {s.pipeline_parallel}"
+        return f"{given}, allowed: below the model's {arch.layers} layers, all of them on one GPU"
+    cut = s.tensor_parallel if s.float8 in BLOCKS else 1
+    widths = (arch.intermediate, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim)
+    if arch.hidden % n or any(width // cut % n for width in widths):
+        return f"float8: given {s.float8!r} with model {s.model}, allowed: none; its linears are no multiples of {n}"
+    tokens = s.micro_batch * s.seq_len // s.context_parallel
+    if s.float8 in BLOCKS and tokens % n:
+        return f"float8: given {s.float8!r} with {tokens} tokens a GPU, allowed: with a multiple of {n}"
     return None

@@ -390,16 +390,19 @@ class Kind(NamedTuple):
     """The properties of a layer, beside the run, on which its tape depends.
 
     `spec` without its window, of which the tape sees no more than whether SDPA is `masked`. `first`: the layer lies
-    above a frozen embedding, or above frozen layers without adapters, whose output needs no gradient.
+    above a frozen embedding, or above frozen layers without adapters, whose output needs no gradient. `wide`: its
+    linears multiply in 16 bits, though others cast what they read.
     """
 
     spec: LayerSpec
     masked: bool
     first: bool
+    wide: bool = False
 
     def run(self, run: Run) -> Run:
         """The settings of `run` for such a layer."""
-        return replace(run, kernel="masked") if self.masked else run
+        own = replace(run, narrow="" if self.wide else run.narrow, wide_end=0) if run.wide_end else run
+        return replace(own, kernel="masked") if self.masked else own
 
 
 def lowest_adapted(run: Run) -> int:
@@ -425,6 +428,7 @@ def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
             spec._replace(slides=False),
             masked and (arch.masked or spec.slides) and not arch.attention_sinks,
             n <= lowest and not run.trained and not required and not run.fed,
+            n >= arch.layers - run.wide_end,
         )
         for n, spec in enumerate(arch.specs)
     ]

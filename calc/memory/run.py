@@ -16,6 +16,8 @@ from calc.models.kernels import Replaced
 Format = Literal["bf16", "autocast", "autocast-narrow", "autocast-bf16", "fp32"]
 # efficient is what SDPA takes for fp32 or unequal head sizes, math its plain mathematics
 Kernel = Literal["flash", "efficient", "masked", "eager", "math"]
+# "": products of 16 or 32 bits
+Narrow = Literal["", "float8", "mxfp8", "nvfp4"]
 
 
 class Widths(NamedTuple):
@@ -78,7 +80,8 @@ class Run:
     context: int = 1  # context-parallel ranks, each with some of the positions in all layers
     replaced: frozenset[Replaced] = frozenset()  # operations that a library's kernels run
     compiled: bool = False  # each layer is compiled, by torch.compile
-    narrow: bool = False  # compiled linears that cast their inputs to float8 for all three products
+    narrow: Narrow = ""  # the format to which compiled linears cast what their three products read
+    wide_end: int = 0  # the number of last layers whose linears cast nothing
     imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank
     linear_kernels: bool = False  # linear attention and its convolution run in fla's and causal-conv1d's kernels
     again: frozenset[Recomputed] = frozenset()  # parts of Megatron-core's layers that are run again for backward

@@ -481,6 +481,9 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
     # vllm-project/vllm issue 42756: wheels for CUDA 12.9 and 13 alone
     if gpu.before_turing and s.rollout and s.rollout.engine == "vllm" and at_least(s.versions.get("vllm", "0"), "0.21"):
         yield f"vLLM's wheels from 0.21 on have no kernels for the {gpu.name}: generate with rollout.engine hf"
+    # torchao `prototype/mx_formats/kernels.py` asks for compute capability 10.0
+    if s.float8 in ("mxfp8", "nvfp4") and gpu.architecture != "Blackwell":
+        yield f"{s.float8.upper()} needs a Blackwell card: torchao's kernels do not run on the {gpu.name}"
     if reason := lacks_kernels(s, gpu):
         yield reason
 

@@ -163,6 +163,7 @@ class Scenario:
     compile: Compile
     float8: Float8
     float8_all_gather: bool
+    bf16_layers_at_end: int | None
     loss: Loss
     logprob: Logprob
     entropy_coeff: float

@@ -25,14 +25,14 @@ from calc.engines.zero_parameters import ZeroParameters
 from calc.frameworks.constraints import SDPA_FLASH_HEAD
 from calc.memory.host import HostAllocator
 from calc.memory.optimizer import Optimizer
-from calc.memory.run import Adapter, Format, Kernel, Run
+from calc.memory.run import Adapter, Format, Kernel, Narrow, Run
 from calc.memory.runtime import process
 from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors, vision_tensors
 from calc.models.kernels import replaced
 from calc.models.lora import adapter_matrices, lora_parameters, vision_matrices
 from calc.models.slices import part, stage
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import Attention, Layout
+from calc.scenario.words import Attention, Float8, Layout
 
 # bytes of a stored weight, of its gradient, of its fp32 master, and of what the optimizer steps in
 FORMATS: Mapping[Layout, tuple[int, int, int, int]] = {
@@ -42,6 +42,11 @@ FORMATS: Mapping[Layout, tuple[int, int, int, int]] = {
     "autocast": (4, 4, 0, 4),
     "fp32": (4, 4, 0, 4),
 }
+# what torchao's recipes keep for backward: `rowwise_with_gw_hp` keeps what linears of 16 bits do
+NARROW: Mapping[Float8, Narrow] = {
+    "none": "", "tensorwise": "float8", "rowwise": "float8", "rowwise_with_gw_hp": "", "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+}  # fmt: skip
 # the precision in which a format's layers run, see `calc.memory.run.Run`
 TAPES: Mapping[Layout, Format] = {
     "bf16": "bf16",
@@ -142,7 +147,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         wrapped=role.wrapped,
         adapter=adapter,
         kernel=kernel(arch, s.attention, s.layout),
-        packaged=s.attention == "flash",
+        packaged=s.attention == "flash" and not role.varlen,
         sequences=s.sequence_parallel and s.tensor_parallel > 1,
         reentrant=s.reentrant and s.checkpointing == "full",
         flat=s.sharding == "fsdp1",
@@ -150,7 +155,8 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         imbalance=s.expert_imbalance,
         replaced=replaced(s.kernels, arch.family),
         compiled=trained and s.compile in ("model", "model-and-loss"),
-        narrow=trained and s.float8 in ("tensorwise", "rowwise"),
+        narrow=NARROW[s.float8] if trained else "",
+        wide_end=(s.bf16_layers_at_end or 0) if trained else 0,
         linear_kernels=s.linear_attention == "fla",
         again=s.recomputed,
         exchange=role.exchange,

@@ -185,6 +185,9 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         kept = tuple({"checkpointing": word} for word in ("none", "full", "selective"))
         held = (({"model": "llama-3.1-8b"}, {"model": "qwen3-14b"}), kept, STEPPED[-3:], MACHINES, of)
         yield from supervised("torch", ("pretrain",), *held, (*cut, *few))
+        narrow = ({"float8": "mxfp8"}, {"float8": "nvfp4", "bf16_layers_at_end": 5})
+        of_blocks = {"model": "llama-3.1-8b", "gpu": "b200", "compile": "model"}
+        yield from supervised("torch", ("pretrain",), (of_blocks,), kept, narrow, MACHINES, of)
     elif name == "megatron-swift":
         stages = ({}, {"pipeline_layers": [18, 14]}, {"virtual_pipeline": 4})
         cut = (

@@ -482,6 +482,7 @@ def check_torchtitan(packages: Packages, s: Scenario, found: Launch) -> dict[str
         for place, path, cls in (
             ("training", "torchtitan/config/configs.py", "TrainingConfig"),
             ("parallelism", "torchtitan/config/configs.py", "ParallelismConfig"),
+            ("compile", "torchtitan/config/configs.py", "CompileConfig"),
         )
         for name, annotation, _ in fields(release, path, cls)
     }
@@ -513,6 +514,13 @@ def check_torchtitan(packages: Packages, s: Scenario, found: Launch) -> dict[str
         told["sequence_parallel"] = not sequence
     if copies > 1:
         told["sharding"] = "ddp"
+    if s.float8 != "none":
+        assert (
+            f"{s.float8.upper()}LinearConverter.Config("
+            in release.text(f"torchtitan/models/{module}/config_registry.py")
+            .partition(f"def {config}()")[2]
+            .partition("\ndef ")[0]
+        )
     return told
 
 

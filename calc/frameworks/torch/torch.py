@@ -229,7 +229,7 @@ def _plan(s: Scenario) -> Keeps:
     if stages > 1 and s.sharding == "megatron" and not s.has("reference"):
         return pipelined(name, path, s.rows, stages, **own)
     if stages > 1 and s.sharding != "megatron":
-        return pipelined("actor", replace(path, held="turn"), s.rows, stages, notes=(RETURNED,))
+        return pipelined("actor", replace(path, held="turn"), s.rows, stages, notes=(RETURNED,), **own)
     if s.task == "inference":
         model = Role("actor", path, path, s.rows, s.rows, **own)
         return Keeps((model,), (Stage("generate", "actor", rows=s.rows),), ("actor",), deepspeed=deepspeed)

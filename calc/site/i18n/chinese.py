@@ -822,6 +822,12 @@ ADVICE = {
     "the {gpu} has no bf16: take precision fp16, with torch or trl": (
         "{gpu} 没有 bf16：用 precision fp16，配 torch 或 trl"
     ),
+    "{form!} needs a Blackwell card: torchao's kernels do not run on the {gpu}": (
+        "{form} 需要 Blackwell 卡：torchao 的内核不能在 {gpu} 上运行"
+    ),
+    "llama3_8b_mxfp8 converts the head, too, whose casts are not counted": (
+        "llama3_8b_mxfp8 也转换输出头，它的类型转换没有计入"
+    ),
     "FlashAttention-2 does not run on the {gpu}, a {kind} card: take sdpa": (
         "FlashAttention-2 不能在 {gpu}（{kind} 架构）上运行：用 sdpa"
     ),
@@ -1797,8 +1803,11 @@ REFUSALS = {
     "hf, none; a framework places vLLM beside a trainer": "hf、none；由框架把 vLLM 放在训练旁边",
     "none; nothing is trained": "none；不训练任何东西",
     "none; modelled with compiled layers": "none；只模拟了编译的层",
-    "none; its linears are no multiples of 16": "none；它的线性层不是 16 的倍数",
-    "none, whose flags have none": "none，它没有这样的参数",
+    "none; its linears are no multiples of {n#}": "none；它的线性层不是 {n} 的倍数",
+    "with a multiple of {n#}": "{n} 的倍数",
+    "null, or with float8": "null，或与 float8 一起",
+    "below the model's {n#} layers, all of them on one GPU": "小于模型的 {n} 层，且所有层在同一张卡上",
+    "none; {forms!}": "none；{forms}",
     "false, or with float8 tensorwise": "false，或与 float8 tensorwise 一起",
     "false, or with full": "false，或与 full 一起",
     "full, or qlora for weights in four bits": "full，或用 qlora 表示四位权重",
