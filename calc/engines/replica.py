@@ -70,20 +70,23 @@ class Replica:
 
     def packed(self, shards: int = 1) -> Line:
         """The model in four bits, over `shards` GPUs."""
-        how = {"linear_experts": self.run.linear_experts, "nested": self.run.nested, "cut_scales": self.cut_scales}
-        return weights.quantised(self.role, self.arch, self.head, self.weight_bytes, shards, **how)
+        experts, nested = self.run.four_bit_experts, self.run.nested
+        return weights.quantised(self.role, self.arch, self.head, self.weight_bytes, shards, experts=experts,
+                                 nested=nested, cut_scales=self.cut_scales)  # fmt: skip
 
     def stored_as(self, own: Sequence[Tensor]) -> Iterator[tuple[float, Sequence[Tensor]]]:
         """Its `own` tensors by the bytes of an element: those in four bits, without their scales, and the others."""
-        four = weights.quantised_kinds(self.arch, self.run.linear_experts) if self.quantised else ()
-        if four:
-            yield weights.PACKED, [t for t in own if t.kind in four]
-        yield self.weight_bytes, [t for t in own if t.kind not in four]
+        found: dict[bool, list[Tensor]] = {True: [], False: []}
+        for t in own:
+            found[self.quantised and weights.is_quantised(self.arch, t, self.run.four_bit_experts)].append(t)
+        if self.quantised:
+            yield weights.PACKED, found[True]
+        yield self.weight_bytes, found[False]
 
     def scales(self) -> Line:
         """The scales of the model in four bits."""
-        how = {"linear_experts": self.run.linear_experts, "nested": self.run.nested}
-        return weights.scales(self.role, self.arch, **how)
+        experts, nested = self.run.four_bit_experts, self.run.nested
+        return weights.scales(self.role, self.arch, experts=experts, nested=nested)
 
     @property
     def ties_gradients(self) -> bool:

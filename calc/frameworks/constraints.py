@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from calc.base.optimizers import OPTIMIZERS
+from calc.base.versions import at_least
 from calc.models.architecture import BEFORE
 from calc.models.kernels import replaced
 from calc.scenario.scenario import Scenario
@@ -10,6 +11,7 @@ from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS
 
 ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a model's own operations were read
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
+QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
 BLOCKS = {"mxfp8": 32, "nvfp4": 128}  # elements, and tokens, of a block that kernels scale
 SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 
@@ -309,9 +311,30 @@ def whole_gradients(s: Scenario) -> str | None:
     return None
 
 
+def experts_fault(s: Scenario) -> str | None:
+    """The reason why routed experts in four bits are not modelled for `s`, in one line, or None.
+
+    Under FSDP every rank has loaded all of them before they are cut (axolotl 0.19 `loaders/model.py:700`).
+    """
+    if not s.quantize_moe_experts:
+        return None
+    given, arch = "quantize_moe_experts: given true", s.architecture
+    if not arch.experts or arch.routing == "all" or arch.modeling:
+        return f"{given} with model {s.model}, allowed: false; modelled for routed experts of Transformers"
+    if s.framework != "torch" or s.trainer not in QUANTISE_EXPERTS:
+        who = s.framework if s.framework != "torch" else f"trainer {s.trainer}"
+        return f"{given} with {who}, allowed: false; modelled with torch and trainer {', '.join(QUANTISE_EXPERTS)}"
+    if not at_least(s.versions["transformers"], "5"):
+        return f"{given} with transformers {s.versions['transformers']}, allowed: false; its experts are linears"
+    if s.sharding not in ("none", "ddp"):
+        return f"{given} with sharding {s.sharding}, allowed: false, or with none, ddp; not modelled"
+    return None
+
+
 def unmodelled(s: Scenario) -> str | None:
     """The reason why a framework that is not plain PyTorch cannot have some of its settings, in one line, or None."""
-    return kernels_fault(s) or whole_gradients(s) or states_fault(s) or streams_fault(s) or compile_fault(s)
+    faults = (kernels_fault, whole_gradients, states_fault, streams_fault, compile_fault, experts_fault)
+    return next((reason for fault in faults if (reason := fault(s))), None)
 
 
 def trainer_fault(s: Scenario, usual: str = "own") -> str | None:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, assert_never
 
 from calc.base.plan import Exchange, Recomputed
+from calc.memory.weights import Experts
 from calc.models.architecture import Architecture, LayerSpec, layer_kinds, layer_tensors
 from calc.models.kernels import Replaced
 
@@ -72,7 +73,7 @@ class Run:
     quantised: bool = False  # linears in four bits, dequantised for each multiplication
     nested: bool = True  # the scales of 4-bit weights are quantised themselves
     unpacked: int = 0  # bytes of an element of a 4-bit weight while it multiplies; 0: those of `compute`
-    linear_experts: bool = False  # routed experts, too, are in four bits, each of them three linears
+    four_bit_experts: Experts = ""  # routed experts that are in four bits, too
     keeps_inputs: bool = False  # 4-bit linears keep inputs that a frozen weight does not need: bitsandbytes < 0.43.2
     sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions
     reentrant: bool = False  # PyTorch's reentrant checkpointing runs layers again

@@ -33,6 +33,7 @@ NEUTRAL: Mapping[str, Any] = {
     "gpus": 1,
     "method": "full",
     "double_quantization": True,
+    "quantize_moe_experts": False,
     "no_sync": False,
     "reentrant": False,
     "memory_efficient_linear": True,

@@ -109,6 +109,8 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         no_adapters(given)
     if values["method"] != "qlora" and not values["double_quantization"]:
         raise Objection(f"double_quantization: given false with method {values['method']}, allowed: with qlora")
+    if values["method"] != "qlora" and values["quantize_moe_experts"]:
+        raise Objection(f"quantize_moe_experts: given true with method {values['method']}, allowed: with qlora")
     if values["checkpointing"] == "selective" and given.get("reentrant"):
         # torch `utils/checkpoint.py`: context_fn "only when use_reentrant=False"
         raise Objection("reentrant: given true with checkpointing selective, allowed: false, or with full")
@@ -456,7 +458,7 @@ def warnings_of(
         yield "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16"
     if apart:
         yield f"{values['model']} without images is its language model alone: with images its vision tower counts, too"
-    if architecture.experts and values["method"] == "qlora":
+    if architecture.experts and values["method"] == "qlora" and not values["quantize_moe_experts"]:
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
     frozen = architecture.experts and not architecture.megatron
     if (

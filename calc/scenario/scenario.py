@@ -135,6 +135,7 @@ class Scenario:
     method: Method
     lora: Lora | None
     double_quantization: bool
+    quantize_moe_experts: bool
     precision: Precision
     optimizer: str
     optimizer_impl: str

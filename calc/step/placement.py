@@ -27,6 +27,7 @@ from calc.memory.host import HostAllocator
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Adapter, Format, Kernel, Narrow, Run
 from calc.memory.runtime import process
+from calc.memory.weights import Experts
 from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors, vision_tensors
 from calc.models.kernels import replaced
 from calc.models.lora import adapter_matrices, lora_parameters, vision_matrices
@@ -165,10 +166,17 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         nested=s.double_quantization,
         # quantised in fp16 before 0.43, whatever is computed in: bitsandbytes nn/modules.py, Params4bit.cuda
         unpacked=role.unpacks or (0 if at_least(s.versions["bitsandbytes"], "0.43") else 4),
-        linear_experts=s.method == "qlora" and not at_least(s.versions["transformers"], "5"),
+        four_bit_experts=four_bit_experts(s),
         # autograd/_functions.py:MatMul4Bit, ctx.tensors = (A, B) up to 0.43.1, (None, B) from 0.43.2 on
         keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),
     )
+
+
+def four_bit_experts(s: Scenario) -> Experts:
+    """The routed experts of the job that are in four bits."""
+    if s.quantize_moe_experts:
+        return "whole"
+    return "linears" if s.method == "qlora" and not at_least(s.versions["transformers"], "5") else ""
 
 
 def masked(s: Scenario, arch: Architecture, length: int) -> bool:

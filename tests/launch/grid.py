@@ -169,6 +169,13 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
             yield from supervised(
                 "torch", ("sft",), METHODS, ({"loss": "cut"}, {"loss": "cut", "kernels": "liger"}), of
             )
+            four = {
+                "model": "qwen3-30b-a3b",
+                "method": "qlora",
+                "quantize_moe_experts": True,
+                "lora.targets": ["q_proj"],
+            }
+            yield from supervised("torch", ("sft",), (four,), ({}, {"checkpointing": "full"}), MACHINES[:1], of)
         usual = (METHODS, sharded, moved, ATTENTIONS, PRECISIONS, LOSSES, MACHINES)
         yield from supervised("torch", ("pretrain", "sft", "rm", "dpo"), *usual, of)
         kin = {"llamafactory": ("orpo", "simpo"), "ms-swift": ("kto", "orpo", "simpo", "gkd"), "axolotl": ()}[name]

@@ -259,6 +259,7 @@ def check_axolotl(packages: Packages, s: Scenario, found: Launch) -> dict[str, A
         else "full",
         "kernels": "liger" if said.get("liger_rms_norm") else "eager",
         "method": said.get("adapter", "full"),
+        "quantize_moe_experts": said.get("quantize_moe_experts", False),
     }
     if s.precision != "bf16" or not wide:  # FSDP 1 makes fp32 of weights, and nothing says that it shall not
         kinds = "mixed" if "deepspeed" in said else "fsdp-mixed" if wide else "bf16"

@@ -22,6 +22,7 @@ from calc.frameworks.base import Choices, accumulated, together
 from calc.frameworks.constraints import (
     compile_fault,
     cut_alike,
+    experts_fault,
     in_backward_fault,
     kernels_fault,
     linear_fault,
@@ -152,7 +153,7 @@ def rollout(sequences: int) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> str | None:
     """The reason why plain PyTorch cannot run `s`, in one line, or None."""
-    if fault := compile_fault(s):
+    if fault := compile_fault(s) or experts_fault(s):
         return fault
     if s.sharding != "zero3" and (fault := linear_fault(s)):
         return fault
