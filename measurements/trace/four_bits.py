@@ -33,8 +33,9 @@ def state(weight: torch.Tensor) -> QuantState:
     )  # fmt: skip
 
 
-def _nested(own: QuantState) -> tuple[torch.Tensor, torch.Tensor]:
-    return own.state2.absmax, own.state2.code
+def scales_of(own: QuantState) -> tuple[torch.Tensor, ...]:
+    """The tensors of a weight's scales."""
+    return own.absmax, own.code, own.state2.absmax, own.state2.code
 
 
 def packed(weight: torch.Tensor) -> Any:
@@ -53,7 +54,7 @@ class FourBits(Linear4bit):
         self.compute_dtype, self.compute_type_is_set = torch.bfloat16, True
 
         self.quant_state = state(linear.weight)
-        self.scales = (self.quant_state.absmax, self.quant_state.code, *_nested(self.quant_state))
+        self.scales = scales_of(self.quant_state)
         self.weight = packed(linear.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -87,6 +88,7 @@ def quantise_experts(model: Any) -> None:
             if "expert" not in f"{name}.{key}".lower() or weight is None or weight.ndim < 3:
                 continue
             own = state(weight)
+            module.scales = (*getattr(module, "scales", ()), *scales_of(own))
             setattr(module, key, packed(weight))
             nn.utils.parametrize.register_parametrization(
                 module, key, parametrize.Bnb4bitParametrization(own), unsafe=True
