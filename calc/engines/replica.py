@@ -187,6 +187,10 @@ class Holder:
         """The tensors alive while deferred gradients of all micro batches are reduced; none if nothing was deferred."""
         return []
 
+    def copying(self: TrainingEngine) -> list[Line]:
+        """The tensors alive while the embedding's first gradient is copied to the type of reductions; none if not."""
+        return []
+
     def waiting_head(self: TrainingEngine, where: Where, b: int) -> list[Line]:
         """A tied head's gradient, waiting in autograd for the embedding's, beside those of earlier micro batches."""
         r = self.replica
@@ -276,6 +280,9 @@ class TrainingEngine(Protocol):
 
     def finishing(self) -> list[Line]:
         """The tensors alive while gradients that waited for the last micro batch are reduced."""
+
+    def copying(self) -> list[Line]:
+        """The tensors alive while the embedding's first gradient is copied to the type in which it is reduced."""
 
     def stepping(self) -> Moments:
         """The instants of the optimizer step, each with the lines alive beside `resident`."""

@@ -97,12 +97,10 @@ def pipeline_fault(s: Scenario) -> str | None:
         "loss": ("full",),
         "precision": ("bf16", "fsdp-mixed", "fp32"),
         "sharding": ("none", "fsdp2"),
-        "context_parallel": (1,),
     }
     for field, allowed in fixed.items():
         if (value := getattr(s, field)) not in allowed:
-            why = "; the two together are not modelled" if field == "context_parallel" else ""
-            return f"{field}: given {value!r} {given}, allowed: {', '.join(map(str, allowed))}{why}"
+            return f"{field}: given {value!r} {given}, allowed: {', '.join(map(str, allowed))}"
     if s.optimizer == "none":
         return f"optimizer: given 'none' {given}, allowed: one that trains"
     if s.packing:
@@ -360,6 +358,9 @@ def compile_fault(s: Scenario) -> str | None:
     """
     if fault := float8_fault(s):
         return fault
+    if s.async_tensor_parallel and not (s.sequence_parallel and s.compile in ("model", "model-and-loss")):
+        given = f"given true with sequence_parallel {str(s.sequence_parallel).lower()} and compile {s.compile}"
+        return f"async_tensor_parallel: {given}, allowed: false, or with both sequence_parallel and compiled layers"
     if s.compile == "none":
         return None
     given = f"compile: given {s.compile!r}"

@@ -64,6 +64,8 @@ def flags(s: Scenario) -> Iterator[Words]:
     if s.compile != "none":
         yield ("--compile.enable",)
         yield option("--compile.components", *s.compile.split("-and-"))
+    if s.async_tensor_parallel:
+        yield ("--compile.enable_async_tensor_parallel",)
     yield from degrees(s)
     yield option("--optimizer.implementation", IMPLEMENTATIONS[s.optimizer_impl])
     yield (f"activation-checkpoint:{s.checkpointing}",)

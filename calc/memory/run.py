@@ -76,6 +76,7 @@ class Run:
     four_bit_experts: Experts = ""  # routed experts that are in four bits, too
     keeps_inputs: bool = False  # 4-bit linears keep inputs that a frozen weight does not need: bitsandbytes < 0.43.2
     sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions
+    within: bool = False  # products gather and scatter these parts themselves, piece by piece
     reentrant: bool = False  # PyTorch's reentrant checkpointing runs layers again
     flat: bool = False  # FSDP 1 around layers
     context: int = 1  # context-parallel ranks, each with some of the positions in all layers

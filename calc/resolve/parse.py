@@ -48,6 +48,7 @@ NEUTRAL: Mapping[str, Any] = {
     "recompute_modules": None,
     "context_parallel": 1,
     "sequence_parallel": False,
+    "async_tensor_parallel": False,
     "expert_parallel": 1,
     "expert_tensor_parallel": 1,
     "expert_imbalance": 1,

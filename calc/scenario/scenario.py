@@ -147,6 +147,7 @@ class Scenario:
     virtual_pipeline: int
     context_parallel: int
     sequence_parallel: bool
+    async_tensor_parallel: bool
     expert_parallel: int
     expert_tensor_parallel: int
     expert_imbalance: float

@@ -26,7 +26,7 @@ from calc.frameworks.constraints import SDPA_FLASH_HEAD
 from calc.memory.host import HostAllocator
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Adapter, Format, Kernel, Narrow, Run
-from calc.memory.runtime import process
+from calc.memory.runtime import process, symmetric
 from calc.memory.weights import Experts
 from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors, vision_tensors
 from calc.models.kernels import replaced
@@ -150,6 +150,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         kernel=kernel(arch, s.attention, s.layout),
         packaged=s.attention == "flash" and not role.varlen,
         sequences=s.sequence_parallel and s.tensor_parallel > 1,
+        within=s.async_tensor_parallel,
         reentrant=s.reentrant and s.checkpointing == "full",
         flat=s.sharding == "fsdp1",
         context=s.context_parallel,
@@ -287,6 +288,14 @@ class Placed(NamedTuple):
     def trained(self) -> bool:
         """True if the role has an optimizer."""
         return self.engine.replica.optimizer is not None
+
+    def workspaces(self) -> list[Line]:
+        """The memory outside PyTorch's allocator in which the role's ranks exchange parts of layers."""
+        s, run = self.s, self.engine.replica.run
+        if not run.within:
+            return []
+        tokens = self.role.rows * s.held_len(self.role.rows) // s.context_parallel
+        return [symmetric("process", tokens * run.arch.hidden, run.compute, s.tensor_parallel)]
 
 
 def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:

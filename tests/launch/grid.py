@@ -193,6 +193,8 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         held = (({"model": "llama-3.1-8b"}, {"model": "qwen3-14b"}), kept, STEPPED[-3:], MACHINES, of)
         yield from supervised("torch", ("pretrain",), *held, (*cut, *few))
         narrow = ({"float8": "mxfp8"}, {"float8": "nvfp4", "bf16_layers_at_end": 5})
+        within = {"tensor_parallel": 2, "compile": "model", "async_tensor_parallel": True, "model": "llama-3.1-8b"}
+        yield from supervised("torch", ("pretrain",), (within,), kept, MACHINES[1:], of)
         of_blocks = {"model": "llama-3.1-8b", "gpu": "b200", "compile": "model"}
         yield from supervised("torch", ("pretrain",), (of_blocks,), kept, narrow, MACHINES, of)
     elif name == "megatron-swift":

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tapes import arch
 
+from calc.base.ledger import Line
 from calc.base.plan import Path
 from calc.engines.replica import Where
 from calc.estimate.estimate import estimate
@@ -196,3 +197,31 @@ def test_what_is_not_modelled_is_refused(fields: dict[str, Any], message: str) -
     with pytest.raises(ScenarioError) as caught:
         parse(job | fields)
     assert message in str(caught.value)
+
+
+PARTS = {"tensor_parallel": 4, "sequence_parallel": True, "sharding": "fsdp2", "checkpointing": "full"}
+
+
+def test_async_tensor_parallelism_takes_a_workspace_outside_the_allocator() -> None:
+    """Two pieces of the product that is scattered: 2 · 8192 / 4 · 4096 numbers in bf16."""
+
+    def lines(**how: Any) -> list[Line]:
+        [group] = estimate(parse(JOB | PARTS | {"compile": "model"} | how)).groups
+        return [line for line in group.peak.moment.lines if not line.allocated and line.component == "communication"]
+
+    assert not lines()
+    assert [line.bytes for line in lines(async_tensor_parallel=True)] == [2 * 2 * 8192 * 4096 // 4]
+
+
+def test_async_tensor_parallelism_never_takes_more_of_the_allocator() -> None:
+    plain, within = (
+        estimate(parse(JOB | PARTS | {"compile": "model", "async_tensor_parallel": on})).groups[0]
+        for on in (False, True)
+    )
+    assert within.peak.moment.allocated_bytes <= plain.peak.moment.allocated_bytes
+
+
+def test_async_tensor_parallelism_needs_parts_and_compiled_layers() -> None:
+    for fields in ({"compile": "model"}, PARTS):
+        with pytest.raises(ScenarioError, match="allowed: false, or with both sequence_parallel and compiled layers"):
+            parse(JOB | fields | {"async_tensor_parallel": True})
