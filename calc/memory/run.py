@@ -86,6 +86,7 @@ class Run:
     wide_end: int = 0  # the number of last layers whose linears cast nothing
     imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank
     linear_kernels: bool = False  # linear attention and its convolution run in fla's and causal-conv1d's kernels
+    rotates: bool = False  # Megatron-core's layers without fusions rotate in one kernel all the same
     again: frozenset[Recomputed] = frozenset()  # parts of Megatron-core's layers that are run again for backward
     fed: bool = False  # the embedded tokens need a gradient, for adapters in a vision tower before them
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`

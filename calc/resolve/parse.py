@@ -46,6 +46,7 @@ NEUTRAL: Mapping[str, Any] = {
     "pipeline_layers": None,
     "virtual_pipeline": 1,
     "recompute_modules": None,
+    "apply_rope_fusion": False,
     "context_parallel": 1,
     "sequence_parallel": False,
     "async_tensor_parallel": False,
@@ -266,7 +267,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     if scenario.max_tokens_per_gpu:
         scenario = replace(scenario, micro_batch=scenario.rows)  # so that other readers of the field see what runs
     reason = rules.pinning_fault(scenario, catalog.gpu(scenario.gpu)) or rules.serving_fault(scenario, given)
-    reason = reason or rules.linear_fault(scenario)
+    reason = reason or rules.linear_fault(scenario) or rules.rotation_fault(scenario)
     if (reason := reason or module.refuse(scenario)) is not None:
         raise Objection(reason)
     return scenario

@@ -510,6 +510,16 @@ def linear_fault(s: Scenario) -> str | None:
     return None
 
 
+def rotation_fault(s: Scenario) -> str | None:
+    """The reason why queries and keys are not rotated in a kernel that is asked for, in one line, or None.
+
+    Megatron-core's other layers fuse rotation by themselves; that of latent attention has a kernel of its own.
+    """
+    if not s.apply_rope_fusion or (s.architecture.modeling == "megatron-plain" and not s.architecture.mla):
+        return None
+    return "apply_rope_fusion: given true, allowed: false, or with layers of Megatron-core that have no fusions"
+
+
 def linear_notes(s: Scenario) -> Iterator[str]:
     """Notes on what computes linear attention, which no framework's settings say."""
     if not s.architecture.recurrent:

@@ -160,6 +160,7 @@ class Scenario:
     recompute_modules: tuple[Recomputed, ...] | None
     reentrant: bool
     attention: Attention
+    apply_rope_fusion: bool
     linear_attention: LinearAttention
     kernels: Kernels
     compile: Compile

@@ -161,6 +161,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         wide_end=(s.bf16_layers_at_end or 0) if trained else 0,
         linear_kernels=s.linear_attention == "fla",
         again=s.recomputed,
+        rotates=s.apply_rope_fusion,
         exchange=role.exchange,
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank)),
         quantised=s.method == "qlora",
