@@ -38,8 +38,6 @@ def keys(actor: str, model: str, s: Scenario, name: str) -> Iterator[Words]:
     if s.recomputed:
         yield key(f"{layers}.recompute_granularity", "selective")
         yield key(f"{layers}.recompute_modules", f"[{','.join(sorted(s.recomputed))}]")
-    if s.apply_rope_fusion:
-        yield key(f"+{layers}.apply_rope_fusion", True)
     for called, value in RECOMPUTED.items() if s.checkpointing == "full" else ():
         yield key(f"{layers}.{called}", value)
     told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers)
