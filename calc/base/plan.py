@@ -152,6 +152,7 @@ class Role:
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
     leave). `pageable`: the copies lie in host memory that is not pinned.
 
+    `varlen`: flash attention is PyTorch's own operator, `varlen_attn`, and not that of the flash-attn package.
     `handed`: tensors of the residual stream that Megatron-core's stages hand on for a micro batch, joined in one.
     `pipeline`: the pipeline stage, from 0, and the number of stages, where a role is one stage of a model and runs its
     layers alone; `model` then names the role whose part it is. Roles with the same `process` live in one process of the
@@ -179,6 +180,7 @@ class Role:
     cut_scales: bool = False
     whole: bool = False
     masks: bool = False
+    varlen: bool = False
     handed: int = 1
     hooks: bool = True
     pipeline: tuple[int, int] = (0, 1)

@@ -25,7 +25,10 @@ class Plain(Holder):
         return [own, weights.adapter(r.role, r.adapter, r.adapter_bytes)] if r.adapter else [own]
 
     def loading(self) -> Moments:
-        """One instant: the weights are on the GPU."""
+        """The weights are on the GPU; before, the last layer's experts are joined if they go into four bits whole."""
+        r = self.replica
+        if r.run.four_bit_experts == "whole":
+            yield "experts before four bits", [*self.weights(), weights.stacked_experts(r.role, r.arch, r.run.compute)]
         yield "weights on the GPU", self.weights()
 
     def states(self) -> list[Line]:

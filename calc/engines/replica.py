@@ -70,20 +70,23 @@ class Replica:
 
     def packed(self, shards: int = 1) -> Line:
         """The model in four bits, over `shards` GPUs."""
-        how = {"linear_experts": self.run.linear_experts, "nested": self.run.nested, "cut_scales": self.cut_scales}
-        return weights.quantised(self.role, self.arch, self.head, self.weight_bytes, shards, **how)
+        experts, nested = self.run.four_bit_experts, self.run.nested
+        return weights.quantised(self.role, self.arch, self.head, self.weight_bytes, shards, experts=experts,
+                                 nested=nested, cut_scales=self.cut_scales)  # fmt: skip
 
     def stored_as(self, own: Sequence[Tensor]) -> Iterator[tuple[float, Sequence[Tensor]]]:
         """Its `own` tensors by the bytes of an element: those in four bits, without their scales, and the others."""
-        four = weights.quantised_kinds(self.arch, self.run.linear_experts) if self.quantised else ()
-        if four:
-            yield weights.PACKED, [t for t in own if t.kind in four]
-        yield self.weight_bytes, [t for t in own if t.kind not in four]
+        found: dict[bool, list[Tensor]] = {True: [], False: []}
+        for t in own:
+            found[self.quantised and weights.is_quantised(self.arch, t, self.run.four_bit_experts)].append(t)
+        if self.quantised:
+            yield weights.PACKED, found[True]
+        yield self.weight_bytes, found[False]
 
     def scales(self) -> Line:
         """The scales of the model in four bits."""
-        how = {"linear_experts": self.run.linear_experts, "nested": self.run.nested}
-        return weights.scales(self.role, self.arch, **how)
+        experts, nested = self.run.four_bit_experts, self.run.nested
+        return weights.scales(self.role, self.arch, experts=experts, nested=nested)
 
     @property
     def ties_gradients(self) -> bool:
@@ -184,6 +187,10 @@ class Holder:
         """The tensors alive while deferred gradients of all micro batches are reduced; none if nothing was deferred."""
         return []
 
+    def copying(self: TrainingEngine) -> list[Line]:
+        """The tensors alive while the embedding's first gradient is copied to the type of reductions; none if not."""
+        return []
+
     def waiting_head(self: TrainingEngine, where: Where, b: int) -> list[Line]:
         """A tied head's gradient, waiting in autograd for the embedding's, beside those of earlier micro batches."""
         r = self.replica
@@ -273,6 +280,9 @@ class TrainingEngine(Protocol):
 
     def finishing(self) -> list[Line]:
         """The tensors alive while gradients that waited for the last micro batch are reduced."""
+
+    def copying(self) -> list[Line]:
+        """The tensors alive while the embedding's first gradient is copied to the type in which it is reduced."""
 
     def stepping(self) -> Moments:
         """The instants of the optimizer step, each with the lines alive beside `resident`."""

@@ -53,6 +53,18 @@ class Staged(Fsdp):
         layers = sum([self.layer_of(spec) * n for spec, n in layer_kinds(self.replica.arch)])
         return communication.gathered(self.replica.role, "layers", layers - but, self.replica.run.compute)
 
+    def copying(self) -> list[Line]:
+        """Whole gradients in the type in which they are reduced, the embedding's in the compute type, too.
+
+        torch 2.13 `distributed/fsdp/_fully_shard/_fsdp_param.py`, `to_accumulated_grad_if_needed`, after the first
+        micro batch; later ones add to it.
+        """
+        r, c = self.replica, self.replica.run.compute
+        if not r.arch.embeds or r.reduce_bytes == c:
+            return []
+        held = [self.root_gathered(1), self.layers_gathered(), *self.waiting(r.trainable)]
+        return [*held, gradients.unreduced(r.role, r.embedding, c)]
+
     def finishing(self) -> list[Line]:
         """The reduction of the first unit, its weights freed: the root unit or, if that is empty, a layer.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from calc.base.optimizers import OPTIMIZERS
+from calc.base.versions import at_least
 from calc.models.architecture import BEFORE
 from calc.models.kernels import replaced
 from calc.scenario.scenario import Scenario
@@ -10,6 +11,8 @@ from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS
 
 ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a model's own operations were read
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
+QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
+BLOCKS = {"mxfp8": 32, "nvfp4": 128}  # elements, and tokens, of a block that kernels scale
 SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 
 
@@ -94,12 +97,10 @@ def pipeline_fault(s: Scenario) -> str | None:
         "loss": ("full",),
         "precision": ("bf16", "fsdp-mixed", "fp32"),
         "sharding": ("none", "fsdp2"),
-        "context_parallel": (1,),
     }
     for field, allowed in fixed.items():
         if (value := getattr(s, field)) not in allowed:
-            why = "; the two together are not modelled" if field == "context_parallel" else ""
-            return f"{field}: given {value!r} {given}, allowed: {', '.join(map(str, allowed))}{why}"
+            return f"{field}: given {value!r} {given}, allowed: {', '.join(map(str, allowed))}"
     if s.optimizer == "none":
         return f"optimizer: given 'none' {given}, allowed: one that trains"
     if s.packing:
@@ -308,9 +309,30 @@ def whole_gradients(s: Scenario) -> str | None:
     return None
 
 
+def experts_fault(s: Scenario) -> str | None:
+    """The reason why routed experts in four bits are not modelled for `s`, in one line, or None.
+
+    Under FSDP every rank has loaded all of them before they are cut (axolotl 0.19 `loaders/model.py:700`).
+    """
+    if not s.quantize_moe_experts:
+        return None
+    given, arch = "quantize_moe_experts: given true", s.architecture
+    if not arch.experts or arch.routing == "all" or arch.modeling:
+        return f"{given} with model {s.model}, allowed: false; modelled for routed experts of Transformers"
+    if s.framework != "torch" or s.trainer not in QUANTISE_EXPERTS:
+        who = s.framework if s.framework != "torch" else f"trainer {s.trainer}"
+        return f"{given} with {who}, allowed: false; modelled with torch and trainer {', '.join(QUANTISE_EXPERTS)}"
+    if not at_least(s.versions["transformers"], "5"):
+        return f"{given} with transformers {s.versions['transformers']}, allowed: false; its experts are linears"
+    if s.sharding not in ("none", "ddp"):
+        return f"{given} with sharding {s.sharding}, allowed: false, or with none, ddp; not modelled"
+    return None
+
+
 def unmodelled(s: Scenario) -> str | None:
     """The reason why a framework that is not plain PyTorch cannot have some of its settings, in one line, or None."""
-    return kernels_fault(s) or whole_gradients(s) or states_fault(s) or streams_fault(s) or compile_fault(s)
+    faults = (kernels_fault, whole_gradients, states_fault, streams_fault, compile_fault, experts_fault)
+    return next((reason for fault in faults if (reason := fault(s))), None)
 
 
 def trainer_fault(s: Scenario, usual: str = "own") -> str | None:
@@ -336,6 +358,9 @@ def compile_fault(s: Scenario) -> str | None:
     """
     if fault := float8_fault(s):
         return fault
+    if s.async_tensor_parallel and not (s.sequence_parallel and s.compile in ("model", "model-and-loss")):
+        given = f"given true with sequence_parallel {str(s.sequence_parallel).lower()} and compile {s.compile}"
+        return f"async_tensor_parallel: {given}, allowed: false, or with both sequence_parallel and compiled layers"
     if s.compile == "none":
         return None
     given = f"compile: given {s.compile!r}"
@@ -367,18 +392,32 @@ def compile_fault(s: Scenario) -> str | None:
 def float8_fault(s: Scenario) -> str | None:
     """The reason why float8 linears are not modelled for `s`, in one line, or None.
 
-    Eager, torchao keeps a float8 copy of each weight, which was not traced.
+    Eager, torchao keeps a float8 copy of each weight, which was not traced. Kernels of MXFP8 take blocks of 32 elements
+    of a weight and of the tokens, those of NVFP4 blocks of 128 (torchao 0.18 `mx_formats/kernels.py`,
+    `mxfp8_quantize_cuda`; `nvfp4_training/nvfp4_linear.py`, `nvfp4_mm_triton`).
     """
     if s.float8 == "none":
-        return (
-            "float8_all_gather: given true, allowed: false, or with float8 tensorwise" if s.float8_all_gather else None
-        )
+        for field, asked, off in (
+            ("float8_all_gather", s.float8_all_gather, "false, or with float8 tensorwise"),
+            ("bf16_layers_at_end", s.bf16_layers_at_end, "null, or with float8"),
+        ):
+            if asked:
+                return f"{field}: given {str(asked).lower()}, allowed: {off}"
+        return None
     if s.compile not in ("model", "model-and-loss"):
         return f"float8: given {s.float8!r} with compile {s.compile}, allowed: none; modelled with compiled layers"
     if s.float8_all_gather and (s.float8 != "tensorwise" or s.sharding != "fsdp2"):
         given = f"float8_all_gather: given true with float8 {s.float8} and sharding {s.sharding}"
         return f"{given}, allowed: false; torchao gathers so with tensorwise under fsdp2"
-    wide = s.architecture
-    if any(n % 16 for n in (wide.hidden, wide.intermediate, wide.heads * wide.head_dim, wide.kv_heads * wide.head_dim)):
-        return f"float8: given {s.float8!r} with model {s.model}, allowed: none; its linears are no multiples of 16"
+    arch, n = s.architecture, BLOCKS.get(s.float8, 16)
+    if s.bf16_layers_at_end and (s.pipeline_parallel > 1 or s.bf16_layers_at_end >= arch.layers):
+        given = f"bf16_layers_at_end: given {s.bf16_layers_at_end} with pipeline_parallel = {s.pipeline_parallel}"
+        return f"{given}, allowed: below the model's {arch.layers} layers, all of them on one GPU"
+    cut = s.tensor_parallel if s.float8 in BLOCKS else 1
+    widths = (arch.intermediate, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim)
+    if arch.hidden % n or any(width // cut % n for width in widths):
+        return f"float8: given {s.float8!r} with model {s.model}, allowed: none; its linears are no multiples of {n}"
+    tokens = s.micro_batch * s.seq_len // s.context_parallel
+    if s.float8 in BLOCKS and tokens % n:
+        return f"float8: given {s.float8!r} with {tokens} tokens a GPU, allowed: with a multiple of {n}"
     return None

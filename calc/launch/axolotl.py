@@ -77,6 +77,7 @@ def settings(s: Scenario) -> dict[str, Any]:
         found |= {
             "adapter": s.method,
             "load_in_4bit": s.method == "qlora",
+            **({"quantize_moe_experts": True} if s.quantize_moe_experts else {}),
             "lora_r": s.lora.rank,
             "lora_alpha": 2 * s.lora.rank,
             "lora_dropout": s.lora.dropout,

@@ -19,6 +19,11 @@ CONFIGS = {
     "qwen3-0.6b": ("qwen3", "qwen3_0_6b"), "qwen3-1.7b": ("qwen3", "qwen3_1_7b"), "qwen3-14b": ("qwen3", "qwen3_14b"),
     "qwen3-32b": ("qwen3", "qwen3_32b"),
 }  # fmt: skip
+# Those with converters: by model, format, and layers at the end that stay in bf16 (`nvfp4_bf16_tail_fqns`, 15 %).
+CONVERTED = {
+    ("llama-3.1-8b", "mxfp8", None): ("llama3", "llama3_8b_mxfp8"),
+    ("llama-3.1-8b", "nvfp4", 5): ("llama3", "llama3_8b_first_85_pct_layers_nvfp4"),
+}  # fmt: skip
 IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "single": "for-loop"}
 
 
@@ -37,15 +42,14 @@ def flags(s: Scenario) -> Iterator[Words]:
         raise LaunchError(f"model: given {s.model!r}, allowed for a command of torchtitan: {allowed}")
     if s.optimizer != (usual := shell.does(s, "optimizer")):
         raise LaunchError(f"optimizer: given {s.optimizer!r}, allowed for a command of torchtitan: {usual}")
-    if s.float8 != "none":
-        raise LaunchError(
-            f"float8: given {s.float8!r}, allowed for a command of torchtitan: none, whose flags have none"
-        )
+    if s.float8 != "none" and (s.model, s.float8, s.bf16_layers_at_end) not in CONVERTED:
+        known = "; ".join(f"{form} of {model} with {end or 'no'} layers in bf16" for model, form, end in CONVERTED)
+        raise LaunchError(f"float8: given {s.float8!r}, allowed for a command of torchtitan: none; {known}")
     if s.loss != "chunked" and s.together == 1:
         raise LaunchError(
             f"loss: given {s.loss!r}, allowed for a command of torchtitan: chunked, as its configurations"
         )
-    module, config = CONFIGS[s.model]
+    module, config = CONVERTED.get((s.model, s.float8, s.bf16_layers_at_end), CONFIGS[s.model])
     yield option("--module", module)
     yield option("--config", config)
     yield option("--hf_assets_path", Placeholder("ASSETS", "folder of the downloaded tokenizer"))
@@ -60,6 +64,8 @@ def flags(s: Scenario) -> Iterator[Words]:
     if s.compile != "none":
         yield ("--compile.enable",)
         yield option("--compile.components", *s.compile.split("-and-"))
+    if s.async_tensor_parallel:
+        yield ("--compile.enable_async_tensor_parallel",)
     yield from degrees(s)
     yield option("--optimizer.implementation", IMPLEMENTATIONS[s.optimizer_impl])
     yield (f"activation-checkpoint:{s.checkpointing}",)
@@ -83,5 +89,7 @@ def notes(s: Scenario) -> Iterator[str]:
     """Notes on the values that the reader fills in, and on fields that no flag sets."""
     yield shell.needs("ASSETS", "what scripts/download_hf_assets.py has downloaded of the model")
     yield from shell.on_every_node(s)
+    if s.float8 == "mxfp8":
+        yield "llama3_8b_mxfp8 converts the head, too, whose casts are not counted"
     yield from shell.unsaid(s, "attention", "grad_dtype", "packing", "no_sync", "reentrant")
     yield from shell.common_notes(s)

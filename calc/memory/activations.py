@@ -28,6 +28,7 @@ from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
 from calc.memory.run import PREFIXES, Run, dimensions
 from calc.memory.ssm import StateSpace
+from calc.memory.weights import SCALE
 from calc.models.architecture import LayerSpec, layer_kinds
 from calc.models.lora import adapted
 
@@ -158,8 +159,9 @@ class Program(DeltaRule, StateSpace, Attention):
         # the rows of the biases are picked by expert
         picks = [Tensor(of(k=1), 8)] * arch.expert_bias
         first = "gate_up_proj" if arch.gated else "up_proj"
+        opened = self.opened_experts(first)
         pair = tape.op("experts: gate_up", [picked], kj * (2 if arch.gated else 1), c,
-                       saves=[picked, *picks] if trained else [], weight=self.trained_expert(first),
+                       saves=[*opened, *([picked, *picks] if trained else [])], weight=self.trained_expert(first),
                        multiplies=True)  # fmt: skip
         if arch.experts_input_first:
             product = self.clamped_gate(pair, kj, c)
@@ -169,7 +171,8 @@ class Program(DeltaRule, StateSpace, Attention):
             gate, up = tape.split("experts: gate, up", pair, [kj, kj])
             act = tape.op("experts: activation", [gate], kj, c, saves=[gate])
             product = tape.op("experts: product", [act, up], kj, c, saves=[act, up])
-        down = tape.op("experts: down", [product], kh, c, saves=[product] if trained else [],
+        opened += (last := self.opened_experts("down_proj"))
+        down = tape.op("experts: down", [product], kh, c, saves=[*last, *([product] if trained else [])],
                        weight=self.trained_expert("down_proj"), multiplies=True)  # fmt: skip
         wide = max(c, weights.b)  # of both gradients, until the engine casts that of `down`
         weights = tape.op("experts: sort weights", [weights], of(k=1), weights.b, saves=[order])
@@ -178,8 +181,20 @@ class Program(DeltaRule, StateSpace, Attention):
         )
         weighted = tape.op("experts: unsort", [weighted], kh, wide, saves=[inverse])
         y = self.cast(tape.op("experts: sum", [weighted], WIDTH, wide), c, "experts")
-        tape.returns(picked, down)
+        tape.returns(picked, down, *opened)
         return y
+
+    def opened_experts(self, name: str) -> list[Tensor]:
+        """A parameter of all experts made 16 bits wide, which `parametrize` caches to the end of the block's forward.
+
+        The product keeps it for its input's gradient (bitsandbytes 0.50.2 `nn/parametrize.py:Bnb4bitParametrization`).
+        Its scales, which were quantised, are dequantised before it.
+        """
+        if self.run.four_bit_experts != "whole":
+            return []
+        weight, scales = (Size({}, {f"W_experts_{name}": each}) for each in (1, SCALE))
+        scales = scales if self.run.nested else NOTHING
+        return [self.tape.op(f"experts: dequantise {name}", [], weight, self.c, scratch=scales)]
 
     def trained_expert(self, name: str) -> int:
         """Elements of the routed experts' weights and biases called `name`; 0 if they are not trained."""
@@ -390,16 +405,19 @@ class Kind(NamedTuple):
     """The properties of a layer, beside the run, on which its tape depends.
 
     `spec` without its window, of which the tape sees no more than whether SDPA is `masked`. `first`: the layer lies
-    above a frozen embedding, or above frozen layers without adapters, whose output needs no gradient.
+    above a frozen embedding, or above frozen layers without adapters, whose output needs no gradient. `wide`: its
+    linears multiply in 16 bits, though others cast what they read.
     """
 
     spec: LayerSpec
     masked: bool
     first: bool
+    wide: bool = False
 
     def run(self, run: Run) -> Run:
         """The settings of `run` for such a layer."""
-        return replace(run, kernel="masked") if self.masked else run
+        own = replace(run, narrow="" if self.wide else run.narrow, wide_end=0) if run.wide_end else run
+        return replace(own, kernel="masked") if self.masked else own
 
 
 def lowest_adapted(run: Run) -> int:
@@ -425,6 +443,7 @@ def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
             spec._replace(slides=False),
             masked and (arch.masked or spec.slides) and not arch.attention_sinks,
             n <= lowest and not run.trained and not required and not run.fed,
+            n >= arch.layers - run.wide_end,
         )
         for n, spec in enumerate(arch.specs)
     ]

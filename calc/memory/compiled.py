@@ -8,21 +8,36 @@ backward reads (`ban_if_materialized_backward`), so that inputs of linears stay,
 kernel before them is computed again. Kept of a Llama layer in bf16: 8·h + 4·q + 4·kv + 6·i + 4·H + 8 bytes a token.
 
 torchao's Float8Linear saves its input as it is, but backward's product reads a cast of it, which is fused with whatever
-makes the input: so norms' outputs and the product of gate and up are not kept, and the output of attention is kept
-twice, for its own backward and in float8: 4·h + 5·q + 4·kv + 4·i + 4·H + 8 (torchao 0.9 `float8/float8_linear.py`,
-traced likewise). Recipe `rowwise_with_gw_hp` makes weights' gradients of uncast inputs, and keeps what bf16 keeps.
+makes the input: so norms' outputs and the product of gate and up are not kept, and the output of attention is cast
+again in backward: 4·h + 4·q + 4·kv + 4·i + 4·H + 8 (torchao 0.18 `float8/float8_linear.py`, traced likewise, behind
+Inductor's passes over the joint graph). Recipe `rowwise_with_gw_hp` makes weights' gradients of uncast inputs, and
+keeps what bf16 keeps.
+
+MXFP8Linear casts by kernels that Inductor cannot fuse, along rows for the product that reads rows, along columns for
+the weight's gradient. The partitioner moves the cast by columns of what nothing else keeps into forward, and keeps it
+in the input's place: 4·h + 4·q + 4·kv + 4·i + 4·H + 8 + (33/32)·(2·h + i) (torchao 0.18
+`prototype/moe_training/mxfp8_linear.py`, `mx_mm`, with stand-ins for the kernels on a CPU). Scales rearranged in blocks
+are left out: selective checkpointing keeps h/16 bytes of them. NVFP4Linear makes both casts in one kernel, and saves
+those by columns of its input and of its weight, 9/16 of a byte an element with its scales
+(`nvfp4_training/nvfp4_linear.py`).
 
 In a checkpointed layer the policy's tags decide, as in eager mode, but a product that backward does not need is
-dropped.
+dropped. It sees the `mm` of float8's and MXFP8's tensors as any other; NVFP4's products are `_scaled_mm_v2`, which it
+does not know, and all are computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import assert_never
 
 from calc.autograd.tape import Size, Tape, Tensor, of
 from calc.memory.attention import Attention
 from calc.memory.linears import OUTPUTS, WIDTH
+
+# Bytes of an element and of its part of a scale: a byte for 32 elements in MXFP8, for 16 in NVFP4
+SCALED: Mapping[str, float] = {"mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
+COLUMNS = "cast by columns"
 
 
 class Fused(Attention):
@@ -37,15 +52,54 @@ class Fused(Attention):
         return self.tape.op(name, [x], x.width, x.b, saves=[*inputs, Tensor(rows, 4)], weight=weight)
 
     def whole(self, name: str, x: Tensor, out: Size) -> Tensor:
-        """The product; in float8 it keeps a cast of the output of attention, and has what else it reads made again."""
-        if not self.run.narrow or name in OUTPUTS:
-            return super().whole(name, x, out)
-        tape, trained = self.tape, self.elements.get(name, 0)
-        kept = [Tensor(x.width, 1)] if name == self.arch.names.output else []
-        # backward casts its gradient and its input, and the weight, each by columns and by rows
-        casts = x.width * (0 if kept else 1) + out * 2 + Size({}, {f"W_{name}": 1})
-        return tape.op(name, [x], out, self.c, saves=kept, scratch=x.width + Size({}, {f"W_{name}": 1}),
-                       backward_scratch=casts, weight=trained, product=name not in self.biased, flat=True)  # fmt: skip
+        """The product, in the format in which linears multiply; the head's is PyTorch's own."""
+        narrow = "" if name in OUTPUTS else self.run.narrow
+        match narrow:
+            case "":
+                return super().whole(name, x, out)
+            case "float8":
+                return self.in_float8(name, x, out)
+            case "mxfp8":
+                return self.in_mxfp8(name, x, out)
+            case "nvfp4":
+                return self.in_nvfp4(name, x, out)
+            case other:
+                assert_never(other)
+
+    def in_float8(self, name: str, x: Tensor, out: Size) -> Tensor:
+        """torchao's Float8Linear, which keeps nothing: what it reads is made again and cast."""
+        casts = x.width + Size({}, {f"W_{name}": 1})
+        # backward casts its gradient both by rows and by columns
+        return self.tape.op(name, [x], out, self.c, scratch=casts, backward_scratch=casts + out * 2,
+                            weight=self.elements.get(name, 0), product=name not in self.biased, flat=True)  # fmt: skip
+
+    def in_mxfp8(self, name: str, x: Tensor, out: Size) -> Tensor:
+        """torchao's MXFP8Linear: keeps its input by columns, or casts what another operation keeps in backward.
+
+        Its product is `mm`; a bias is added behind it. Backward casts the gradient by rows and the weight by columns,
+        then the gradient by columns.
+        """
+        b, weight = SCALED["mxfp8"], Size({}, {f"W_{name}": 1})
+        there = any(x.storage is t.storage for op in self.tape.ops for t in op.saves)
+        again = [x.width * b] if there else []
+        return self.tape.op(
+            name, [x], out, self.c, saves=[] if there else [self.by_columns(x, b)], scratch=(x.width + weight) * b,
+            backward_scratch=sum(again, (out + weight) * b),
+            backward_course=(out * b, weight * b, None, 0, 1, out * b, *again),
+            weight=self.elements.get(name, 0), product=True, flat=True,
+        )  # fmt: skip
+
+    def in_nvfp4(self, name: str, x: Tensor, out: Size) -> Tensor:
+        """torchao's NVFP4Linear: keeps its input and its weight by columns; backward casts the gradient both ways."""
+        b, weight = SCALED["nvfp4"], Size({}, {f"W_{name}": 1})
+        kept = [self.by_columns(x, b), self.tape.op(f"{name}: weight by columns", [], weight, b)]
+        return self.tape.op(name, [x], out, self.c, saves=kept, scratch=(x.width + weight) * b,
+                            backward_scratch=out * 2 * b, weight=self.elements.get(name, 0), flat=True)  # fmt: skip
+
+    def by_columns(self, x: Tensor, b: float) -> Tensor:
+        """`x` in `b` bytes an element, scaled along the tokens; all linears that read it share one cast."""
+        found = [op.outs[0] for op in self.tape.ops if op.name == COLUMNS and op.inputs[0].storage is x.storage]
+        return found[0] if found else self.tape.op(COLUMNS, [x], x.width, b)
 
     def add(self, residual: Tensor, y: Tensor, name: str) -> Tensor:
         """The residual stream, which each of its readers adds up again from its parts."""

@@ -204,9 +204,15 @@ class Linears:
         return self.tape.op(f"{name}: all-reduce", [x], x.width, x.b, view=True)
 
     def summed(self, name: str, y: Tensor) -> Tensor:
-        """The output of a linear whose inputs are spread over ranks: partial sums, all-reduced or reduce-scattered."""
+        """The output of a linear whose inputs are spread over ranks: partial sums, all-reduced or reduce-scattered.
+
+        Async TP scatters them as they are made, and adds up what has come (torch 2.13
+        `distributed/_symmetric_memory/__init__.py`, `_fused_matmul_reduce_scatter_impl`).
+        """
         if self.arch.ranks == 1:
             return y
+        if self.run.within:
+            return self.tape.op(f"{name}: reduce-scatter", [y], self.stream, y.b, spared=())
         if self.run.sequences:
             # cut along the second dimension by a copy (torch `_functional_collectives.py`, `reduce_scatter_tensor`)
             return self.tape.op(
@@ -215,10 +221,13 @@ class Linears:
         return self.tape.op(f"{name}: all-reduce", [y], y.width, y.b, aliases=[y])
 
     def gathered(self, x: Tensor, name: str) -> Tensor:
-        """All positions of a block's input where ranks have parts of the sequence: gathered, then joined by a copy."""
+        """All positions of a block's input where ranks have parts of the sequence: gathered, then joined by a copy.
+
+        Async TP gathers them where they belong (`_fused_all_gather_matmul_impl`).
+        """
         if not self.run.sequences:
             return x
-        whole = WIDTH * x.b
+        whole = NOTHING if self.run.within else WIDTH * x.b
         return self.tape.op(f"{name}: gather sequence", [x], WIDTH, x.b, scratch=whole, backward_scratch=whole)
 
     def is_adapted(self, name: str) -> bool:

@@ -161,7 +161,7 @@ class MegatronLayer(MegatronExperts):
 
         `core/models/common/embeddings/rope_utils.py`, `_apply_rotary_pos_emb_thd`.
         """
-        if not self.plain:
+        if self.run.rotates or not self.plain:
             return self.tape.op(f"{name}: rotate", [x], x.width, BF16)
         angles = Tensor(of(D=2), BF16)
         return self.tape.op(f"{name}: rotate", [x], x.width, BF16, saves=[angles], scratch=x.size * 2)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, assert_never
 
 from calc.base.plan import Exchange, Recomputed
+from calc.memory.weights import Experts
 from calc.models.architecture import Architecture, LayerSpec, layer_kinds, layer_tensors
 from calc.models.kernels import Replaced
 
@@ -16,6 +17,8 @@ from calc.models.kernels import Replaced
 Format = Literal["bf16", "autocast", "autocast-narrow", "autocast-bf16", "fp32"]
 # efficient is what SDPA takes for fp32 or unequal head sizes, math its plain mathematics
 Kernel = Literal["flash", "efficient", "masked", "eager", "math"]
+# "": products of 16 or 32 bits
+Narrow = Literal["", "float8", "mxfp8", "nvfp4"]
 
 
 class Widths(NamedTuple):
@@ -70,17 +73,20 @@ class Run:
     quantised: bool = False  # linears in four bits, dequantised for each multiplication
     nested: bool = True  # the scales of 4-bit weights are quantised themselves
     unpacked: int = 0  # bytes of an element of a 4-bit weight while it multiplies; 0: those of `compute`
-    linear_experts: bool = False  # routed experts, too, are in four bits, each of them three linears
+    four_bit_experts: Experts = ""  # routed experts that are in four bits, too
     keeps_inputs: bool = False  # 4-bit linears keep inputs that a frozen weight does not need: bitsandbytes < 0.43.2
     sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions
+    within: bool = False  # products gather and scatter these parts themselves, piece by piece
     reentrant: bool = False  # PyTorch's reentrant checkpointing runs layers again
     flat: bool = False  # FSDP 1 around layers
     context: int = 1  # context-parallel ranks, each with some of the positions in all layers
     replaced: frozenset[Replaced] = frozenset()  # operations that a library's kernels run
     compiled: bool = False  # each layer is compiled, by torch.compile
-    narrow: bool = False  # compiled linears that cast their inputs to float8 for all three products
+    narrow: Narrow = ""  # the format to which compiled linears cast what their three products read
+    wide_end: int = 0  # the number of last layers whose linears cast nothing
     imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank
     linear_kernels: bool = False  # linear attention and its convolution run in fla's and causal-conv1d's kernels
+    rotates: bool = False  # Megatron-core's layers without fusions rotate in one kernel all the same
     again: frozenset[Recomputed] = frozenset()  # parts of Megatron-core's layers that are run again for backward
     fed: bool = False  # the embedded tokens need a gradient, for adapters in a vision tower before them
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`

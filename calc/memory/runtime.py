@@ -92,6 +92,16 @@ def process(
     return lines
 
 
+def symmetric(role: str, elements: int, b: int, ranks: int) -> Line:
+    """Async TP's workspace for a group of `ranks`: two pieces of what is scattered, `elements` in all of `b` bytes.
+
+    It is made outside the allocator, and grows to the largest that was asked for (torch 2.13
+    `distributed/_symmetric_memory/__init__.py`, `_pipelined_produce_and_all2all`, `get_symm_mem_workspace`).
+    """
+    values = {"c": b, "n": elements, "t": ranks}
+    return Line("communication", role, 2 * b * elements // ranks, "2·c·n/t", values, "parallelism#sequence", False)
+
+
 def fragmentation(lines: list[Line]) -> Line:
     """The median loss to fragmentation at an instant, once blocks have been freed."""
     values = {"f": HELD_BACK[MIDDLE], "B": stirred(lines)}

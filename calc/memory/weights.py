@@ -3,15 +3,21 @@
 NF4 (bitsandbytes 0.45.5 `functional.py:quantize_4bit`): half a byte an element and an fp32 scale for each 64 elements,
 or with double quantisation an 8-bit scale, and an fp32 one for each 256 of the 8-bit scales. Only `nn.Linear` weights
 are quantised, the head is not. Before Transformers 5 each routed expert is three linears and the router one
-(`modeling_mixtral.py` of 4.48.1); since, they are bare parameters, as GPT-OSS's have always been.
+(`modeling_mixtral.py` of 4.48.1); since, they are bare parameters, as GPT-OSS's have always been. These are quantised
+only where they are asked for by name, each whole (bitsandbytes 0.50.2 `nn/parametrize.py:replace_parameter_4bit`, by
+axolotl 0.19 `monkeypatch/moe_quant.py`, which leaves their biases).
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal, assert_never
 
 from calc.base.ledger import Line
-from calc.models.architecture import Architecture, Head, parameters, tensors
+from calc.models.architecture import Architecture, Head, Tensor, parameters, tensors
+
+# routed experts in four bits: none, each of them three linears, or all of a layer's in two parameters
+Experts = Literal["", "linears", "whole"]
 
 SCALE = 4 / 64  # bytes of an element's part of an fp32 scale
 PACKED = 0.5  # bytes of an element without its part of the scales
@@ -37,20 +43,27 @@ def master(role: str, count: int, b: int, shards: int = 1) -> Line:
 
 
 @lru_cache(maxsize=1024)
-def quantised_elements(arch: Architecture, *, linear_experts: bool = False) -> int:
+def quantised_elements(arch: Architecture, *, experts: Experts = "") -> int:
     """Elements that 4-bit loading quantises: every linear inside the layers, not embeddings, norms or head.
 
-    litgpt's plugin quantises the head, too. `linear_experts`: routed experts and their router are linears, too.
+    litgpt's plugin quantises the head, too.
     """
-    kinds = quantised_kinds(arch, linear_experts)
-    return sum(t.elements * t.count for t in tensors(arch) if t.kind in kinds)
+    return sum(t.elements * t.count for t in tensors(arch) if is_quantised(arch, t, experts))
 
 
-def quantised_kinds(arch: Architecture, linear_experts: bool) -> tuple[str, ...]:
-    """The kinds of tensors that 4-bit loading quantises."""
+def is_quantised(arch: Architecture, t: Tensor, experts: Experts) -> bool:
+    """True if 4-bit loading quantises `t`; routers are linears where experts are."""
     if arch.modeling == "litgpt":
-        return ("linear", "head")
-    return ("linear", "expert", "router") if linear_experts and not arch.experts_input_first else ("linear",)
+        return t.kind in ("linear", "head")
+    match experts:
+        case "whole":
+            return t.kind == "linear" or (t.kind == "expert" and not t.name.endswith("_bias"))
+        case "linears":
+            return t.kind == "linear" or (t.kind in ("expert", "router") and not arch.experts_input_first)
+        case "":
+            return t.kind == "linear"
+        case other:
+            assert_never(other)
 
 
 def quantised(
@@ -60,7 +73,7 @@ def quantised(
     rest_bytes: int,
     shards: int = 1,
     *,
-    linear_experts: bool = False,
+    experts: Experts = "",
     nested: bool = True,
     cut_scales: bool = False,
 ) -> Line:
@@ -70,7 +83,7 @@ def quantised(
     that a linear keeps beside its weight (bitsandbytes 0.50.2 `nn/modules.py:393`, :487-501). With `cut_scales` they
     are tensors within the weight, which is cut with them: torchao's NF4Tensor (`dtypes/nf4tensor.py`).
     """
-    four, total = quantised_elements(arch, linear_experts=linear_experts), parameters(arch, head=head)
+    four, total = quantised_elements(arch, experts=experts), parameters(arch, head=head)
     if shards == 1 or cut_scales:
         values = {"P_4": four, "P": total, "b": rest_bytes, "n": NF4[nested], "N": shards}
         size, formula = int((NF4[nested] * four + rest_bytes * (total - four)) / shards), "(n·P_4 + b·(P - P_4))/N"
@@ -87,7 +100,17 @@ def quantised(
     )
 
 
-def scales(role: str, arch: Architecture, *, linear_experts: bool = False, nested: bool = True) -> Line:
+def stacked_experts(role: str, arch: Architecture, b: int) -> Line:
+    """The largest parameter of routed experts in `b` bytes, twice: its parts, as they are joined before four bits.
+
+    Transformers 5.23 `core_model_loading.py`: `MergeModulelist` stacks each projection of a layer's experts,
+    `Concatenate` joins gate and up; on-the-fly quantisation loads them one by one.
+    """
+    most = max([t.elements for t in tensors(arch) if t.kind == "expert"], default=0)
+    return Line("temporary", role, 2 * b * most, "2·b·P_e", {"b": b, "P_e": most}, "weights#nf4")
+
+
+def scales(role: str, arch: Architecture, *, experts: Experts = "", nested: bool = True) -> Line:
     """The scales of a model in NF4, which stay on the GPU where its shards lie on the host."""
-    four, scale = quantised_elements(arch, linear_experts=linear_experts), NF4[nested] - PACKED
+    four, scale = quantised_elements(arch, experts=experts), NF4[nested] - PACKED
     return Line("weights", role, int(scale * four), "s·P_4", {"s": scale, "P_4": four}, "weights#nf4")

@@ -24,7 +24,7 @@ from calc.memory.activations import Program, kinds, program
 from calc.memory.loss import head_dimensions, written
 from calc.memory.optimizer import in_32_bits, single_step, state_bytes_per_parameter, temporaries
 from calc.memory.run import dimensions
-from calc.memory.weights import NF4, PACKED, quantised_kinds
+from calc.memory.weights import NF4, PACKED, is_quantised
 from calc.models.architecture import (
     Architecture,
     Head,
@@ -396,7 +396,7 @@ def _weight(r: Replica, t: Tensor) -> int:
 
 def _in_four(r: Replica, t: Tensor) -> bool:
     """True if a tensor is stored in four bits."""
-    return r.quantised and t.kind in quantised_kinds(r.arch, r.run.linear_experts) and len(t.shape) > 1
+    return r.quantised and is_quantised(r.arch, t, r.run.four_bit_experts) and len(t.shape) > 1
 
 
 def _states(r: Replica, t: Tensor) -> tuple[int, ...]:

@@ -33,19 +33,23 @@ NEUTRAL: Mapping[str, Any] = {
     "gpus": 1,
     "method": "full",
     "double_quantization": True,
+    "quantize_moe_experts": False,
     "no_sync": False,
     "reentrant": False,
     "memory_efficient_linear": True,
     "compile": "none",
     "float8": "none",
     "float8_all_gather": False,
+    "bf16_layers_at_end": None,
     "tensor_parallel": 1,
     "pipeline_parallel": 1,
     "pipeline_layers": None,
     "virtual_pipeline": 1,
     "recompute_modules": None,
+    "apply_rope_fusion": False,
     "context_parallel": 1,
     "sequence_parallel": False,
+    "async_tensor_parallel": False,
     "expert_parallel": 1,
     "expert_tensor_parallel": 1,
     "expert_imbalance": 1,
@@ -235,6 +239,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
         pipeline_layers=tuple(values["pipeline_layers"]) if values["pipeline_layers"] else None,
         recompute_modules=tuple(values["recompute_modules"]) if values["recompute_modules"] else None,
+        bf16_layers_at_end=values["bf16_layers_at_end"],
         pinned_max_round_threshold_mb=values["pinned_max_round_threshold_mb"],
         framework_version=known,
         framework_asked=f"{name}=={version or known}",
@@ -262,7 +267,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     if scenario.max_tokens_per_gpu:
         scenario = replace(scenario, micro_batch=scenario.rows)  # so that other readers of the field see what runs
     reason = rules.pinning_fault(scenario, catalog.gpu(scenario.gpu)) or rules.serving_fault(scenario, given)
-    reason = reason or rules.linear_fault(scenario)
+    reason = reason or rules.linear_fault(scenario) or rules.rotation_fault(scenario)
     if (reason := reason or module.refuse(scenario)) is not None:
         raise Objection(reason)
     return scenario

@@ -109,6 +109,8 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         no_adapters(given)
     if values["method"] != "qlora" and not values["double_quantization"]:
         raise Objection(f"double_quantization: given false with method {values['method']}, allowed: with qlora")
+    if values["method"] != "qlora" and values["quantize_moe_experts"]:
+        raise Objection(f"quantize_moe_experts: given true with method {values['method']}, allowed: with qlora")
     if values["checkpointing"] == "selective" and given.get("reentrant"):
         # torch `utils/checkpoint.py`: context_fn "only when use_reentrant=False"
         raise Objection("reentrant: given true with checkpointing selective, allowed: false, or with full")
@@ -456,7 +458,7 @@ def warnings_of(
         yield "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16"
     if apart:
         yield f"{values['model']} without images is its language model alone: with images its vision tower counts, too"
-    if architecture.experts and values["method"] == "qlora":
+    if architecture.experts and values["method"] == "qlora" and not values["quantize_moe_experts"]:
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
     frozen = architecture.experts and not architecture.megatron
     if (
@@ -481,6 +483,9 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
     # vllm-project/vllm issue 42756: wheels for CUDA 12.9 and 13 alone
     if gpu.before_turing and s.rollout and s.rollout.engine == "vllm" and at_least(s.versions.get("vllm", "0"), "0.21"):
         yield f"vLLM's wheels from 0.21 on have no kernels for the {gpu.name}: generate with rollout.engine hf"
+    # torchao `prototype/mx_formats/kernels.py` asks for compute capability 10.0
+    if s.float8 in ("mxfp8", "nvfp4") and gpu.architecture != "Blackwell":
+        yield f"{s.float8.upper()} needs a Blackwell card: torchao's kernels do not run on the {gpu.name}"
     if reason := lacks_kernels(s, gpu):
         yield reason
 
@@ -506,6 +511,16 @@ def linear_fault(s: Scenario) -> str | None:
     if s.architecture.recurrent and s.packing and s.linear_attention == "torch":
         return "linear_attention: given 'torch' with packing, allowed: fla; only its kernels keep sequences apart"
     return None
+
+
+def rotation_fault(s: Scenario) -> str | None:
+    """The reason why queries and keys are not rotated in a kernel that is asked for, in one line, or None.
+
+    Megatron-core's other layers fuse rotation by themselves; that of latent attention has a kernel of its own.
+    """
+    if not s.apply_rope_fusion or (s.architecture.modeling == "megatron-plain" and not s.architecture.mla):
+        return None
+    return "apply_rope_fusion: given true, allowed: false, or with layers of Megatron-core that have no fusions"
 
 
 def linear_notes(s: Scenario) -> Iterator[str]:

@@ -135,6 +135,7 @@ class Scenario:
     method: Method
     lora: Lora | None
     double_quantization: bool
+    quantize_moe_experts: bool
     precision: Precision
     optimizer: str
     optimizer_impl: str
@@ -146,6 +147,7 @@ class Scenario:
     virtual_pipeline: int
     context_parallel: int
     sequence_parallel: bool
+    async_tensor_parallel: bool
     expert_parallel: int
     expert_tensor_parallel: int
     expert_imbalance: float
@@ -158,11 +160,13 @@ class Scenario:
     recompute_modules: tuple[Recomputed, ...] | None
     reentrant: bool
     attention: Attention
+    apply_rope_fusion: bool
     linear_attention: LinearAttention
     kernels: Kernels
     compile: Compile
     float8: Float8
     float8_all_gather: bool
+    bf16_layers_at_end: int | None
     loss: Loss
     logprob: Logprob
     entropy_coeff: float

@@ -25,14 +25,15 @@ from calc.engines.zero_parameters import ZeroParameters
 from calc.frameworks.constraints import SDPA_FLASH_HEAD
 from calc.memory.host import HostAllocator
 from calc.memory.optimizer import Optimizer
-from calc.memory.run import Adapter, Format, Kernel, Run
-from calc.memory.runtime import process
+from calc.memory.run import Adapter, Format, Kernel, Narrow, Run
+from calc.memory.runtime import process, symmetric
+from calc.memory.weights import Experts
 from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors, vision_tensors
 from calc.models.kernels import replaced
 from calc.models.lora import adapter_matrices, lora_parameters, vision_matrices
 from calc.models.slices import part, stage
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import Attention, Layout
+from calc.scenario.words import Attention, Float8, Layout
 
 # bytes of a stored weight, of its gradient, of its fp32 master, and of what the optimizer steps in
 FORMATS: Mapping[Layout, tuple[int, int, int, int]] = {
@@ -42,6 +43,11 @@ FORMATS: Mapping[Layout, tuple[int, int, int, int]] = {
     "autocast": (4, 4, 0, 4),
     "fp32": (4, 4, 0, 4),
 }
+# what torchao's recipes keep for backward: `rowwise_with_gw_hp` keeps what linears of 16 bits do
+NARROW: Mapping[Float8, Narrow] = {
+    "none": "", "tensorwise": "float8", "rowwise": "float8", "rowwise_with_gw_hp": "", "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+}  # fmt: skip
 # the precision in which a format's layers run, see `calc.memory.run.Run`
 TAPES: Mapping[Layout, Format] = {
     "bf16": "bf16",
@@ -142,27 +148,37 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         wrapped=role.wrapped,
         adapter=adapter,
         kernel=kernel(arch, s.attention, s.layout),
-        packaged=s.attention == "flash",
+        packaged=s.attention == "flash" and not role.varlen,
         sequences=s.sequence_parallel and s.tensor_parallel > 1,
+        within=s.async_tensor_parallel,
         reentrant=s.reentrant and s.checkpointing == "full",
         flat=s.sharding == "fsdp1",
         context=s.context_parallel,
         imbalance=s.expert_imbalance,
         replaced=replaced(s.kernels, arch.family),
         compiled=trained and s.compile in ("model", "model-and-loss"),
-        narrow=trained and s.float8 in ("tensorwise", "rowwise"),
+        narrow=NARROW[s.float8] if trained else "",
+        wide_end=(s.bf16_layers_at_end or 0) if trained else 0,
         linear_kernels=s.linear_attention == "fla",
         again=s.recomputed,
+        rotates=s.apply_rope_fusion,
         exchange=role.exchange,
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank)),
         quantised=s.method == "qlora",
         nested=s.double_quantization,
         # quantised in fp16 before 0.43, whatever is computed in: bitsandbytes nn/modules.py, Params4bit.cuda
         unpacked=role.unpacks or (0 if at_least(s.versions["bitsandbytes"], "0.43") else 4),
-        linear_experts=s.method == "qlora" and not at_least(s.versions["transformers"], "5"),
+        four_bit_experts=four_bit_experts(s),
         # autograd/_functions.py:MatMul4Bit, ctx.tensors = (A, B) up to 0.43.1, (None, B) from 0.43.2 on
         keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),
     )
+
+
+def four_bit_experts(s: Scenario) -> Experts:
+    """The routed experts of the job that are in four bits."""
+    if s.quantize_moe_experts:
+        return "whole"
+    return "linears" if s.method == "qlora" and not at_least(s.versions["transformers"], "5") else ""
 
 
 def masked(s: Scenario, arch: Architecture, length: int) -> bool:
@@ -273,6 +289,14 @@ class Placed(NamedTuple):
     def trained(self) -> bool:
         """True if the role has an optimizer."""
         return self.engine.replica.optimizer is not None
+
+    def workspaces(self) -> list[Line]:
+        """The memory outside PyTorch's allocator in which the role's ranks exchange parts of layers."""
+        s, run = self.s, self.engine.replica.run
+        if not run.within:
+            return []
+        tokens = self.role.rows * s.held_len(self.role.rows) // s.context_parallel
+        return [symmetric("process", tokens * run.arch.hidden, run.compute, s.tensor_parallel)]
 
 
 def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:

@@ -65,6 +65,8 @@ def training(placed: Placed, own: Step) -> Iterator[tuple[str, str, list[Line]]]
             yield "forward", *peaks.largest([_begun(placed, own, buffers), steady])
         output = own.lines(handed_on(own, not ends))
         backward.append(peaks.beside([*waiting, *output], peaks.peak(engine, own, own.backward())))
+        if not turn.accumulates and (copied := engine.copying()):
+            backward.append(("embedding's gradient: copy", [*waiting, *output, *copied]))
     left = own.lines([*handed_on(own, (not embeds) + (not ends)), *layout.over("next")])
     backward.append(("reduction", [*buffers, *left, *placed.engine.finishing()]))
     yield "backward", *peaks.largest(backward)
@@ -100,8 +102,9 @@ def rotated(run: Run) -> Part:
     """Cosines and sines of a micro batch's positions, which all its layers reference until it has been processed.
 
     They have the size of one row, whatever the micro batch; for a single micro batch they would be too small to count.
+    Ranks that share a sequence each have those of their positions.
     """
-    size = Size({}, {"rope·S" if run.arch.mla else "D·S": 2 * run.residual})
+    size = Size({}, {"rope·S" if run.arch.mla else "D·S": 2 * run.residual / run.context})
     return Part("activations", amount(size, dimensions(run.arch)), "parallelism#stages")
 
 

@@ -117,7 +117,8 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
         computed.append(work.vocabulary(tokens, s.architecture.vocab, per_logit, n, r.memory))
     if s.method == "qlora":
         in_fp32 = any(role.unpacks for role in s.keeps.roles)
-        computed.append(work.dequantised(c.layers / n, load.micro, p, r.memory, in_fp32=in_fp32))
+        packed = c.layers + (c.experts - c.routed if s.quantize_moe_experts else 0)
+        computed.append(work.dequantised(packed / n, load.micro, p, r.memory, in_fp32=in_fp32))
     there, back = layers.kernels
     computed.append(work.starts(work.operations((there, there, back), p), load.micro))
     elements = parameters(s.architecture, head=head) + a.elements

@@ -34,6 +34,7 @@ class Case:
     lora_dtype: str = "same"  # same (as the base; beside four bits bf16), fp32
     lora_units: str = "own"  # under FSDP 1: own (each adapter a unit, by PEFT's policy), layer (in its layer's)
     four_bits: bool = False  # the base's linears in NF4, made from 16-bit weights
+    four_bit_experts: bool = False  # routed experts, too, each parameter of a layer's whole
     train: str = "full"  # full, head (lm_head alone)
     fsdp: int = 0  # ranks; 0: none
     flat: bool = False  # FSDP 1, which flattens a unit's parameters
@@ -206,6 +207,7 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "lora_dtype": "fp32" if flat.get("lora.dtype") == "fp32" else "same",
             "lora_units": flat.get("lora.units", "own"),
             "four_bits": flat.get("method") == "qlora",
+            "four_bit_experts": bool(flat.get("quantize_moe_experts", False)),
             "fsdp": gpus // (tp * pp) if flat.get("sharding") in ("fsdp1", "fsdp2") else 0,
             "flat": flat.get("sharding") == "fsdp1",
             "no_sync": flat.get("no_sync"),

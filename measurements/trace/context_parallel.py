@@ -35,8 +35,11 @@ _attention._AllGatherRotater.next_buffer = _waits  # type: ignore[method-assign]
 
 @contextlib.contextmanager
 def sharded(case: Case, inputs: dict[str, torch.Tensor]) -> Iterator[None]:
-    """The inputs cut along the sequence, and attention that sees the other ranks' positions."""
+    """The inputs cut along the sequence, and attention that sees the other ranks' positions.
+
+    A stage between a pipeline's first and last has no inputs of its own, and something has to be cut.
+    """
     mesh = fsdp.mesh_of(case)["cp"]
-    buffers = list(inputs.values())
+    buffers = list(inputs.values()) or [torch.zeros(1, case.seq, dtype=torch.uint8, device="cuda")]
     with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[1] * len(buffers)):
         yield

@@ -70,7 +70,7 @@ def load(case: Case) -> Any:
         if case.pp > 1:
             return pipeline_parallel.Part(case, model)
         if case.four_bits:
-            model = four_bits.quantise(model)
+            model = four_bits.quantise(model, experts=case.four_bit_experts)
         return Critic(model) if case.task == "ppo-critic" else model
 
 

@@ -74,8 +74,8 @@ class Part(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(rows, tokens) or (rows, tokens, width) to (rows, tokens, width) or (rows, tokens, vocabulary)."""
         given = {"inputs_embeds" if self.case.stage else "input_ids": x}
-        if self.case.sequence_parallel:  # the model counts its part of the sequence alone
-            given["position_ids"] = torch.arange(self.case.seq, device=x.device)[None]
+        if self.case.sequence_parallel or self.case.cp > 1:  # the model counts its part of the sequence alone
+            given["position_ids"] = torch.arange(self.case.seq // self.case.cp, device=x.device)[None]
         hidden = self.model.model(**given, use_cache=False).last_hidden_state
         return hidden if self.model.lm_head is None else self.model.lm_head(hidden)
 
@@ -112,10 +112,11 @@ class Schedule:
     """The 1F1B schedule of a case's stage."""
 
     def __init__(self, case: Case, model: torch.nn.Module, ledger: Ledger) -> None:
-        tokens = case.seq // case.tp if case.sequence_parallel else case.seq
+        seen = case.seq // case.cp
+        tokens = seen // case.tp if case.sequence_parallel else seen
         dtype = torch.float32 if case.prec == "fp32" else torch.bfloat16
         hidden = torch.empty(case.mb, tokens, model.config.hidden_size, dtype=dtype, device="meta", requires_grad=True)
-        ids = torch.empty(case.mb, case.seq, dtype=torch.long, device="meta")
+        ids = torch.empty(case.mb, seen, dtype=torch.long, device="meta")
         group = fsdp.mesh_of(case)["pp"].get_group()
         stage = Stage(
             model, case.stage, case.pp, torch.device("cuda"), hidden if case.stage else ids, hidden, group=group

@@ -73,8 +73,12 @@ def record(case: Case) -> dict[str, Any]:
     layers of their own; each phase's peak is that of the stage which takes most in it.
     """
     if case.pp > 1:
-        return _of_stages([_record(replace(case, stage=stage)) for stage in range(case.pp)])
-    # ranks that share a sequence: see `context_parallel`
+        return _of_stages([_of_ranks(replace(case, stage=stage)) for stage in range(case.pp)])
+    return _of_ranks(case)
+
+
+def _of_ranks(case: Case) -> dict[str, Any]:
+    """The record of the rank that takes most; for those that share a sequence see `context_parallel`."""
     ranks = {0, case.ranks - 1} if case.zero else context_parallel.RANKS.get(case.cp, {1})
     return max((_record(replace(case, rank=rank)) for rank in sorted(ranks)), key=itemgetter("total_peak_bytes"))
 

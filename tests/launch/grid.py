@@ -169,6 +169,13 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
             yield from supervised(
                 "torch", ("sft",), METHODS, ({"loss": "cut"}, {"loss": "cut", "kernels": "liger"}), of
             )
+            four = {
+                "model": "qwen3-30b-a3b",
+                "method": "qlora",
+                "quantize_moe_experts": True,
+                "lora.targets": ["q_proj"],
+            }
+            yield from supervised("torch", ("sft",), (four,), ({}, {"checkpointing": "full"}), MACHINES[:1], of)
         usual = (METHODS, sharded, moved, ATTENTIONS, PRECISIONS, LOSSES, MACHINES)
         yield from supervised("torch", ("pretrain", "sft", "rm", "dpo"), *usual, of)
         kin = {"llamafactory": ("orpo", "simpo"), "ms-swift": ("kto", "orpo", "simpo", "gkd"), "axolotl": ()}[name]
@@ -185,6 +192,11 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         kept = tuple({"checkpointing": word} for word in ("none", "full", "selective"))
         held = (({"model": "llama-3.1-8b"}, {"model": "qwen3-14b"}), kept, STEPPED[-3:], MACHINES, of)
         yield from supervised("torch", ("pretrain",), *held, (*cut, *few))
+        narrow = ({"float8": "mxfp8"}, {"float8": "nvfp4", "bf16_layers_at_end": 5})
+        within = {"tensor_parallel": 2, "compile": "model", "async_tensor_parallel": True, "model": "llama-3.1-8b"}
+        yield from supervised("torch", ("pretrain",), (within,), kept, MACHINES[1:], of)
+        of_blocks = {"model": "llama-3.1-8b", "gpu": "b200", "compile": "model"}
+        yield from supervised("torch", ("pretrain",), (of_blocks,), kept, narrow, MACHINES, of)
     elif name == "megatron-swift":
         stages = ({}, {"pipeline_layers": [18, 14]}, {"virtual_pipeline": 4})
         cut = (

@@ -41,3 +41,20 @@ def test_torchtune_has_one_key() -> None:
 def test_no_flag_of_torchtitan_makes_linears_float8() -> None:
     with pytest.raises(LaunchError, match="float8: given 'rowwise'"):
         launch(parse(TITAN | {"compile": "model", "float8": "rowwise"}))
+
+
+@pytest.mark.parametrize(
+    ("narrow", "config"),
+    [
+        ({"float8": "mxfp8"}, "llama3_8b_mxfp8"),
+        ({"float8": "nvfp4", "bf16_layers_at_end": 5}, "llama3_8b_first_85_pct_layers_nvfp4"),
+    ],
+)
+def test_a_configuration_of_torchtitan_converts_linears(narrow: dict[str, Any], config: str) -> None:
+    """`model_registry("8B", converters=…)` in torchtitan 0.3.0 models/llama3/config_registry.py."""
+    found = launch(parse(TITAN | {"compile": "model", "gpu": "b200"} | narrow))
+    assert f"--config {config} " in f"{' '.join(found.command.split())} "
+    assert any("converts the head" in note for note in found.notes) == (narrow["float8"] == "mxfp8")
+    if narrow["float8"] == "nvfp4":
+        with pytest.raises(LaunchError, match="float8: given 'nvfp4'"):
+            launch(parse(TITAN | {"compile": "model", "gpu": "b200", "float8": "nvfp4"}))

@@ -259,6 +259,7 @@ def check_axolotl(packages: Packages, s: Scenario, found: Launch) -> dict[str, A
         else "full",
         "kernels": "liger" if said.get("liger_rms_norm") else "eager",
         "method": said.get("adapter", "full"),
+        "quantize_moe_experts": said.get("quantize_moe_experts", False),
     }
     if s.precision != "bf16" or not wide:  # FSDP 1 makes fp32 of weights, and nothing says that it shall not
         kinds = "mixed" if "deepspeed" in said else "fsdp-mixed" if wide else "bf16"
@@ -482,6 +483,7 @@ def check_torchtitan(packages: Packages, s: Scenario, found: Launch) -> dict[str
         for place, path, cls in (
             ("training", "torchtitan/config/configs.py", "TrainingConfig"),
             ("parallelism", "torchtitan/config/configs.py", "ParallelismConfig"),
+            ("compile", "torchtitan/config/configs.py", "CompileConfig"),
         )
         for name, annotation, _ in fields(release, path, cls)
     }
@@ -513,6 +515,13 @@ def check_torchtitan(packages: Packages, s: Scenario, found: Launch) -> dict[str
         told["sequence_parallel"] = not sequence
     if copies > 1:
         told["sharding"] = "ddp"
+    if s.float8 != "none":
+        assert (
+            f"{s.float8.upper()}LinearConverter.Config("
+            in release.text(f"torchtitan/models/{module}/config_registry.py")
+            .partition(f"def {config}()")[2]
+            .partition("\ndef ")[0]
+        )
     return told
 
 

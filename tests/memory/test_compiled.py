@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from tapes import arch
 
+from calc.base.ledger import Line
 from calc.base.plan import Path
 from calc.engines.replica import Where
+from calc.estimate.estimate import estimate
 from calc.memory.activations import layer, program
 from calc.memory.loss import head
-from calc.memory.run import Run
+from calc.memory.run import Narrow, Run
 from calc.resolve.parse import parse
 from calc.scenario.scenario import ScenarioError
 from calc.step.placement import engine, replica
@@ -47,9 +49,72 @@ def test_a_compiled_layer_keeps_what_the_partitioner_saves(model: str, expected:
 
 
 def test_float8_linears_have_their_inputs_made_again() -> None:
-    """The two norms' outputs and the MLP's product are cast where they are made; attention's output is kept twice."""
-    bf16 = kept("llama-3-8b")
-    assert bf16 - kept("llama-3-8b", narrow=True) == 4 * 4096 + 2 * 14336 - 4096
+    """The two norms' outputs and the MLP's product are cast where they are made, and again in backward."""
+    assert kept("llama-3-8b") - kept("llama-3-8b", narrow="float8") == 4 * 4096 + 2 * 14336
+
+
+@pytest.mark.parametrize(
+    ("model", "h", "i"),
+    [("llama-3-8b", 4096, 14336), ("qwen3-8b", 4096, 12288), ("qwen2.5-7b", 3584, 18944)],
+)
+def test_mxfp8_linears_keep_their_inputs_by_columns(model: str, h: int, i: int) -> None:
+    """33 bytes for 32 elements of both norms' outputs and of the MLP's product; attention keeps its own output.
+
+    torchao 0.18's MXFP8Linear in a layer of h = q = 1024, kv = 256, i = 3584, 8 heads: 29,400 bytes a token saved.
+    """
+    assert kept(model) - kept(model, narrow="mxfp8") == (2 * 2 * h + 2 * i) - 33 * (2 * h + i) // 32
+    h, q, kv, i, heads = 1024, 1024, 256, 3584, 8
+    assert 4 * h + 4 * q + 4 * kv + 4 * i + 4 * heads + 8 + 33 * (2 * h + i) // 32 == 29_400
+
+
+def test_nvfp4_linears_keep_inputs_and_weights_by_columns() -> None:
+    """9 bytes for 16 elements (torchao 0.18 nvfp4_linear.py:122, `save_for_backward`): attention's output, too."""
+    own = arch("llama-3-8b")
+    saved = layer(Run(own, compiled=True, narrow="nvfp4"), own.specs[0].shapes).saved
+    both = 4 * 4096 + 4 * 4096 + 4 * 1024 + 4 * 14336 + 4 * 32 + 8
+    assert saved.tokens == both + 9 * (3 * 4096 + 14336) / 16
+    assert saved.fixed == 9 * 218_103_808 / 16  # the seven linears of a layer
+
+
+def test_selective_checkpointing_knows_mxfp8_products_and_not_those_of_nvfp4() -> None:
+    """A trace with torchtitan 0.3's policy: 11,808 bytes a token in bf16, and but for scales in MXFP8, 2,080 in NVFP4.
+
+    There h = q = 1024, kv = 256, i = 3584 and 8 heads: `_scaled_mm_v2` is not among the policy's operators.
+    """
+    own = arch("llama-3-8b")
+    spec = own.specs[0].shapes
+    forms: tuple[Narrow, ...] = ("", "mxfp8", "nvfp4")
+    plain, mx, nv = (layer(Run(own, compiled=True, narrow=each), spec, selective=True).kept.tokens for each in forms)
+    assert mx == plain == 2 * 4096 + 2 * 1024 + 2 * 4096 + 4 * 32 + 2 * 14336
+    assert nv == 2 * 4096 + 4 * 32
+    assert (2 * 1024 + 2 * 256 + 2 * 1024 + 4 * 8 + 2 * 3584, 2 * 1024 + 4 * 8) == (11_808, 2_080)
+
+
+def test_the_last_layers_multiply_in_bf16() -> None:
+    """Five of 32 layers keep what selective checkpointing keeps in bf16, the others attention alone."""
+
+    def checkpoints(**narrow: Any) -> int:
+        s = parse(JOB | {"gpu": "gb200", "compile": "model", "versions.torchtitan": "0.3"} | narrow)
+        [group] = estimate(s).groups
+        lines = next(phase.moment.lines for phase in group.phases if phase.name == "backward")
+        return sum(line.bytes for line in lines if line.component == "checkpoints")
+
+    bf16, most, none = checkpoints(), checkpoints(float8="nvfp4", bf16_layers_at_end=5), checkpoints(float8="nvfp4")
+    assert bf16 - none == 32 * 8192 * (2 * 4096 + 2 * 1024 + 2 * 14336)
+    assert most - none == 5 * 8192 * (2 * 4096 + 2 * 1024 + 2 * 14336)
+
+
+def test_torchtitan_keeps_the_output_of_varlen_attention() -> None:
+    """`torch_attn._varlen_attn` is among what its policy saves; the flash-attn package's kernel is not."""
+
+    def kept_by(trainer: str) -> int:
+        own = {"trainer": trainer, "attention": "flash", "sharding": "fsdp2", "checkpointing": "selective"}
+        s = parse({place: value for place, value in (JOB | own).items() if "versions" not in place})
+        [role] = s.keeps.roles
+        run = replica(s, role, trained=True).run
+        return int(layer(run, run.arch.specs[0].shapes, selective=True).kept.tokens)
+
+    assert kept_by("torchtitan") - kept_by("own") == 2 * 4096 + 4 * 32
 
 
 def test_selective_checkpointing_drops_the_last_product() -> None:
@@ -115,6 +180,14 @@ def test_float8_gathers_one_byte_an_element() -> None:
         ({"compile": "model", "attention": "eager", "trainer": "own"}, "modelled with sdpa, flash"),
         ({"compile": "model", "framework": "trl", "trainer": "transformers", "task": "sft"}, "'model' with trl"),
         ({"float8": "rowwise"}, "float8: given 'rowwise' with compile none, allowed: none; modelled"),
+        ({"bf16_layers_at_end": 2}, "bf16_layers_at_end: given 2, allowed: null, or with float8"),
+        (
+            {"compile": "model", "float8": "nvfp4", "versions.torchtitan": "0.3", "bf16_layers_at_end": 32},
+            "allowed: below the model's 32 layers",
+        ),
+        ({"compile": "model", "float8": "mxfp8", "seq_len": 8200}, "8200 tokens a GPU, allowed: with a multiple of 32"),
+        ({"compile": "model", "float8": "nvfp4"}, "'nvfp4' with trainer torchtitan, allowed: none, tensor"),
+        ({"compile": "model", "float8": "mxfp8", "trainer": "torchtune"}, "'mxfp8' with trainer torchtune"),
         ({"float8_all_gather": True}, "float8_all_gather: given true, allowed: false, or with float8 tensorwise"),
         ({"compile": "model", "float8": "rowwise", "float8_all_gather": True}, "torchao gathers so with tensorwise"),
     ],
@@ -124,3 +197,31 @@ def test_what_is_not_modelled_is_refused(fields: dict[str, Any], message: str) -
     with pytest.raises(ScenarioError) as caught:
         parse(job | fields)
     assert message in str(caught.value)
+
+
+PARTS = {"tensor_parallel": 4, "sequence_parallel": True, "sharding": "fsdp2", "checkpointing": "full"}
+
+
+def test_async_tensor_parallelism_takes_a_workspace_outside_the_allocator() -> None:
+    """Two pieces of the product that is scattered: 2 · 8192 / 4 · 4096 numbers in bf16."""
+
+    def lines(**how: Any) -> list[Line]:
+        [group] = estimate(parse(JOB | PARTS | {"compile": "model"} | how)).groups
+        return [line for line in group.peak.moment.lines if not line.allocated and line.component == "communication"]
+
+    assert not lines()
+    assert [line.bytes for line in lines(async_tensor_parallel=True)] == [2 * 2 * 8192 * 4096 // 4]
+
+
+def test_async_tensor_parallelism_never_takes_more_of_the_allocator() -> None:
+    plain, within = (
+        estimate(parse(JOB | PARTS | {"compile": "model", "async_tensor_parallel": on})).groups[0]
+        for on in (False, True)
+    )
+    assert within.peak.moment.allocated_bytes <= plain.peak.moment.allocated_bytes
+
+
+def test_async_tensor_parallelism_needs_parts_and_compiled_layers() -> None:
+    for fields in ({"compile": "model"}, PARTS):
+        with pytest.raises(ScenarioError, match="allowed: false, or with both sequence_parallel and compiled layers"):
+            parse(JOB | fields | {"async_tensor_parallel": True})

@@ -214,3 +214,18 @@ def test_experts_in_the_last_layer_alone_are_found() -> None:
     assert dimensions(odd)["W_experts_gate_up_proj"] == gate_up
     assert Program(Run(odd)).elements["experts_gate_up_proj"] == gate_up
     assert max(shot.making for shot in activations.layer(Run(odd), of_kind(odd, True)).backward) == gate_up
+
+
+def test_experts_in_four_bits_are_kept_in_sixteen_until_backward() -> None:
+    """`_grouped_mm` saves its dequantised weight for the input's gradient; three traces agree within 0.03 %.
+
+    OLMoE: 64 experts of 3 · 2048 · 1024 elements, two bytes each, beside what frozen experts keep.
+    """
+    own = arch("olmoe-1b-7b")
+    adapters = frozen(Adapter(16, "all-linear", False, 2))
+    sixteen, four = (
+        activations.layer(Run(own, **adapters, quantised=True, four_bit_experts=experts), own.specs[0].shapes).saved
+        for experts in ("", "whole")
+    )
+    assert four.fixed - sixteen.fixed == 2 * 64 * 3 * 2048 * 1024
+    assert four.tokens == sixteen.tokens

@@ -15,6 +15,8 @@ from calc.memory import activations
 from calc.memory.run import Run, dimensions
 from calc.models.architecture import Architecture, LayerSpec
 from calc.models.slices import part
+from calc.resolve.parse import parse
+from calc.scenario.scenario import ScenarioError
 
 H, HEADS, INNER = 512, 8, 1024
 DENSE = Architecture(
@@ -79,3 +81,21 @@ def test_a_part_takes_its_own_peak_when_it_runs_again() -> None:
     assert forward == 2 * H + 6 * INNER
     assert backward == 4 + 2 * H + 10 * INNER
     assert mlp.weight == 3 * H * INNER + H
+
+
+def test_rotation_in_one_kernel_keeps_no_angles() -> None:
+    """Unfused, queries and keys keep a cosine and a sine of 64 numbers a position each, in bf16."""
+    plain = replace(DENSE, modeling="megatron-plain")
+    assert saved(plain) - saved(plain, rotates=True) == 2 * 2 * 64 * 2
+    assert saved(DENSE) == saved(DENSE, rotates=True)
+
+
+def test_rotation_is_fused_only_where_it_is_not_already() -> None:
+    job = {
+        "model": "qwen2.5-7b", "task": "grpo", "gpu": "h100-sxm", "gpus": 8, "sharding": "megatron", "prompt_len": 512,
+        "response_len": 512, "rollout": {"n": 4, "batch": 64}, "apply_rope_fusion": True,
+    }  # fmt: skip
+    assert parse(job | {"framework": "verl==0.5.0"}).apply_rope_fusion
+    for other in ({"framework": "verl==0.9.1"}, {"framework": "verl==0.5.0", "sharding": "fsdp1"}):
+        with pytest.raises(ScenarioError, match="apply_rope_fusion: given true, allowed: false, or with layers"):
+            parse(job | other)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import VH, P, job, replica_of
 
+from calc.base.ledger import total
 from calc.catalog.catalog import load
 from calc.memory import weights
+from calc.scenario.scenario import ScenarioError
+from calc.step.placement import engine
 
 LLAMA = load().model("llama-3-8b").architecture
 LINEAR = 32 * 218_103_808  # q, k, v, o, gate, up, down of every layer
@@ -66,13 +71,13 @@ def test_routed_experts_that_are_linears_are_quantised() -> None:
     """
     mixtral, gpt_oss = (load().model(name).architecture for name in ("mixtral-8x7b", "gpt-oss-20b"))
     rest = 2 * 32_000 * 4096 + 65 * 4096
-    assert weights.quantised_elements(mixtral, linear_experts=True) == 46_702_792_704 - rest
-    assert weights.quantised_elements(gpt_oss, linear_experts=True) == weights.quantised_elements(gpt_oss)
+    assert weights.quantised_elements(mixtral, experts="linears") == 46_702_792_704 - rest
+    assert weights.quantised_elements(gpt_oss, experts="linears") == weights.quantised_elements(gpt_oss)
     four, sixteen = (
-        replica_of(job(model="mixtral-8x7b", method="qlora", versions={"transformers": v})).run.linear_experts
+        replica_of(job(model="mixtral-8x7b", method="qlora", versions={"transformers": v})).run.four_bit_experts
         for v in ("4.57", "5.0")
     )
-    assert (four, sixteen) == (True, False)
+    assert (four, sixteen) == ("linears", "")
 
 
 @given(st.integers(1, 10**12), st.sampled_from((2, 4)), st.integers(1, 4096))
@@ -92,3 +97,39 @@ def test_a_shard_is_rounded_down_to_whole_bytes() -> None:
     assert weights.scales("actor", LLAMA).bytes == int(scales)
     tuned = weights.quantised("actor", LLAMA, "lm", 2, 7, cut_scales=True)
     assert tuned.bytes == int((cut + scales) / 7)
+
+
+def test_routed_experts_in_four_bits_leave_their_biases() -> None:
+    """axolotl 0.19 monkeypatch/moe_quant.py quantises parameters of three dimensions: not (experts, outputs)."""
+    qwen, gpt_oss = (load().model(name).architecture for name in ("qwen3-30b-a3b", "gpt-oss-20b"))
+    experts = 48 * 128 * 3 * 2048 * 768
+    assert weights.quantised_elements(qwen, experts="whole") - weights.quantised_elements(qwen) == experts
+    experts = 24 * 32 * 3 * 2880 * 2880
+    assert weights.quantised_elements(gpt_oss, experts="whole") - weights.quantised_elements(gpt_oss) == experts
+
+
+def test_the_largest_parameter_of_experts_is_joined_while_the_model_loads() -> None:
+    """Gate and up of 128 experts, 2 · 768 · 2048 elements each, twice in bf16 beside all that is in four bits."""
+    s = job(model="qwen3-30b-a3b", method="qlora", quantize_moe_experts=True, lora={"targets": ["q_proj"]})
+    own = engine(s, replica_of(s), s.keeps)
+    (first, before), (last, after) = own.loading()
+    assert (first, last) == ("experts before four bits", "weights on the GPU")
+    assert total(before) - total(after) == 2 * 2 * 128 * 2 * 768 * 2048
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"method": "lora"}, "given true with method lora, allowed: with qlora"),
+        ({"model": "llama-3-8b"}, "modelled for routed experts"),
+        ({"sharding": "fsdp2", "gpus": 2}, "with sharding fsdp2, allowed: false, or with none, ddp"),
+        ({"versions": {"transformers": "4.57"}}, "its experts are linears"),
+        ({"trainer": "llamafactory"}, "with trainer llamafactory, allowed: false"),
+        ({"framework": "trl"}, "with trl, allowed: false"),
+        ({"trainer": "axolotl"}, "lora.targets: given 'all-linear' with quantize_moe_experts"),
+    ],
+)
+def test_experts_in_four_bits_that_are_not_modelled_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        job(**{"model": "qwen3-30b-a3b", "method": "qlora", "quantize_moe_experts": True} | fields)
+    assert message in str(caught.value)

@@ -231,8 +231,8 @@ def test_the_default_batch_fills_the_stages_once() -> None:
         ({"precision": "autocast"}, "precision: given 'autocast' with pipeline_parallel = 4, allowed: bf16"),
         ({"gpus": 8, "sharding": "ddp"}, "sharding: given 'ddp' with pipeline_parallel = 4, allowed: none, fsdp2"),
         (
-            {"gpus": 8, "context_parallel": 2, "attention": "sdpa"},
-            "context_parallel: given 2 with pipeline_parallel = 4, allowed: 1; the two together are not modelled",
+            {"gpus": 8, "context_parallel": 2, "sharding": "fsdp2", "attention": "flash"},
+            "attention: given 'flash' with context_parallel = 2, allowed: sdpa",
         ),
         ({"packing": True}, "packing: given true with pipeline_parallel = 4, allowed: false"),
         ({"model": "qwen2.5-0.5b"}, "1 for a model whose head is its embedding"),

@@ -22,6 +22,7 @@ from calc.frameworks.base import Choices, accumulated, together
 from calc.frameworks.constraints import (
     compile_fault,
     cut_alike,
+    experts_fault,
     in_backward_fault,
     kernels_fault,
     linear_fault,
@@ -152,7 +153,7 @@ def rollout(sequences: int) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> str | None:
     """The reason why plain PyTorch cannot run `s`, in one line, or None."""
-    if fault := compile_fault(s):
+    if fault := compile_fault(s) or experts_fault(s):
         return fault
     if s.sharding != "zero3" and (fault := linear_fault(s)):
         return fault
@@ -225,11 +226,13 @@ def _plan(s: Scenario) -> Keeps:
     own = TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else {}
     if s.offload.activations:
         own = {"streams": "each"} | own  # torch/autograd/graph.py: save_on_cpu(pin_memory=True)
+    exchange = "ring" if s.context_parallel > 1 else ""
     name, stages = "reward" if s.task == "rm" else "actor", s.pipeline_parallel
     if stages > 1 and s.sharding == "megatron" and not s.has("reference"):
         return pipelined(name, path, s.rows, stages, **own)
     if stages > 1 and s.sharding != "megatron":
-        return pipelined("actor", replace(path, held="turn"), s.rows, stages, notes=(RETURNED,))
+        how = {"exchange": exchange, **own}
+        return pipelined("actor", replace(path, held="turn"), s.rows, stages, notes=(RETURNED,), **how)
     if s.task == "inference":
         model = Role("actor", path, path, s.rows, s.rows, **own)
         return Keeps((model,), (Stage("generate", "actor", rows=s.rows),), ("actor",), deepspeed=deepspeed)
@@ -247,7 +250,6 @@ def _plan(s: Scenario) -> Keeps:
         teacher = Role("teacher", logits, logits, s.rows, s.rows, root_stays=True, wrapped=own.get("wrapped", False))
         plan = supervised("actor", path, s.rows, scored=teacher, deepspeed=deepspeed, **own)
         return trainer.distilled(s, plan)
-    exchange = "ring" if s.context_parallel > 1 else ""
     return supervised(name, path, s.rows, exchange=exchange, deepspeed=deepspeed, **own)
 
 

@@ -138,6 +138,8 @@ MOMENTS = {
     "root FSDP unit flattened": "根 FSDP 单元展平",
     "shards on the GPU": "分片已在显卡上",
     "weights on the GPU": "权重已在显卡上",
+    "embedding's gradient: copy": "嵌入层梯度：复制",
+    "experts before four bits": "专家量化为 4 位之前",
     "weights arrive": "权重到达",
     "weights to the engine": "权重交给引擎",
     "weights flattened": "权重展平",
@@ -840,6 +842,12 @@ ADVICE = {
     ),
     "the {gpu} has no bf16: take precision fp16, with torch or trl": (
         "{gpu} 没有 bf16：用 precision fp16，配 torch 或 trl"
+    ),
+    "{form!} needs a Blackwell card: torchao's kernels do not run on the {gpu}": (
+        "{form} 需要 Blackwell 卡：torchao 的内核不能在 {gpu} 上运行"
+    ),
+    "llama3_8b_mxfp8 converts the head, too, whose casts are not counted": (
+        "llama3_8b_mxfp8 也转换输出头，它的类型转换没有计入"
     ),
     "FlashAttention-2 does not run on the {gpu}, a {kind} card: take sdpa": (
         "FlashAttention-2 不能在 {gpu}（{kind} 架构）上运行：用 sdpa"
@@ -1837,8 +1845,17 @@ REFUSALS = {
     "hf, none; a framework places vLLM beside a trainer": "hf、none；由框架把 vLLM 放在训练旁边",
     "none; nothing is trained": "none；不训练任何东西",
     "none; modelled with compiled layers": "none；只模拟了编译的层",
-    "none; its linears are no multiples of 16": "none；它的线性层不是 16 的倍数",
-    "none, whose flags have none": "none，它没有这样的参数",
+    "none; its linears are no multiples of {n#}": "none；它的线性层不是 {n} 的倍数",
+    "with a multiple of {n#}": "{n} 的倍数",
+    "false; modelled for routed experts of Transformers": "false；只模拟了 Transformers 的路由专家",
+    "false; modelled with torch and trainer {trainers!}": "false；只模拟了 torch 与训练器 {trainers}",
+    "false; its experts are linears": "false；它的专家是线性层",
+    "false, or with none, ddp; not modelled": "false，或与 none、ddp 一起；没有模拟",
+    "false, or with both sequence_parallel and compiled layers": "false，或同时使用 sequence_parallel 与编译的层",
+    "false, or with layers of Megatron-core that have no fusions": "false，或用于没有融合算子的 Megatron-core 层",
+    "null, or with float8": "null，或与 float8 一起",
+    "below the model's {n#} layers, all of them on one GPU": "小于模型的 {n} 层，且所有层在同一张卡上",
+    "none; {forms!}": "none；{forms}",
     "false, or with float8 tensorwise": "false，或与 float8 tensorwise 一起",
     "false, or with full": "false，或与 full 一起",
     "full, or qlora for weights in four bits": "full，或用 qlora 表示四位权重",

@@ -60,6 +60,9 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> str | None:
     """The reason why Axolotl cannot run `s`, in one line, or None."""
+    if s.quantize_moe_experts and s.lora and isinstance(s.lora.targets, str):
+        # utils/schemas/config.py:1953: lora_target_linear
+        return f"lora.targets: given {s.lora.targets!r} with quantize_moe_experts, allowed with trainer axolotl: a list"
     return shared.refuse(s, TASKS, {"loss": ("full", "fused", "cut"), "checkpointing": ("none", "full")})
 
 

@@ -88,12 +88,19 @@ def refuse(s: Scenario) -> str | None:
         "loss": ("full", "chunked"),
         "attention": ("sdpa", "flash"),
     }
+    if not at_least(nearest(s.versions["torchtitan"], tuple(RELEASES)), CHUNKED):
+        # components/quantization of 0.2.2
+        fixed["float8"] = ("none", "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8")
     return shared.refuse(s, TASKS, fixed, together=True)
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields of the trained role: none of its own."""
-    return {}
+    """The fields of the trained role: its attn_backend is PyTorch's varlen_attn (models/common/attention.py).
+
+    Selective checkpointing knows that operator (distributed/activation_checkpoint.py:57, `_get_default_save_ops`;
+    models/llama3/infra/parallelize.py:49 of 0.2.2).
+    """
+    return {"varlen": s.attention == "flash"}
 
 
 def path(s: Scenario, usual: Path) -> Path:

@@ -95,6 +95,7 @@ def refuse(s: Scenario) -> str | None:
         "kernels": ("eager",),
         "loss": ("full", "chunked"),
         "checkpointing": ("none", "full"),
+        "float8": ("none", "tensorwise", "rowwise", "rowwise_with_gw_hp"),  # training/quantization.py, float8 alone
     }
     if fault := shared.refuse(s, TASKS, fixed):
         return fault
