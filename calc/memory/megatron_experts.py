@@ -10,12 +10,13 @@ moe/{moe_layer,router,moe_utils,token_dispatcher,experts}.py`, `fusions/fused_bi
 from __future__ import annotations
 
 from calc.autograd.tape import NOTHING, Size, Tensor
-from calc.memory.megatron_adapters import BF16, MegatronAdapters
+from calc.memory.megatron_adapters import BF16
+from calc.memory.megatron_linears import MegatronLinears
 
 FP32, INDEX = 4, 8
 
 
-class MegatronExperts(MegatronAdapters):
+class MegatronExperts(MegatronLinears):
     """Writes the routed experts of one of Megatron-core's layers."""
 
     def picked(self, symbol: str, times: float = 1) -> Size:

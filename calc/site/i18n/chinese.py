@@ -234,6 +234,9 @@ JOBS = {
     "KL forwards, without gradient, run before the policy's: they need no more than the reference's": (
         "KL 的前向不带梯度，在策略的前向之前运行：不比参考模型的前向多用显存"
     ),
+    "the language model alone is counted: the first stage has the checkpoint's vision tower, too": (
+        "只计入语言模型：第一个流水线阶段上还有检查点的视觉塔"
+    ),
     "full recomputation is --recompute-method uniform with one layer at a time": (
         "完全重计算即 --recompute-method uniform，每次一层"
     ),

@@ -75,7 +75,8 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
         return f"recompute_modules: given moe_act with method {s.method}, allowed: others; not modelled"
     if s.sequence_parallel and s.tensor_parallel == 1:
         return f"sequence_parallel: given true {given}, allowed: with tensor_parallel above 1"
-    return megatron_core.stages_fault(s) or chunks_fault(s) or length_fault(s) or experts_fault(s)
+    faults = (megatron_core.stages_fault, megatron_core.linear_fault, chunks_fault, length_fault, experts_fault)
+    return next(filter(None, (fault(s) for fault in faults)), None)
 
 
 def chunks_fault(s: Scenario) -> str | None:
