@@ -56,8 +56,6 @@ def linear_fault(s: Scenario) -> str | None:
         return None
     if s.linear_attention != "fla":
         return f"linear_attention: given {s.linear_attention!r} with Megatron-core, allowed: fla, which it needs"
-    if s.lora:
-        return f"method: given {s.method} for the family {s.architecture.family}, allowed: full; not modelled"
     heads = delta.key_heads // s.tensor_parallel
     if heads % s.context_parallel:
         allowed = f"a divisor of the {heads} key heads of linear attention that a tensor-parallel rank has"

@@ -53,19 +53,25 @@ class MegatronDelta(MegatronLinears):
 
     def joined(self, x: Tensor, norm: str, *, whole: bool) -> Tensor:
         """The norm and the product behind it; `whole`: every rank gathers and norms all positions (mcore-bridge)."""
-        names = [name for name in self.elements if name.startswith("delta_in_proj")]
+        name = "in_proj"
+        weight = self.trained_elements(*[own for own in self.elements if own.startswith(f"delta_{name}")])
         if not whole:
-            return self.column("in_proj", self.normed(x, norm), PROJECTED, self.trained_elements(*names))
+            return self.column(name, self.normed(x, norm), PROJECTED, weight)
         if self.run.sequences:
             x = self.tape.op("delta: gather", [x], WIDTH, BF16)
-        return self.whole_product("in_proj", self.normed(x, norm, Size({"": 1})), PROJECTED, *names)
+        n = self.normed(x, norm, Size({"": 1}))
+        back = n.size if self.beside(name) else NOTHING  # as in `column`
+        y = self.tape.op(name, [n], PROJECTED, BF16, saves=self.kept(n), backward_scratch=back, weight=weight,
+                         multiplies=True)  # fmt: skip
+        return self.adapted_by(name, n, y, of(r=1))
 
     def projected_out(self, x: Tensor, *, whole: bool) -> Tensor:
         """The output projection; `whole`: its sums are added up for all positions, of which a rank takes its own."""
+        name, weight = "out_proj", self.trained_elements("delta_out_proj")
         if not whole:
-            return self.row("out_proj", x, self.trained_elements("delta_out_proj"))
-        y = self.tape.op("out_proj", [x], WIDTH, BF16, saves=self.kept(x),
-                         weight=self.trained_elements("delta_out_proj"), multiplies=True)  # fmt: skip
+            return self.row(name, x, weight)
+        y = self.tape.op(name, [x], WIDTH, BF16, saves=self.kept(x), weight=weight, multiplies=True)
+        y = self.adapted_by(name, x, y, of(r=1))
         return self.tape.op("delta: scatter", [y], self.stream, BF16, view=True) if self.run.sequences else y
 
     def to_heads(self, x: Tensor) -> Tensor:

@@ -56,9 +56,9 @@ class MegatronLinears(MegatronAdapters):
             y = self.tape.op(f"{name}: reduce-scatter", [y], self.stream, BF16)
         return self.beside_row(name, x, y)
 
-    def whole_product(self, name: str, x: Tensor, out: Size, *weights: str) -> Tensor:
-        """A product with `weights` over positions that are not gathered for it: keeps its input."""
-        trained = self.trained_elements(*weights)
+    def whole_product(self, name: str, x: Tensor, out: Size, weight: str) -> Tensor:
+        """A product that no rank shares: keeps its input."""
+        trained = self.trained_elements(weight)
         y = self.tape.op(name, [x], out, BF16, saves=self.kept(x), weight=trained, multiplies=True)
         return self.adapted_by(name, x, y, of(r=self.run.share))
 

@@ -370,7 +370,6 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
         ({"framework": "verl", "trainer": "own", "sharding": "megatron"}, "sharding: given 'megatron'"),
         ({"model": "gpt-oss-20b"}, "trainer: given 'megatron', allowed: own for the family gpt_oss"),
         ({**HYBRID, "linear_attention": "torch"}, "linear_attention: given 'torch' with Megatron-core, allowed: fla"),
-        ({**HYBRID, **LORA}, "method: given lora for the family qwen3_5_text, allowed: full; not modelled"),
         (
             {**HYBRID, "tensor_parallel": 4, "context_parallel": 8, "gpus": 32},
             "context_parallel: given 8, allowed: "

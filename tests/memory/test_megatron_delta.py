@@ -16,8 +16,9 @@ from tapes import arch
 from calc.autograd.polynomial import amount
 from calc.frameworks import megatron_core
 from calc.memory import activations
-from calc.memory.run import Run, dimensions
+from calc.memory.run import Adapter, Run, dimensions
 from calc.models.architecture import Architecture, ConfigError, LayerSpec, layer_tensors, parameters
+from calc.models.lora import adaptable
 from calc.models.slices import part, stage
 
 DELTA, ATTENTION = LayerSpec("delta"), LayerSpec()
@@ -134,6 +135,21 @@ def test_a_shared_expert_is_weighed_by_a_sigmoid() -> None:
     """Its output of 2·h and the sigmoid's 2 bytes are kept; the logit's input is the router's."""
     a, spec = modelled("qwen3.5-35b-a3b"), LayerSpec("delta", "experts")
     assert saved(a, spec) - saved(replace(a, shared_gate=False), spec) == 2 * 2048 + 2
+
+
+def test_adapters_stand_beside_the_products_to_and_from_the_rule() -> None:
+    """mcore-bridge, two ranks: both see all positions, each has half of what is cut.
+
+    Matrices of in_proj: 8·(2560 + 12352/2) elements, of out_proj 8·(4096/2 + 2560). What frozen products do not keep
+    their adapters do: inputs, and a product of low rank each, 2·8.
+    """
+    a = part(modelled("qwen3.5-4b", by_head=True), 2)
+    found = {x.name: 8 * (x.inputs + x.outputs) for x in adaptable(a, DELTA)}
+    assert found["linear_attn.in_proj"] == 8 * (2560 + 12_352 // 2)
+    assert found["linear_attn.out_proj"] == 8 * (4096 // 2 + 2560)
+    adapter = Adapter(8, ("in_proj", "out_proj"), False, 2)
+    plain = saved(a, trained=False, sequences=True)
+    assert saved(a, trained=False, sequences=True, adapter=adapter) - plain == 2 * H + 4096 + 2 * (2 * 8)
 
 
 def test_recomputing_attention_leaves_linear_attention_as_it_is() -> None:

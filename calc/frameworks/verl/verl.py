@@ -14,8 +14,8 @@ from typing import Any
 from calc.base.plan import Awake, Holds, Keeps, Leaves, Path, Role, Serving, Stage
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
-from calc.frameworks.base import Choices
 from calc.frameworks import megatron_core
+from calc.frameworks.base import Choices
 from calc.frameworks.constraints import linear_fault, trainer_fault, unmodelled
 from calc.frameworks.releases import NOTHING, pinned, stated
 from calc.frameworks.verl import easyr1, engine, megatron, sft
