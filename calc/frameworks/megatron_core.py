@@ -63,6 +63,20 @@ def linear_fault(s: Scenario) -> str | None:
     return None
 
 
+def parts_fault(s: Scenario, known: bool = True) -> str | None:
+    """The reason why a part of a layer cannot be run again, in one line, or None.
+
+    `known`: the Megatron-core below has all parts, as it does since 0.19 (`transformer_config.py`, `__post_init__`).
+    """
+    given, family = "recompute_modules: given", s.architecture.family
+    for name, has in (("mla_up_proj", s.architecture.mla), ("gdn_norm_out", s.architecture.delta)):
+        if name in s.recomputed and not has:
+            return f"{given} {name} for the family {family}, allowed: others; it has no such part"
+    if "gdn_norm_out" in s.recomputed and not known:
+        return f"{given} gdn_norm_out, allowed: others; what runs here does not know it"
+    return None
+
+
 def notes(s: Scenario) -> Iterator[str]:
     """Notes on what a checkpoint has beside what is counted, where the framework builds the whole of it."""
     if s.architecture.family in SEEING:

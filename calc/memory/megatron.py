@@ -100,19 +100,34 @@ class MegatronLayer(MegatronExperts, MegatronDelta):
         """
         tape, low, share = self.tape, self.arch.mla, self.run.share
         assert low
+        begins = len(tape.ops)
         n = self.normed(x, norm)
+        normed, down = len(tape.ops), n
         if low.q_lora_rank:
             down = self.whole_product("linear_q_down_proj", n, of(c_q=share), "q_a_proj")
-            name, seen = "q_b_proj", self.normed(down, "q_a_layernorm")
-        else:
-            name, seen = "q_proj", n
         joined = self.whole_product("linear_kv_down_proj", n, of(c_kv=share, rope=share), "kv_a_proj_with_mqa")
         compressed, rotary = tape.split("kv, rotary key", joined, [of(c_kv=share), of(rope=share)])
         if self.run.sequences:
             rotary = tape.op("rotary key: gather", [rotary], of(rope=1), BF16)
-        q = self.column(
-            "linear_q_up_proj" if low.q_lora_rank else "linear_q_proj", seen, of(q=1), self.trained_elements(name)
-        )
+        first = len(tape.ops)
+        queries, keys, values = self.up(down, compressed, rotary)
+        tape.returns(n)
+        end = len(tape.ops)
+        context = (self.unfused if self.run.kernel == "eager" else self.fused)(queries, keys, values)
+        self.behind("mla_up_proj", first, end)
+        y = self.row("linear_proj", context, self.trained_elements("o_proj"))
+        self.behind("layernorm", begins, normed)
+        return self.added(x, y, "attention")
+
+    def up(self, down: Tensor, compressed: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads from the low ranks, or queries from the norm's output itself."""
+        tape, low = self.tape, self.arch.mla
+        assert low
+        if low.q_lora_rank:
+            seen = self.normed(down, "q_a_layernorm")
+            q = self.column("linear_q_up_proj", seen, of(q=1), self.trained_elements("q_b_proj"))
+        else:
+            q = self.column("linear_q_proj", down, of(q=1), self.trained_elements("q_proj"))
         kv = self.column(
             "linear_kv_up_proj",
             self.normed(compressed, "kv_a_layernorm"),
@@ -121,11 +136,7 @@ class MegatronLayer(MegatronExperts, MegatronDelta):
         )
         queries = tape.op("q: rotate", [q], of(q=1), BF16)
         keys = tape.op("k: join", [kv, rotary], of(q=1), BF16)
-        values = self.apart(tape.op("v", [kv], of(o=1), BF16, view=True), "v")
-        tape.returns(n)
-        attend = self.unfused if self.run.kernel == "eager" else self.fused
-        y = self.row("linear_proj", attend(queries, keys, values), self.trained_elements("o_proj"))
-        return self.added(x, y, "attention")
+        return queries, keys, self.apart(tape.op("v", [kv], of(o=1), BF16, view=True), "v")
 
     @property
     def context(self) -> Size:
@@ -198,7 +209,12 @@ class MegatronLayer(MegatronExperts, MegatronDelta):
         """
         if self.spec.mlp == "dense":
             return self.added(x, self.part("mlp", x, lambda x: self.mlp(self.normed(x, norm), of(i=1))), "mlp")
-        return self.added(x, self.part("moe", self.normed(x, norm), self.mixture), "mlp")
+        first = len(self.tape.ops)
+        n = self.normed(x, norm)
+        end = len(self.tape.ops)
+        y = self.part("moe", n, self.mixture)
+        self.behind("layernorm", first, end)
+        return self.added(x, y, "mlp")
 
     def mixture(self, n: Tensor) -> Tensor:
         """Routed experts, and shared ones that run before them (`moe_layer.py`, `custom_forward`)."""

@@ -38,8 +38,11 @@ class MegatronDelta(MegatronLinears):
         decay = self.decayed(alpha, compiled=not delta.by_head)
         beta = self.tape.op("delta: beta", [beta], GATES, BF16, saves_out=True)
         out = ruled(self.tape, (q, k, v, decay, beta), (q, k, v))
+        first = len(self.tape.ops)
         context = self.to_positions(self.gated(out, gate))
+        end = len(self.tape.ops)
         projected = self.projected_out(context, whole=delta.by_head)
+        self.behind("gdn_norm_out", first, end)
         self.tape.returns(joined, *read, y, q, k, v, gate, decay, beta, out, context)
         return self.added(x, projected, "attention")
 

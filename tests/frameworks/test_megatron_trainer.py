@@ -407,8 +407,12 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             "recompute_modules: given mlp with sharding megatron and checkpointing none, allowed: null, or with",
         ),
         (
-            {**LORA, "checkpointing": "selective", "recompute_modules": ["moe_act"]},
-            "recompute_modules: given moe_act with method lora, allowed: others; not modelled",
+            {"checkpointing": "selective", "recompute_modules": ["mla_up_proj"]},
+            "recompute_modules: given mla_up_proj for the family llama, allowed: others; it has no such part",
+        ),
+        (
+            {**HYBRID, **SWIFT, "checkpointing": "selective", "recompute_modules": ["gdn_norm_out"]},
+            "recompute_modules: given gdn_norm_out, allowed: others; what runs here does not know it",
         ),
         (
             {"virtual_pipeline": 2},

@@ -90,7 +90,7 @@ def refuse(s: Scenario) -> str | None:
     if s.max_tokens_per_gpu and s.max_tokens_per_gpu * s.context_parallel < s.seq_len:
         least = -(-s.seq_len // s.context_parallel)
         return f"max_tokens_per_gpu: given {s.max_tokens_per_gpu}, allowed with verl: at least {least}"
-    return megatron_core.stages_fault(s) or megatron_core.linear_fault(s)
+    return megatron_core.stages_fault(s) or megatron_core.linear_fault(s) or megatron_core.parts_fault(s, known=False)
 
 
 def unlike(s: Scenario) -> str | None:

@@ -90,7 +90,9 @@ def packs(task: str, given: Mapping[str, Any]) -> bool:
 def refuse(s: Scenario) -> str | None:
     """The reason why it cannot run `s`, or is not modelled for it, in one line, or None."""
     own = {"packing": (False, True), "method": ("full", "lora")}
-    return megatron.refuse_with(s, TASKS, own) or rlhf_fault(s) or (adapters_fault(s) if s.lora else None)
+    # mcore-bridge has a forward of linear attention of its own, which runs no part again
+    fault = megatron.refuse_with(s, TASKS, own) or megatron_core.parts_fault(s, known=False)
+    return fault or rlhf_fault(s) or (adapters_fault(s) if s.lora else None)
 
 
 def rlhf_fault(s: Scenario) -> str | None:
