@@ -281,6 +281,7 @@ JOBS = {
     "expert parallel {n#}": "专家并行 {n}",
     "tensor parallel": "张量并行",
     "context parallel": "上下文并行",
+    "swapped heads": "交换的注意力头",
     "sequence parallel": "序列并行",
     "micro batch {n#}": "微批次 {n}",
     "micro batch {n#} of up to {tokens} tokens": "微批次 {n}，至多 {tokens} 个 token",
