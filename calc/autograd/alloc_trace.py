@@ -60,7 +60,9 @@ class Writer:
 
     def backward(self) -> Script:
         """The backward of a forward that kept everything."""
-        return self._script(self.lifetimes.backward(), [t.storage for op in self.lifetimes.tape.ops for t in op.saves])
+        tape, lost = self.lifetimes.tape, self.lifetimes.tape.lost
+        saved = [t.storage for op in tape.ops for t in op.saves]
+        return self._script(self.lifetimes.backward(), [t for t in saved if t not in lost])
 
     def again(self) -> Script:
         """The backward of a checkpointed piece, whose forward runs again."""

@@ -139,6 +139,7 @@ class Lifetimes:
         ops = self.tape.ops
         last = {t.storage: n for n, op in enumerate(ops) for t in (*op.inputs, *op.outs)}
         last.update((t.storage, len(ops)) for t in self.tape.held)
+        lost = set[Tensor]()
         waiting, saved, alive = dict.fromkeys(cached), dict[Tensor, None](), dict[Tensor, None]()
         there: Storages = (*waiting,)
         for n, op in enumerate(ops[:end], 1):
@@ -149,16 +150,21 @@ class Lifetimes:
                     waiting.pop(t.storage, None)
                 there = (*saved, *waiting)
             made = tuple([t.storage for t in op.outs])
-            alive.update(dict.fromkeys([t.storage for t in op.inputs]))
+            alive.update(dict.fromkeys([t.storage for t in op.inputs if t.storage not in lost]))
             alive.update(dict.fromkeys(made))
             passing = tuple([t for t in alive if t not in saved])
             gone = [t for t in alive if last[t] < n]
             for t in gone:
                 del alive[t]
+            during, going = there, [t for t in op.lost if t in saved or t in alive]
+            if going:
+                lost.update(going)
+                saved, alive = ({t: None for t in those if t not in lost} for those in (saved, alive))
+                gone, there = [*gone, *going], (*saved, *waiting)
             if n == end:
                 gone += alive
-            freed = tuple([t for t in gone if t not in saved and t not in held])
-            yield Turn(op, False, there, passing, made, kept, freed)
+            freed = tuple([t for t in dict.fromkeys(gone) if t not in saved and t not in held])
+            yield Turn(op, False, during, passing, made, kept, freed)
 
 
 class Backward:
@@ -173,6 +179,7 @@ class Backward:
         for op in tape.ops:
             for t in op.saves:
                 self._users[t.storage] = self._users.get(t.storage, 0) + 1
+        self._lost = {t: self._users.pop(t) for t in tape.lost if t in self._users}
         # the cache is freed with the last saved tensor; what recomputation has not come to is still in it
         self._cached = [t.storage for op in tape.ops[lifetimes.saves_last :] for t in op.kept]
         self._saved: Storages = tuple(dict.fromkeys([*self._users, *self._cached]))
@@ -188,6 +195,8 @@ class Backward:
         """The backward of `ops`, last first: each frees what it alone saved, but `stay`; the first frees `cache`."""
         gradient = self.gradient
         for op in reversed(ops):
+            if op.restores:
+                yield from self._restored(op)
             incoming = [gradient[out] for out in op.outs if out in gradient]
             made = op.gradients(incoming[0]) if incoming else {}
             new = tuple([g.storage for g in made.values()])
@@ -204,6 +213,21 @@ class Backward:
             yield from self._add(made, stay)
             if op.flat:
                 self._flat.update(new)
+
+    def _restored(self, op: Op) -> Iterator[Turn]:
+        """The forward of operations whose results are lost runs again, beside the gradients that exist."""
+        gradients = tuple(dict.fromkeys([*self._lifetimes.stays, *[g.storage for g in self.gradient.values()]]))
+        saved, made = dict.fromkeys(self._saved), dict[Tensor, None]()
+        for again in op.restores:
+            kept = tuple([t.storage for t in again.saves if t.storage not in saved])
+            outs = tuple([t.storage for t in again.outs])
+            saved.update(dict.fromkeys(kept))
+            made.update(dict.fromkeys(outs))
+            passing = tuple([t for t in (*gradients, *made) if t not in saved])
+            yield Turn(again, False, (*saved,), passing, outs, kept)
+        self._users.update({t: self._lost.pop(t) for t in op.lost if t in self._lost})
+        self._saved = tuple(dict.fromkeys([*self._users, *self._cached]))
+        yield Turn(BETWEEN, True, (), (), (), freed=tuple([t for t in made if t not in self._users]))
 
     def _release(self, op: Op) -> list[Tensor]:
         """The storages that no operation needs for its backward any more, once `op` has run."""

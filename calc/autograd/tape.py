@@ -107,7 +107,8 @@ class Op:
     keeps of it, so that it is not run again; `product` says that it is a matrix product of two dimensions, `multiplies`
     that its time is that of its products, whatever it moves. `flat`: it is a linear, whose input is seen as a matrix,
     so that the input's gradient is a view. `rowwise`: it runs once for each sequence, and its backward makes the
-    gradient of one and frees what was saved of it before it comes to the next.
+    gradient of one and frees what was saved of it before it comes to the next. `restores` are operations that run again
+    before its backward: the storages `lost`, which they made or saved, go once it has run.
     """
 
     name: str
@@ -126,6 +127,8 @@ class Op:
     backward_course: Course = ()
     rowwise: bool = False
     multiplies: bool = False
+    restores: tuple[Op, ...] = ()
+    lost: tuple[Tensor, ...] = ()
 
     def gradients(self, incoming: Tensor) -> dict[Tensor, Tensor]:
         """The gradient of each input that needs one, in storage of its own unless it shares another's."""
@@ -219,6 +222,26 @@ class Tape:
         self.ops.append(Op(name, (x,), outs, (), ()))
         return outs
 
+    def restore(self, first: int, end: int, stay: Sequence[Tensor] = ()) -> None:
+        """Lets what the operations from `first` to before `end` made and saved go once the last one so far has run.
+
+        They run again before that one's backward. What they read of others stays, and what shall `stay`.
+        """
+        again, last = tuple(self.ops[first:end]), self.ops[-1]
+        if not any(op.saves for op in again):
+            return
+        made, read = dict[Tensor, None](), {t.storage: t for t in stay}
+        for op in again:
+            read.update((t.storage, t) for t in op.inputs if t.storage not in made)
+            made.update((t.storage, None) for t in (*op.outs, *op.saves) if t.storage not in read)
+        again[0].saves = tuple(dict.fromkeys((*again[0].saves, *read.values())))
+        last.restores, last.lost = again, tuple(made)
+
+    @property
+    def lost(self) -> frozenset[Tensor]:
+        """The storages that are not there between forward and backward, though operations save them."""
+        return frozenset(t for op in self.ops for t in op.lost)
+
     def hold(self, tensor: Tensor) -> Tensor:
         """Keep `tensor` alive to the end of forward, as a Python variable of the caller does."""
         self.held.append(tensor)
@@ -239,7 +262,8 @@ class Tape:
 
     def saved(self) -> Size:
         """Everything kept for backward once forward has ended."""
-        return total([t.storage for op in self.ops for t in op.saves])
+        lost = self.lost
+        return total([t.storage for op in self.ops for t in op.saves if t.storage not in lost])
 
     def kept(self) -> Size:
         """Everything that selective checkpointing keeps besides the input."""

@@ -23,7 +23,9 @@ Streams = Literal["", "each", "stash", "buffers"]
 Exchange = Literal["", "all-to-all", "all-gather", "ring"]
 
 # Parts of Megatron-core's layers that can be run again for their backward, see `calc.memory.megatron_again`.
-Recomputed = Literal["core_attn", "moe_act", "mlp", "moe", "shared_experts"]
+Recomputed = Literal[
+    "core_attn", "moe_act", "mlp", "moe", "shared_experts", "layernorm", "mla_up_proj", "gdn_norm_out"
+]  # fmt: skip
 
 # The words of `Stage`.
 Does = Literal["train", "score", "generate", "serve", "sync", "save"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
@@ -11,22 +12,75 @@ from calc.scenario.scenario import Scenario
 
 # families that Megatron-core's own layers are, by number and order of their tensors
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+# and those whose attention is a gated delta rule in most layers (`experimental_attention_variant gated_delta_net`)
+LINEAR = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+SEEING = ("qwen3_5_text", "qwen3_5_moe_text")  # of which checkpoints have a vision tower
 
 
 @lru_cache(maxsize=64)  # a search asks for each way of cutting a model
 def modelled(
-    arch: Architecture, field: str, other: str, layers: Literal["megatron", "megatron-plain"] = "megatron"
+    arch: Architecture,
+    field: str,
+    other: str,
+    layers: Literal["megatron", "megatron-plain"] = "megatron",
+    *,
+    given: str = "megatron",
+    linear: str = "",
+    by_head: bool = False,
 ) -> Architecture:
     """The model as Megatron-core has it: fused projections and norms, attention without a window.
 
-    Raises ConfigError for `field`, by which Megatron was asked for, and which would have to be `other`, if it has other
-    layers than those that were read.
+    `linear`: from when on what runs has linear attention that was read, if it is older; `by_head`: that of
+    mcore-bridge. Raises ConfigError for `field`, by which Megatron was asked for as `given`, and which would have to be
+    `other`, if it has other layers than those that were read.
     """
-    if arch.family not in FAMILIES:
-        known = f"Megatron-core's layers are modelled for {', '.join(FAMILIES)}"
-        raise ConfigError(field, "megatron", f"{other} for the family {arch.family}; {known}")
+    if linear and arch.family in LINEAR:
+        raise ConfigError(field, given, f"{other} for the family {arch.family}, or {linear}")
+    if arch.family not in (*FAMILIES, *LINEAR):
+        known = f"Megatron-core's layers are modelled for {', '.join((*FAMILIES, *LINEAR))}"
+        raise ConfigError(field, given, f"{other} for the family {arch.family}; {known}")
     specs = tuple(spec._replace(slides=False) for spec in arch.specs)
-    return replace(arch, modeling=layers, sliding_window=None, specs=specs)
+    delta = arch.delta and replace(arch.delta, by_head=by_head)
+    return replace(arch, modeling=layers, sliding_window=None, specs=specs, delta=delta)
+
+
+def linear_fault(s: Scenario) -> str | None:
+    """The reason why a gated delta rule cannot run as `s` asks, or is not modelled so, in one line, or None.
+
+    Without fla's kernels it raises an ImportError; context parallelism gives each rank some of the heads that a
+    tensor-parallel rank has (Megatron-LM d98e8a64dd `megatron/core/ssm/gated_delta_net/common.py`, `_GDNBase.__init__`
+    and `_build_head_perm_for_split_sections`).
+    """
+    delta = s.architecture.delta
+    if delta is None:
+        return None
+    if s.linear_attention != "fla":
+        return f"linear_attention: given {s.linear_attention!r} with Megatron-core, allowed: fla, which it needs"
+    heads = delta.key_heads // s.tensor_parallel
+    if heads % s.context_parallel:
+        allowed = f"a divisor of the {heads} key heads of linear attention that a tensor-parallel rank has"
+        return f"context_parallel: given {s.context_parallel}, allowed: {allowed}"
+    return None
+
+
+def parts_fault(s: Scenario, known: bool = True) -> str | None:
+    """The reason why a part of a layer cannot be run again, in one line, or None.
+
+    `known`: the Megatron-core below has all parts, as it does since 0.19 (`transformer_config.py`, `__post_init__`).
+    """
+    given, family = "recompute_modules: given", s.architecture.family
+    for name, has in (("mla_up_proj", s.architecture.mla), ("gdn_norm_out", s.architecture.delta)):
+        if name in s.recomputed and not has:
+            return f"{given} {name} for the family {family}, allowed: others; it has no such part"
+    if "gdn_norm_out" in s.recomputed and not known:
+        return f"{given} gdn_norm_out, allowed: others; what runs here does not know it"
+    return None
+
+
+def notes(s: Scenario) -> Iterator[str]:
+    """Notes on what a checkpoint has beside what is counted, where the framework builds the whole of it."""
+    if s.architecture.family in SEEING:
+        yield "the language model alone is counted: the first stage has the checkpoint's vision tower, too"
 
 
 def stages_fault(s: Scenario) -> str | None:

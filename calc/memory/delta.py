@@ -9,13 +9,39 @@ Read in transformers 5.23 `models/qwen3_5/modeling_qwen3_5.py`, fla-core 0.6.0 `
 
 from __future__ import annotations
 
-from calc.autograd.tape import CHUNK, NOTHING, Tensor, chunked, of
+from collections.abc import Sequence
+
+from calc.autograd.tape import CHUNK, NOTHING, Size, Tape, Tensor, chunked, of
 from calc.memory.linears import WIDTH, Linears
 
 KEYS, VALUES, REPEATED, CHANNELS, GATES = of(d_k=1), of(d_v=1), of(d_e=1), of(d_c=1), of(n_v=1)
 # of whole chunks: values, repeated keys, gates, what positions of a chunk are to each other, and a chunk's state
 WHOLE_VALUES, WHOLE_KEYS, WHOLE_GATES = chunked(d_v=1), chunked(d_e=1), chunked(n_v=1)
 PAIRS, STATES = chunked(n_v=CHUNK), chunked(d_s=1 / CHUNK)
+
+
+def ruled(
+    tape: Tape, parts: Sequence[Tensor], kept: Sequence[Tensor], *, normed: Size = NOTHING, summed: Size = NOTHING
+) -> Tensor:
+    """fla's `ChunkGatedDeltaRuleFunction`, which computes states and corrected values again for its backward.
+
+    `parts`: queries, keys, values, decay and beta. It keeps queries, keys and values as the kernels read them, in
+    `kept`, summed decays, and for each position a row of its chunk's inverted matrix. Forward has keys and values of
+    the transform, corrected values, and a state for each chunk, beside inputs that were `normed`. Backward is at its
+    highest in `prepare_wy_repr_bwd`: all of these but those inputs, a state's gradient for each chunk, gradients of
+    values, and of keys twice, and what sums them over the value heads that share a key (`summed`).
+    """
+    b, beta = parts[0].b, parts[-1]
+    again = (REPEATED + VALUES * 2 + STATES) * b
+    return tape.op(
+        "delta: rule",
+        parts,
+        VALUES,
+        b,
+        saves=[*kept, Tensor(GATES, 4), Tensor(of(n_v=CHUNK), b), beta],
+        scratch=normed + again,
+        backward_scratch=again + (STATES + VALUES + REPEATED * 2) * b + summed,
+    )
 
 
 class DeltaRule(Linears):
@@ -83,28 +109,15 @@ class DeltaRule(Linears):
         return tape.op("delta: decay", [x], GATES, 4, saves=[x] if self.run.trained else [], weight=weight)
 
     def by_kernels(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-        """fla's `ChunkGatedDeltaRuleFunction`, which computes states and corrected values again for its backward.
+        """fla's kernels, which norm queries and keys, and copy values; value heads that share a key are its kernels'.
 
-        It keeps normalised queries and keys with their scales, contiguous values, summed decays, and for each position
-        a row of its chunk's inverted matrix. Forward has queries and keys as they came, keys and values of the
-        transform, corrected values, and a state for each chunk. Backward is at its highest in `prepare_wy_repr_bwd`:
-        all of these but the inputs, a state's gradient for each chunk, gradients of values, and of keys three times.
+        Forward has queries and keys as they came, too.
         """
         assert self.arch.delta
         b, scales = q.b, of(n_k=4)
         kept = [Tensor(KEYS, b), Tensor(scales, 1), Tensor(KEYS, b), Tensor(scales, 1), Tensor(VALUES, b)]
-        kept += [Tensor(GATES, 4), Tensor(of(n_v=CHUNK), b)]
-        again = (REPEATED + VALUES * 2 + STATES) * b
-        summed = KEYS if self.arch.delta.key_heads != self.arch.delta.value_heads else NOTHING
-        return self.tape.op(
-            "delta: rule",
-            [q, k, v, decay, beta],
-            VALUES,
-            b,
-            saves=[*kept, beta],
-            scratch=KEYS * (2 * b) + again,
-            backward_scratch=again + (STATES + VALUES + REPEATED * 2 + summed) * b,
-        )
+        summed = KEYS * b if self.arch.delta.key_heads != self.arch.delta.value_heads else NOTHING
+        return ruled(self.tape, (q, k, v, decay, beta), kept, normed=KEYS * (2 * b), summed=summed)
 
     def by_operations(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         """`torch_chunk_gated_delta_rule`: PyTorch's operations in fp32, then a loop over chunks."""

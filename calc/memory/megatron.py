@@ -12,88 +12,42 @@ GPT's layer with dropout 34·h bytes a token. Read in Megatron-LM d98e8a64dd `me
 from __future__ import annotations
 
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
-from calc.memory.linears import WIDTH
+from calc.memory.megatron_adapters import BF16
+from calc.memory.megatron_delta import MegatronDelta
 from calc.memory.megatron_experts import MegatronExperts
-
-BF16 = 2
-MASK = 1  # byte of an element of a dropout mask
+from calc.memory.megatron_linears import MASK
 
 
-class MegatronLayer(MegatronExperts):
+class MegatronLayer(MegatronExperts, MegatronDelta):
     """Writes one of Megatron-core's layers, or its final norm."""
 
     def layer(self) -> Tape:
         """A layer: attention and MLP, each behind a norm, each added to the residual stream with bias and dropout."""
         norms = self.arch.norms
-        attend = self.latent if self.spec.mixer == "latent" else self.attention
-        x = attend(self.input, norms.attention)
-        self.feed_forward(x, norms.mlp)
+        self.feed_forward(self.mixed(self.input, norms.attention), norms.mlp)
         return self.tape
+
+    def mixed(self, x: Tensor, norm: str) -> Tensor:
+        """The block in which positions see each other, from the residual stream to the residual stream."""
+        match self.spec.mixer:
+            case "latent":
+                return self.latent(x, norm)
+            case "delta":
+                return self.delta_rule(x, norm)
+            case _:
+                return self.attention(x, norm)
 
     def final_norm(self) -> Tape:
         """The norm between the last layer and the head."""
         self.normed(self.input, self.arch.names.final_norm)
         return self.tape
 
-    def normed(self, x: Tensor, name: str) -> Tensor:
-        """One kernel: keeps its input, the scale of each row in fp32, and its mean unless it is an RMSNorm."""
-        rows = Size({"": self.run.share})
-        statistics = Tensor(rows, 8 if self.arch.norm == "layer" else 4)
-        weight = self.elements.get(name, self.arch.norm_elements) if self.run.trained else 0
-        return self.tape.op(name, [x], x.width, x.b, saves=[x, statistics], weight=weight)
-
-    def column(self, name: str, x: Tensor, out: Size, weight: int) -> Tensor:
-        """A product cut by its outputs: keeps its input, with sequence parallelism as this rank has it.
-
-        All positions are gathered for forward, and again for the gradient of the weight.
-        """
-        whole = WIDTH * BF16 if self.run.sequences else NOTHING
-        # the gradient of all positions, before it is reduced and scattered
-        back = whole * (1 + self.run.trained)
-        if self.beside(name):
-            # the gradient of the norm's output is added to a copy (`_LayerNormLinear.backward`)
-            back += x.size
-        y = self.tape.op(
-            name,
-            [x],
-            out,
-            BF16,
-            saves=self.kept(x),
-            scratch=whole,
-            backward_scratch=back,
-            weight=weight,
-            multiplies=True,
-        )
-        return self.beside_column(name, x, y)
-
-    def row(self, name: str, x: Tensor, weight: int) -> Tensor:
-        """A product cut by its inputs, whose partial sums are added in place, or reduced and scattered."""
-        y = self.tape.op(name, [x], WIDTH, BF16, saves=self.kept(x), weight=weight, multiplies=True)
-        if self.run.sequences:
-            y = self.tape.op(f"{name}: reduce-scatter", [y], self.stream, BF16)
-        return self.beside_row(name, x, y)
-
-    def added(self, residual: Tensor, y: Tensor, name: str) -> Tensor:
-        """Bias, dropout and residual stream in one kernel: keeps the mask."""
-        dropped = self.run.training and self.arch.residual_dropout
-        mask = [Tensor(self.stream, MASK)] if dropped else []
-        same = [residual] if dropped else [residual, y]
-        return self.tape.op(f"{name}: add", [residual, y], self.stream, BF16, saves=mask, aliases=same)
-
-    def trained_elements(self, *names: str) -> int:
-        """Elements of the weights and biases called `names` that are trained."""
-        return sum(self.elements.get(name, 0) for name in names) if self.run.trained else 0
-
     def attention(self, x: Tensor, norm: str) -> Tensor:
         """The attention block, from the residual stream to the residual stream."""
-        tape, q, kv = self.tape, of(q=1), of(kv=1)
+        tape = self.tape
         n = self.normed(x, norm)
-        qkv = self.column("linear_qkv", n, of(q=1, kv=2), self.trained_elements("q_proj", "k_proj", "v_proj"))
-        queries, keys, values = tape.split("q, k, v", qkv, [q, kv, kv])
+        queries, keys, values, gate = self.projected(n)
         tape.returns(n)
-        if self.arch.grouped:
-            # the queries of a group lie together: `reshape` to heads copies them
-            queries = tape.op("q: heads", [queries], q, BF16)
         plain = not (self.arch.grouped or self.arch.qk_norm or self.spec.rotated)
         if self.arch.qk_norm:
             queries, keys = self.head_norm(queries, "q_norm", of(H=1)), self.head_norm(keys, "k_norm", of(K=1))
@@ -106,8 +60,36 @@ class MegatronLayer(MegatronExperts):
                 # only where all three still lie in one tensor as the kernels know it (`get_qkv_layout`, sbh3d)
                 keys, values = self.apart(keys, "k", self.arch.qk_norm or self.spec.rotated), self.apart(values, "v")
             context = self.fused(queries, keys, values)
+        if gate:
+            # one compiled kernel with a sigmoid in fp32 (`_apply_output_gate`)
+            context = tape.op("attention: gate", [context, gate], of(q=1), BF16, saves=[context, gate])
         y = self.row("linear_proj", context, self.trained_elements("o_proj"))
         return self.added(x, y, "attention")
+
+    def projected(self, n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values, and the gate of attention's output if there is one, out of one product.
+
+        Queries of a group, and their gates, lie together: `reshape` to heads copies them. In mcore-bridge each query
+        lies beside its gate, so that what is copied stays whole (1.6.5 `model/modules/gated_self_attention.py`).
+        """
+        tape, q, kv = self.tape, of(q=1), of(kv=1)
+        weight, heads = self.trained_elements("q_proj", "k_proj", "v_proj"), self.arch.kv_heads > 1
+        if not self.arch.output_gate:
+            joined = self.column("linear_qkv", n, of(q=1, kv=2), weight)
+            queries, keys, values = tape.split("q, k, v", joined, [q, kv, kv])
+            return self.in_groups(queries, "q", self.arch.grouped), keys, values, None
+        joined = self.column("linear_qkv", n, of(q=2, kv=2), weight)
+        if self.arch.delta and self.arch.delta.by_head:
+            both, keys, values = tape.split("q and gate, k, v", joined, [q * 2, kv, kv])
+            queries, gate = tape.split("q, gate", self.in_groups(both, "q", heads), [q, q])
+            return tape.op("q: contiguous", [queries], q, BF16), keys, values, gate
+        queries, gate, keys, values = tape.split("q, gate, k, v", joined, [q, q, kv, kv])
+        queries, gate = self.in_groups(queries, "q", self.arch.grouped), self.in_groups(gate, "gate", heads)
+        return queries, keys, values, gate
+
+    def in_groups(self, x: Tensor, name: str, copied: bool) -> Tensor:
+        """What lies group by group, head by head, for which it may have to be `copied`."""
+        return self.tape.op(f"{name}: heads", [x], x.width, BF16) if copied else x
 
     def latent(self, x: Tensor, norm: str) -> Tensor:
         """Multi-head latent attention: products down to low ranks, a norm of each, and products up to the heads.
@@ -118,19 +100,34 @@ class MegatronLayer(MegatronExperts):
         """
         tape, low, share = self.tape, self.arch.mla, self.run.share
         assert low
+        begins = len(tape.ops)
         n = self.normed(x, norm)
+        normed, down = len(tape.ops), n
         if low.q_lora_rank:
             down = self.whole_product("linear_q_down_proj", n, of(c_q=share), "q_a_proj")
-            name, seen = "q_b_proj", self.normed(down, "q_a_layernorm")
-        else:
-            name, seen = "q_proj", n
         joined = self.whole_product("linear_kv_down_proj", n, of(c_kv=share, rope=share), "kv_a_proj_with_mqa")
         compressed, rotary = tape.split("kv, rotary key", joined, [of(c_kv=share), of(rope=share)])
         if self.run.sequences:
             rotary = tape.op("rotary key: gather", [rotary], of(rope=1), BF16)
-        q = self.column(
-            "linear_q_up_proj" if low.q_lora_rank else "linear_q_proj", seen, of(q=1), self.trained_elements(name)
-        )
+        first = len(tape.ops)
+        queries, keys, values = self.up(down, compressed, rotary)
+        tape.returns(n)
+        end = len(tape.ops)
+        context = (self.unfused if self.run.kernel == "eager" else self.fused)(queries, keys, values)
+        self.behind("mla_up_proj", first, end)
+        y = self.row("linear_proj", context, self.trained_elements("o_proj"))
+        self.behind("layernorm", begins, normed)
+        return self.added(x, y, "attention")
+
+    def up(self, down: Tensor, compressed: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads from the low ranks, or queries from the norm's output itself."""
+        tape, low = self.tape, self.arch.mla
+        assert low
+        if low.q_lora_rank:
+            seen = self.normed(down, "q_a_layernorm")
+            q = self.column("linear_q_up_proj", seen, of(q=1), self.trained_elements("q_b_proj"))
+        else:
+            q = self.column("linear_q_proj", down, of(q=1), self.trained_elements("q_proj"))
         kv = self.column(
             "linear_kv_up_proj",
             self.normed(compressed, "kv_a_layernorm"),
@@ -139,17 +136,7 @@ class MegatronLayer(MegatronExperts):
         )
         queries = tape.op("q: rotate", [q], of(q=1), BF16)
         keys = tape.op("k: join", [kv, rotary], of(q=1), BF16)
-        values = self.apart(tape.op("v", [kv], of(o=1), BF16, view=True), "v")
-        tape.returns(n)
-        attend = self.unfused if self.run.kernel == "eager" else self.fused
-        y = self.row("linear_proj", attend(queries, keys, values), self.trained_elements("o_proj"))
-        return self.added(x, y, "attention")
-
-    def whole_product(self, name: str, x: Tensor, out: Size, weight: str) -> Tensor:
-        """A product that no rank shares: keeps its input."""
-        trained = self.trained_elements(weight)
-        y = self.tape.op(name, [x], out, BF16, saves=self.kept(x), weight=trained, multiplies=True)
-        return self.adapted_by(name, x, y, of(r=self.run.share))
+        return queries, keys, self.apart(tape.op("v", [kv], of(o=1), BF16, view=True), "v")
 
     @property
     def context(self) -> Size:
@@ -222,17 +209,32 @@ class MegatronLayer(MegatronExperts):
         """
         if self.spec.mlp == "dense":
             return self.added(x, self.part("mlp", x, lambda x: self.mlp(self.normed(x, norm), of(i=1))), "mlp")
-        return self.added(x, self.part("moe", self.normed(x, norm), self.mixture), "mlp")
+        first = len(self.tape.ops)
+        n = self.normed(x, norm)
+        end = len(self.tape.ops)
+        y = self.part("moe", n, self.mixture)
+        self.behind("layernorm", first, end)
+        return self.added(x, y, "mlp")
 
     def mixture(self, n: Tensor) -> Tensor:
         """Routed experts, and shared ones that run before them (`moe_layer.py`, `custom_forward`)."""
         shared = None
         if self.arch.shared_experts:
-            shared = self.part("shared_experts", n, lambda n: self.mlp(n, of(s=1), "shared_"))
+            shared = self.part("shared_experts", n, self.shared)
         y = self.experts(n)
         if shared:
             y = self.tape.op("experts: add shared", [y, shared], self.stream, BF16, aliases=[y, shared])
         return y
+
+    def shared(self, n: Tensor) -> Tensor:
+        """The shared experts' MLP, weighed by a sigmoid of its own in some models (`shared_experts.py`)."""
+        y = self.mlp(n, of(s=1), "shared_")
+        if not self.arch.shared_gate:
+            return y
+        tape, one, name = self.tape, Size({"": self.run.share}), "shared_expert_gate"
+        gate = tape.op(name, [n], one, BF16, saves=self.kept(n), weight=self.trained_elements(name), multiplies=True)
+        gate = tape.op("shared: sigmoid", [gate], one, BF16, saves_out=True)
+        return tape.op("shared: weigh", [y, gate], self.stream, BF16, saves=[y, gate], backward_scratch=y.size)
 
     def mlp(self, n: Tensor, inner: Size, owner: str = "") -> Tensor:
         """Two products with an activation between, which is one kernel; `owner`: the prefix of their names."""

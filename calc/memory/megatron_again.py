@@ -1,14 +1,16 @@
 """Parts of Megatron-core's layers that are run again for their backward, one by one: its selective recomputation.
 
-`core_attn`, `mlp`, `moe` and `shared_experts` keep their inputs (`tensor_parallel.checkpoint`); `moe_act` keeps its
-input, and its output goes once the product behind it has run (`CheckpointWithoutOutput`). Read in Megatron-LM
-d98e8a64dd `megatron/core/tensor_parallel/random.py`, `core/transformer/{transformer_config,transformer_layer}.py`,
-`core/transformer/moe/{moe_layer,experts}.py`.
+`core_attn`, `mlp`, `moe` and `shared_experts` keep their inputs (`tensor_parallel.checkpoint`). Others keep theirs, and
+their outputs go once what is behind them has run (`CheckpointWithoutOutput`): `moe_act` with the experts' second
+product, `layernorm` with its whole block, `mla_up_proj` with attention, `gdn_norm_out` with the output projection. Read
+in Megatron-LM d98e8a64dd `megatron/core/tensor_parallel/random.py`, `core/transformer/{transformer_config,
+transformer_layer,multi_latent_attention}.py`, `core/transformer/moe/{moe_layer,experts}.py`,
+`core/ssm/gated_delta_net/gdn.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from calc.autograd.lifetimes import Lifetimes, Turn
 from calc.autograd.polynomial import amount
@@ -19,7 +21,17 @@ from calc.memory.run import dimensions
 
 
 class Again(Linears):
-    """Writes a part of a layer as one operation that keeps its input."""
+    """Writes a part of a layer as one operation that keeps its input, or lets outputs go until its backward."""
+
+    within = False  # what is written is a part that runs again as a whole
+
+    def behind(self, name: Recomputed, first: int, end: int, stay: Sequence[Tensor] = ()) -> None:
+        """The part `name` is the operations from `first` to before `end`, whose results go if the run says so.
+
+        They go once the last operation so far has run; what shall `stay` is another's.
+        """
+        if name in self.run.again and not self.within:
+            self.tape.restore(first, end, stay)
 
     def part(self, name: Recomputed, x: Tensor, write: Callable[[Tensor], Tensor]) -> Tensor:
         """The output of the part that `write` makes of `x`, run again for its backward if the run says so.
@@ -28,9 +40,9 @@ class Again(Linears):
         """
         if name not in self.run.again:
             return write(x)
-        outer, self.tape = self.tape, Tape()
+        outer, self.tape, self.within = self.tape, Tape(), True
         y = write(Tensor(x.width, x.b))
-        inner, self.tape = self.tape, outer
+        inner, self.tape, self.within = self.tape, outer, False
         own = Lifetimes(inner)
         forward, backward = own.without_grad(), own.again()
         apart = {own.input, own.given, y.storage, backward.out}

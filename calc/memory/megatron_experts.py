@@ -9,13 +9,14 @@ moe/{moe_layer,router,moe_utils,token_dispatcher,experts}.py`, `fusions/fused_bi
 
 from __future__ import annotations
 
-from calc.autograd.tape import NOTHING, Size, Tensor
-from calc.memory.megatron_adapters import BF16, MegatronAdapters
+from calc.autograd.tape import Size, Tensor
+from calc.memory.megatron_adapters import BF16
+from calc.memory.megatron_linears import MegatronLinears
 
 FP32, INDEX = 4, 8
 
 
-class MegatronExperts(MegatronAdapters):
+class MegatronExperts(MegatronLinears):
     """Writes the routed experts of one of Megatron-core's layers."""
 
     def picked(self, symbol: str, times: float = 1) -> Size:
@@ -74,12 +75,14 @@ class MegatronExperts(MegatronAdapters):
         up, down = (self.elements[f"experts_{name}"] * trained for name in names)
         pair = tape.op("experts: fc1", [tokens], first, BF16, saves=self.kept(tokens), weight=up, multiplies=True)
         pair = self.adapted_by("experts_linear_fc1", tokens, pair, low)
+        first_op = len(tape.ops)
         if self.arch.gated:
             act = tape.op("experts: activation", [pair], inner, BF16, saves=[pair, *weight])
         else:
             act = tape.op("experts: activation", [pair], inner, BF16, saves=[pair])
             act = tape.op("experts: weigh", [act], inner, BF16, saves=[act, *weight])
-        again = "moe_act" in self.run.again
-        out = tape.op("experts: fc2", [act], whole, BF16, saves=[] if again else self.kept(act), weight=down,
-                      backward_scratch=act.size if again else NOTHING, multiplies=True)  # fmt: skip
-        return self.adapted_by("experts_linear_fc2", act, out, low)
+        end = len(tape.ops)
+        out = tape.op("experts: fc2", [act], whole, BF16, saves=self.kept(act), weight=down, multiplies=True)
+        out = self.adapted_by("experts_linear_fc2", act, out, low)
+        self.behind("moe_act", first_op, end, weight)
+        return out

@@ -92,7 +92,8 @@ class Delta:
 
     `kernel`: positions that the causal convolution of queries, keys and values sees. `state_bytes`: of an element of
     the state, as an engine that generates keeps it. `joined`: queries, keys, values and output gates are one
-    projection, both gates of the state another (Qwen3-Next).
+    projection, both gates of the state another (Qwen3-Next). `by_head`: under Megatron-core, what belongs to a key head
+    lies side by side, and each part is copied out of that (mcore-bridge).
     """
 
     key_heads: int
@@ -102,6 +103,7 @@ class Delta:
     kernel: int
     state_bytes: int
     joined: bool = False
+    by_head: bool = False
 
     @property
     def keys(self) -> int:

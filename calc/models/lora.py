@@ -32,6 +32,8 @@ JOINED: Mapping[str, str] = {
     "up_proj": "linear_fc1",
     "gate_up_proj": "linear_fc1",
     "down_proj": "linear_fc2",
+    **dict.fromkeys(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"), "in_proj"),
+    "out_proj": "out_proj",
 }
 LATENT = {"q_proj": "linear_q_proj"}
 
@@ -70,8 +72,9 @@ def adaptable_names(arch: Architecture) -> list[str]:
 def megatron_linears(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
     """Megatron-core's linears of a layer: one makes queries, keys and values, one the gate and what it multiplies.
 
-    Each routed expert of this rank has its own adapter, in one grouped product (ms-swift 4.6.0 `swift/megatron/utils/
-    utils.py`, `find_all_linears`; mcore-bridge 1.6.5 `tuners/lora.py`, `LoraParallelLinear.update_layer`).
+    Linear attention has one to all that it reads, and one behind it. Each routed expert of this rank has its own
+    adapter, in one grouped product (ms-swift 4.6.0 `swift/megatron/utils/utils.py`, `find_all_linears`; mcore-bridge
+    1.6.5 `tuners/lora.py`, `LoraParallelLinear.update_layer`).
     """
     names = {**JOINED, **(LATENT if spec.mixer == "latent" else {})}
     found: dict[str, Linear] = {}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from calc.models.architecture import Architecture, ConfigError
+from calc.models.architecture import Architecture, ConfigError, Delta
 
 PADDED = 128  # rows of Megatron-core's embedding on a rank are a multiple of these
 
@@ -35,7 +35,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         (arch.mla and not megatron, "with latent attention"),
         (arch.ssm, "with state spaces"),
         (arch.positions and not megatron, "with learned positions"),
-        (arch.delta, "whose linear attention is gathered again"),
+        (arch.delta and not megatron, "whose linear attention is gathered again"),
         (arch.attention_sinks, "whose attention stays whole"),
         (arch.shared_experts and not megatron, "with shared experts"),
         (arch.vision, "whose vision tower stays whole"),
@@ -49,7 +49,20 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
     if uneven := [name for name in widths if getattr(arch, name) % ranks]:
         name = uneven[0]
         raise ConfigError("tensor_parallel", ranks, f"a divisor of the model's {name} = {getattr(arch, name)}")
-    return replace(arch, ranks=ranks, **{name: getattr(arch, name) // ranks for name in widths})
+    cut = {name: getattr(arch, name) // ranks for name in widths}
+    return replace(arch, ranks=ranks, delta=arch.delta and _heads(arch.delta, ranks), **cut)
+
+
+def _heads(delta: Delta, ranks: int) -> Delta:
+    """One rank's heads of a gated delta rule, with their channels of the convolution and their gates.
+
+    Megatron-LM d98e8a64dd `megatron/core/ssm/gated_delta_net/common.py`, `_GDNBase`.
+    """
+    heads = {f"{name}_heads": getattr(delta, f"{name}_heads") for name in ("key", "value")}
+    for name, count in heads.items():
+        if count % ranks:
+            raise ConfigError("tensor_parallel", ranks, f"a divisor of the model's linear_num_{name} = {count}")
+    return replace(delta, **{name: count // ranks for name, count in heads.items()})
 
 
 def _experts(arch: Architecture, ranks: int, tensor: int) -> Architecture:

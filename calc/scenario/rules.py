@@ -524,8 +524,8 @@ def rotation_fault(s: Scenario) -> str | None:
 
 
 def linear_notes(s: Scenario) -> Iterator[str]:
-    """Notes on what computes linear attention, which no framework's settings say."""
-    if not s.architecture.recurrent:
+    """Notes on what computes linear attention, which no framework's settings say; Megatron-core needs the kernels."""
+    if not s.architecture.recurrent or s.architecture.megatron:
         return
     ssm = s.architecture.ssm is not None
     layers, library = ("state spaces are", "mamba-ssm") if ssm else ("linear attention is", "flash-linear-attention")

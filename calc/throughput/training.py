@@ -256,8 +256,8 @@ def accumulated(s: Scenario, r: Rates, load: Load, changed: float) -> Term:
 def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
     """The collectives of GPUs that share a sequence, which are not hidden behind computation.
 
-    Tensor parallelism takes two all-reduces a layer and pass; context parallelism passes keys and values on; expert
-    parallelism takes two all-to-all exchanges a layer and pass.
+    Tensor parallelism takes two all-reduces a layer and pass; context parallelism passes keys and values on, and swaps
+    heads of linear attention for positions; expert parallelism takes two all-to-all exchanges a layer and pass.
     """
     arch, rows = s.architecture, p.forward + p.again + p.inputs
     if s.tensor_parallel > 1:
@@ -273,9 +273,15 @@ def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
         if cut > 1:  # ranks that share an expert gather their tokens, and scatter the sums of their parts
             yield traffic.collective("expert tensor parallel", width * cut, 2, 2 * rows, cut, r.link(cut))
     if s.context_parallel > 1:
-        width = load.tokens * 2 * arch.kv_heads * arch.head_dim * arch.layers / s.pipeline_parallel
+        width = load.tokens * 2 * arch.kv_heads * arch.head_dim * arch.attending / s.pipeline_parallel
         bus = r.link(s.context_parallel, s.tensor_parallel)
         yield traffic.collective("context parallel", width, 2, rows, s.context_parallel, bus)
+        if arch.megatron and (d := arch.delta):
+            # heads of linear attention go to other ranks for all positions, and their output comes back
+            each = d.convolved + 2 * d.values + 2 * d.value_heads
+            width = load.tokens / (s.tensor_parallel * s.context_parallel) * each * arch.recurrent / s.pipeline_parallel
+            own = r.neighbours(s.tensor_parallel)
+            yield traffic.exchanged("swapped heads", width, 2, rows, s.context_parallel, own, r.bus, r.network)
 
 
 def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term]:

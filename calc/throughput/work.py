@@ -154,13 +154,18 @@ def attended(arch: Architecture, spec: LayerSpec) -> int:
             assert_never(other)
 
 
+UP = (".q_b_proj.weight", ".kv_b_proj.weight", ".q_proj.weight")  # latent attention's products up to the heads
+
+
 @lru_cache(maxsize=4096)
 def recomputed(arch: Architecture, parts: frozenset[Recomputed]) -> int:
     """Elements, over all layers, of the matrices that a token meets a second time as these parts run again."""
     found = 0.0
     for spec, layers in layer_kinds(arch):
         for t in layer_tensors(arch, spec):
-            if spec.mlp == "dense":
+            if t.module == "attn":
+                own = {"mla_up_proj"} if spec.mixer == "latent" and t.name.endswith(UP) else set()
+            elif spec.mlp == "dense":
                 own = {"mlp"} if t.module == "mlp" else set()
             else:
                 shared = {"moe", "shared_experts"} if ".shared_" in t.name else set()

@@ -400,3 +400,56 @@ def test_a_replay_gives_selective_checkpointings_cache_back_whole() -> None:
     saved = {t.storage for op in tape.ops[:-1] for t in op.saves}
     assert {*first.freed} >= kept - saved
     assert not any(kept & {*turn.freed} for turn in own.recomputed())
+
+
+# --- results that go, and come back ---
+
+
+def restored() -> Tape:
+    """A norm, whose output a product keeps, and an addition; the norm's results go once the product has run."""
+    tape = Tape()
+    x = Tensor(of(x=1), 1)
+    n = tape.op("norm", [x], of(n=1), 1, saves=[x, Tensor(of(s=1), 1)])
+    y = tape.op("product", [n], of(y=1), 1, saves=[n])
+    tape.restore(0, 1)
+    tape.op("add", [y], of(z=1), 1, saves=[y])
+    return tape
+
+
+def test_results_that_are_restored_are_kept_from_backward_on() -> None:
+    """Forward has n and s until the product is done; backward has them from before the product's to the norm's."""
+    tape = restored()
+    assert terms(tape.saved())[0] == {"x": 1, "y": 1}
+    there = saved(forward_of(tape))
+    assert there["product"] == {"x": 1, "s": 1, "n": 1}
+    assert there["add"] == {"x": 1, "y": 1}
+    back = backward_of(tape)
+    assert [shot.name for shot in back] == ["add", "norm", "product", "norm"]
+    assert [terms(shot.saved)[0] for shot in back] == [
+        {"x": 1, "y": 1}, {"x": 1, "s": 1}, {"x": 1, "s": 1, "n": 1}, {"x": 1, "s": 1},
+    ]  # fmt: skip
+    # the norm runs again beside the gradient of the product's output
+    assert terms(back[1].passing)[0] == {"y": 1, "n": 1}
+
+
+def test_what_goes_is_freed_once_in_each_pass() -> None:
+    lifetimes = Lifetimes(restored())
+    (norm, product) = lifetimes.tape.ops[:2]
+    n, s = norm.outs[0].storage, norm.saves[1].storage
+    for turns in (lifetimes.forward().turns, lifetimes.backward().turns):
+        freed = [t for turn in turns for t in turn.freed]
+        assert freed.count(n) == 1 and freed.count(s) == 1
+    (going,) = [turn for turn in lifetimes.forward().turns if turn.op is product]
+    assert {n, s} <= {*going.freed}
+
+
+def test_what_others_made_stays_where_results_are_restored() -> None:
+    """A norm of a view keeps all that the view lies in, whether the norm itself keeps it or not."""
+    tape = Tape()
+    x = Tensor(of(x=1), 1)
+    whole = tape.op("whole", [x], of(w=1), 1)
+    view = tape.op("view", [whole], of(v=1), 1, view=True)
+    n = tape.op("kernel", [view], of(n=1), 1, saves_out=True)
+    tape.op("product", [n], of(y=1), 1, saves=[n])
+    tape.restore(2, 3)
+    assert terms(tape.saved())[0] == {"w": 1}

@@ -177,6 +177,46 @@ def test_a_fused_cross_entropy_is_compiled() -> None:
     assert fused - full == pytest.approx(4 * 4096 * V, rel=1e-3)
 
 
+HYBRID = {"model": "qwen3.5-4b", "global_batch": 8}
+
+
+def test_linear_attention_is_cut_by_heads_and_its_states_are_shared() -> None:
+    """Qwen3.5 4B over two tensor ranks: what is cut halves, norms stay whole; four copies share the states.
+
+    Every part is a multiple of 64 elements but beta's and decay's biases: 16 of each fill up 64, twice in 24 layers.
+    """
+    s = job(**HYBRID, tensor_parallel=2)
+    own = Roles(s).placed["actor"].engine.replica.parameters
+    found, filled = lines(s), 24 * 2 * (64 - 16)
+    assert found["weights"] == 2 * (own + filled)
+    assert found["gradients"] == 4 * (own + filled)
+    assert found["master_weights"] + found["optimizer_states"] == pytest.approx(12 * (own + filled) / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("trainer", ["megatron", "megatron-swift"])
+@pytest.mark.parametrize(
+    "cut", [{"tensor_parallel": 2}, {"tensor_parallel": 4}, {"pipeline_parallel": 4}, {"context_parallel": 4}]
+)
+def test_more_ranks_on_a_hybrid_never_need_more(trainer: str, cut: dict[str, int]) -> None:
+    more = {**HYBRID, "trainer": trainer, "sequence_parallel": "tensor_parallel" in cut}
+    s, other = job(**HYBRID, trainer=trainer), job(**more, **cut)
+    assert (
+        max(g.peak.moment.device_bytes for g in estimate(other).groups) < estimate(s).groups[0].peak.moment.device_bytes
+    )
+
+
+def test_a_checkpoints_vision_tower_is_named_where_a_bridge_builds_it() -> None:
+    note = "the language model alone is counted: the first stage has the checkpoint's vision tower, too"
+    assert note in estimate(job(**HYBRID, **SWIFT)).notes
+    assert note not in estimate(job(**HYBRID)).notes
+    assert note not in estimate(job(**SWIFT)).notes
+
+
+def test_megatron_core_needs_the_kernels_of_linear_attention() -> None:
+    """So no note tells of running without them."""
+    assert not any("flash-linear-attention" in note for note in estimate(job(**HYBRID)).notes)
+
+
 SWIFT = {"trainer": "megatron-swift"}
 
 
@@ -329,6 +369,16 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
         ({"framework": "openrlhf", "trainer": "own", "sharding": "megatron"}, "sharding: given 'megatron'"),
         ({"framework": "verl", "trainer": "own", "sharding": "megatron"}, "sharding: given 'megatron'"),
         ({"model": "gpt-oss-20b"}, "trainer: given 'megatron', allowed: own for the family gpt_oss"),
+        ({**HYBRID, "linear_attention": "torch"}, "linear_attention: given 'torch' with Megatron-core, allowed: fla"),
+        (
+            {**HYBRID, "tensor_parallel": 4, "context_parallel": 8, "gpus": 32},
+            "context_parallel: given 8, allowed: "
+            "a divisor of the 4 key heads of linear attention that a tensor-parallel rank has",
+        ),
+        (
+            {**HYBRID, **SWIFT, "versions.megatron-swift": "3.12"},
+            "trainer: given 'megatron-swift', allowed: own for the family qwen3_5_text, or megatron-swift from 4 on",
+        ),
         ({"expert_parallel": 2}, "expert_parallel: given 2, allowed: 1 for a model without experts"),
         (
             {"model": "mixtral-8x7b", "expert_parallel": 3},
@@ -357,8 +407,12 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             "recompute_modules: given mlp with sharding megatron and checkpointing none, allowed: null, or with",
         ),
         (
-            {**LORA, "checkpointing": "selective", "recompute_modules": ["moe_act"]},
-            "recompute_modules: given moe_act with method lora, allowed: others; not modelled",
+            {"checkpointing": "selective", "recompute_modules": ["mla_up_proj"]},
+            "recompute_modules: given mla_up_proj for the family llama, allowed: others; it has no such part",
+        ),
+        (
+            {**HYBRID, **SWIFT, "checkpointing": "selective", "recompute_modules": ["gdn_norm_out"]},
+            "recompute_modules: given gdn_norm_out, allowed: others; what runs here does not know it",
         ),
         (
             {"virtual_pipeline": 2},

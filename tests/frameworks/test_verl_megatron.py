@@ -118,9 +118,39 @@ def test_a_host_keeps_what_left_pinned_and_states_only_where_they_leave() -> Non
     assert not any(lines for lines in dict(placed(job())["actor"].engine.host(8)).values())
 
 
+HYBRID = {"model": "qwen3.5-4b", "gpus": 16, "tensor_parallel": 2}
+
+
+def test_a_hybrid_trains_beside_vllm_which_keeps_its_states() -> None:
+    """Of 32 layers every fourth has keys and values; the others have states in vLLM, gradients on Megatron."""
+    s = job(**HYBRID, expected_len=2048)
+    engine = placed(s)["actor"].engine
+    assert [spec.mixer for spec in engine.replica.arch.specs] == ["delta", "delta", "delta", "attention"] * 8
+    assert engine.replica.arch.delta and engine.replica.arch.delta.value_heads == 16
+    assert any("vision tower" in note for note in estimate(s).notes)
+
+
+def test_a_hybrids_ranks_of_a_ring_need_less_to_train() -> None:
+    """Two more ways to share a sequence; vLLM's memory is asleep meanwhile."""
+
+    def training(**fields: Any) -> int:
+        found = estimate(job(**HYBRID, **OFFLOAD, **fields))
+        return max(p.moment.allocated_bytes for g in found.groups for p in g.phases if p.name == "backward")
+
+    assert training(context_parallel=4) < training(context_parallel=2) < training()
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        (
+            {**HYBRID, "framework": "verl==0.8.0"},
+            "sharding: given 'megatron', allowed: fsdp1, fsdp2 for the family qwen3_5_text, or verl from 0.9.0 on",
+        ),
+        (
+            {**HYBRID, "context_parallel": 16, "gpus": 32},
+            "context_parallel: given 16, allowed: a divisor of the 8 key heads of linear attention",
+        ),
         ({"framework": "verl==0.3.0"}, "sharding: given 'megatron', allowed with verl 0.3.0: fsdp1"),
         ({"framework": "verl==0.4.0", "loss": "fused"}, "loss: given 'fused' with sharding megatron"),
         ({"method": "lora"}, "method: given 'lora' with sharding megatron"),

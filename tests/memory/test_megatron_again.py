@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from calc.autograd.polynomial import amount
+from calc.autograd.lifetimes import Lifetimes
+from calc.autograd.polynomial import amount, snapshots
 from calc.base.plan import Recomputed
 from calc.memory import activations
-from calc.memory.run import Run, dimensions
-from calc.models.architecture import Architecture, LayerSpec
+from calc.memory.run import Adapter, Run, dimensions
+from calc.models.architecture import Architecture, Delta, LayerSpec, Mla
 from calc.models.slices import part
 from calc.resolve.parse import parse
 from calc.scenario.scenario import ScenarioError
@@ -27,6 +28,10 @@ MOE = replace(
     DENSE, specs=(LayerSpec(mlp="experts"),) * 2, experts=8, experts_per_token=2, moe_intermediate=256,
     shared_experts=1, shared_intermediate=384,
 )  # fmt: skip
+LATENT = replace(
+    DENSE, specs=(LayerSpec("latent"),) * 2, mla=Mla(256, 128, 64, 32, 64), head_dim=96, positions=0,
+)  # fmt: skip
+HYBRID = replace(DENSE, specs=(LayerSpec("delta"),) * 2, delta=Delta(4, 8, 64, 64, 4, 4))
 # of all experts and of the best: see `test_megatron_experts`
 ROUTED = (8 + 4 + 8 + 8) * 2 + (4 + 1 + 2) * 8
 
@@ -39,13 +44,18 @@ def saved(arch: Architecture, *parts: Recomputed, **how: object) -> float:
 
 # what is not kept: a norm's scale and output, gate and up, and their product; the router's records, the inputs of both
 # grouped products and of the activation, the weights, and the shared expert's 6·s; the log-sum-exp; the activation's
-# output for each token and expert; 6·s
+# output for each token and expert; 6·s; the norm before the experts with its scale; norms of the low ranks 256 and 128
+# with their scales, and queries and keys of 8 heads of 96, values of 64 (the rotary key lies in a product that stays);
+# the norm of values of 8·64, with a scale each, and what the output projection multiplies
 LESS: dict[Recomputed, tuple[Architecture, int]] = {
     "mlp": (DENSE, 4 + 2 * H + 6 * INNER),
     "moe": (MOE, ROUTED + 2 * 2 * H + 6 * 2 * 256 + 2 * 2 + 6 * 384),
     "core_attn": (DENSE, 4 * HEADS),
     "moe_act": (MOE, 2 * 2 * 256),
     "shared_experts": (MOE, 6 * 384),
+    "layernorm": (MOE, 2 * H + 4),
+    "mla_up_proj": (LATENT, 2 * (256 + 128) + 2 * 4 + 2 * 8 * (96 + 96 + 64)),
+    "gdn_norm_out": (HYBRID, 2 * 2 * 8 * 64 + 4 * 8),
 }
 
 
@@ -60,6 +70,32 @@ def test_a_part_that_runs_again_keeps_its_input_alone(name: Recomputed) -> None:
 
 def test_shared_experts_within_the_whole_are_kept_no_more() -> None:
     assert saved(MOE, "moe", "shared_experts") == saved(MOE, "moe")
+
+
+def test_a_norm_before_latent_attention_goes_with_its_block() -> None:
+    """It is no part of a product there, as it is before other attention: 2·h and its scale."""
+    assert saved(LATENT) - saved(LATENT, "layernorm") == 2 * H + 4
+
+
+def test_what_was_let_go_is_there_again_for_the_backward_of_what_is_behind() -> None:
+    """The gated norm: as much is saved at the backward of the output projection as without; less above it."""
+    turns: list[dict[str, float]] = []
+    for parts in ((), ("gdn_norm_out",)):
+        run = Run(HYBRID, training=True, again=frozenset(parts))  # type: ignore[arg-type]
+        shots = snapshots(Lifetimes(activations.program(run, HYBRID.specs[0]).layer()).backward().turns)
+        turns.append({shot.name: amount(shot.saved, dimensions(HYBRID)).tokens for shot in shots})
+    kept, gone = turns
+    less = LESS["gdn_norm_out"][1]
+    assert kept["linear_fc2"] - gone["linear_fc2"] == less
+    assert kept["out_proj"] == gone["out_proj"]
+    assert kept["in_proj"] == gone["in_proj"]
+
+
+def test_an_adapters_activation_goes_too() -> None:
+    """Beside a frozen second product the adapter keeps its output; 2·k·j less, and nothing of the rest."""
+    adapter = Adapter(8, "all-linear", False, 2)
+    how = {"trained": False, "adapter": adapter}
+    assert saved(MOE, **how) - saved(MOE, "moe_act", **how) == 2 * 2 * 256
 
 
 def test_a_part_is_cut_as_its_layer_is() -> None:

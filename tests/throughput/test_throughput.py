@@ -422,6 +422,21 @@ def test_a_ring_passes_keys_and_values_on() -> None:
     assert terms["context parallel"].seconds == pytest.approx(10 * 2 * 1024 * 32 * 2 * 2 * 3 / 4)
 
 
+def test_heads_of_linear_attention_go_to_other_ranks_and_come_back() -> None:
+    """Qwen3.5 4B under Megatron-core, layers over two ranks, sequences over four: 24 of 32 layers are linear attention.
+
+    Each rank sends what its product made for its tokens, 8192 + 4096 + 64 numbers, halved, and gets 4096/2 back; the
+    eight layers that attend pass keys and values of four heads of 256 on.
+    """
+    cut = {"tensor_parallel": 2, "context_parallel": 4, "gpus": 8, "global_batch": 8, "micro_batch": 1}
+    s = scenario(model="qwen3.5-4b", task="sft", gpu="h100-sxm", trainer="megatron", seq_len=4096, **cut)
+    terms = {t.name: t for t in speed(estimate(s)).terms}
+    tokens = 8 * 4096
+    assert terms["swapped heads"].values["P"] == tokens / 4 * (8192 + 4096 + 64 + 4096) / 2 * 24
+    assert (terms["swapped heads"].values["N"], terms["swapped heads"].values["i"]) == (4, 3)
+    assert terms["context parallel"].values["P"] == tokens * 2 * 4 * 256 * 8
+
+
 def test_the_mean_length_is_divided_as_the_caps_are() -> None:
     s = scenario(**PPO, prompt_len=300, response_len=900, expected_len=800)
     assert lengths(s) == (200, 600)

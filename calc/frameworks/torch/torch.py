@@ -36,7 +36,7 @@ from calc.frameworks.constraints import (
 )
 from calc.frameworks.releases import pinned
 from calc.frameworks.torch.releases import RELEASES
-from calc.frameworks.torch.trainers import litgpt, megatron, unsloth
+from calc.frameworks.torch.trainers import litgpt, megatron, megatron_swift, unsloth
 from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
@@ -56,10 +56,15 @@ WITH_ADAPTERS = ("lora", "qlora")
 
 def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
     """The model as litgpt or Megatron-core has it where they train, else as Transformers has it."""
-    own = {**dict.fromkeys(("megatron", "megatron-swift"), megatron.modelled), "litgpt": litgpt.modelled}.get(
-        values["trainer"]
-    )
-    return own(architecture) if own else architecture
+    match values["trainer"]:
+        case "megatron":
+            return megatron.modelled(architecture)
+        case "megatron-swift":
+            return megatron_swift.modelled(architecture, str(values["versions.megatron-swift"]))
+        case "litgpt":
+            return litgpt.modelled(architecture)
+        case _:
+            return architecture
 
 
 def nearest(version: str) -> str:

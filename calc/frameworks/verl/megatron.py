@@ -3,7 +3,9 @@
 Read in the packages 0.4.0, 0.4.1, 0.5.0, 0.6.0, 0.7.0, 0.8.0, 0.9.0 and 0.9.1: `workers/megatron_workers.py`,
 `workers/actor/megatron_actor.py` until 0.7, `workers/engine/megatron/transformer_impl.py` since,
 `utils/megatron_utils.py` and `trainer/config/*megatron*.yaml`. Its layers are what mbridge 0.15.1 configures until
-0.8 (`vanilla_mbridge: True` in `engine/megatron.yaml`), no fusions, and Megatron-Bridge 0.3.1 since, with them.
+0.8 (`vanilla_mbridge: True` in `engine/megatron.yaml`), no fusions, and Megatron-Bridge 0.3.1 since, with them. Linear
+attention is that of Megatron-Bridge 0.5, which 0.9.1 asks for (`models/qwen/{qwen3_next,qwen35}_bridge.py`): packed
+sequences and context parallelism are in the Megatron-core that it carries, which has them since 0.18.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ PARTS = "0.5.0"  # recompute_modules (config/actor/megatron_actor.yaml)
 
 def modelled(arch: Architecture, version: str) -> Architecture:
     """The model as Megatron-core has it, with the fusions that the release's bridge asks for."""
-    layers: Literal["megatron", "megatron-plain"] = "megatron" if reached(version, BRIDGE) else "megatron-plain"
-    return megatron_core.modelled(arch, "sharding", "fsdp1, fsdp2", layers)
+    fused = reached(version, BRIDGE)
+    layers: Literal["megatron", "megatron-plain"] = "megatron" if fused else "megatron-plain"
+    linear = "" if fused else f"verl from {BRIDGE} on: mbridge 0.15.1 does not know it"
+    return megatron_core.modelled(arch, "sharding", "fsdp1, fsdp2", layers, linear=linear)
 
 
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,7 +90,7 @@ def refuse(s: Scenario) -> str | None:
     if s.max_tokens_per_gpu and s.max_tokens_per_gpu * s.context_parallel < s.seq_len:
         least = -(-s.seq_len // s.context_parallel)
         return f"max_tokens_per_gpu: given {s.max_tokens_per_gpu}, allowed with verl: at least {least}"
-    return megatron_core.stages_fault(s)
+    return megatron_core.stages_fault(s) or megatron_core.linear_fault(s) or megatron_core.parts_fault(s, known=False)
 
 
 def unlike(s: Scenario) -> str | None:

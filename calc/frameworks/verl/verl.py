@@ -14,6 +14,7 @@ from typing import Any
 from calc.base.plan import Awake, Holds, Keeps, Leaves, Path, Role, Serving, Stage
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
+from calc.frameworks import megatron_core
 from calc.frameworks.base import Choices
 from calc.frameworks.constraints import linear_fault, trainer_fault, unmodelled
 from calc.frameworks.releases import NOTHING, pinned, stated
@@ -144,7 +145,7 @@ def keeps(s: Scenario) -> Keeps:
     version, vllm = s.framework_version, s.versions["vllm"]
     on_megatron = s.sharding == "megatron"
     found = tuple(megatron.roles(s) if on_megatron else _roles(s))
-    notes = []
+    notes = list(megatron_core.notes(s)) if on_megatron else []
     if version == FORK:
         whole = s.rollout.batch * s.rollout.n // s.gpus
         notes.append(

@@ -236,6 +236,9 @@ JOBS = {
     "KL forwards, without gradient, run before the policy's: they need no more than the reference's": (
         "KL 的前向不带梯度，在策略的前向之前运行：不比参考模型的前向多用显存"
     ),
+    "the language model alone is counted: the first stage has the checkpoint's vision tower, too": (
+        "只计入语言模型：第一个流水线阶段上还有检查点的视觉塔"
+    ),
     "full recomputation is --recompute-method uniform with one layer at a time": (
         "完全重计算即 --recompute-method uniform，每次一层"
     ),
@@ -280,6 +283,7 @@ JOBS = {
     "expert parallel {n#}": "专家并行 {n}",
     "tensor parallel": "张量并行",
     "context parallel": "上下文并行",
+    "swapped heads": "交换的注意力头",
     "sequence parallel": "序列并行",
     "micro batch {n#}": "微批次 {n}",
     "micro batch {n#} of up to {tokens} tokens": "微批次 {n}，至多 {tokens} 个 token",
@@ -1771,6 +1775,18 @@ REFUSALS = {
     "false; the ring knows no borders between sequences": "false；环形注意力不区分序列边界",
     "1; a state passes through all positions": "1；状态要依次经过所有位置",
     "fla; only its kernels keep sequences apart": "fla；只有它的 kernel 能分开各个序列",
+    "fla, which it needs": "fla；没有它就不能运行",
+    "a divisor of the {n} key heads of linear attention that a tensor-parallel rank has": (
+        "张量并行下每张卡上线性注意力的 {n} 个键头的约数"
+    ),
+    "{place@}: given {given!}, allowed: {other?} for the family {family!}, or verl from {version} on: mbridge "
+    "{release} does not know it": (
+        "{place}：给定 {given}，{family} 系列允许：{other}，或 verl {version} 及以后的版本：mbridge {release} 没有它"
+    ),
+    "{place@}: given {given!}, allowed: {other?} for the family {family!}, or megatron-swift from {version} on; what "
+    "ran before is not modelled": (
+        "{place}：给定 {given}，{family} 系列允许：{other}，或 megatron-swift {version} 及以后的版本；没有模拟更早的"
+    ),
     "1; SDPA's flash kernel cannot attend for it": "1；SDPA 的 flash 内核不能为它计算注意力",
     "false; stages hand on tensors of one size": "false；各段传递同样大小的张量",
     "a micro batch for each stage, {least?}": "每段一个微批次，{least}",
@@ -1798,7 +1814,8 @@ REFUSALS = {
     ),
     "a multiple of {n}, so that stages take turns": "{n} 的倍数，使各段轮流运行",
     "null, or with megatron and selective": "null，或与 megatron 和 selective 一起",
-    "others; not modelled": "其他；没有模拟",
+    "others; it has no such part": "其他；它没有这一部分",
+    "others; what runs here does not know it": "其他；这里运行的版本没有它",
     "as many in each stage between first and last": "首尾之间各段层数相同",
     "null, or with sharding megatron": "null，或与 sharding megatron 一起",
     "a multiple of {n}, for {degrees!}": "{n} 的倍数，因为 {degrees}",

@@ -44,7 +44,7 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> str | None:
     """The reason why Megatron-core cannot run `s`, or is not modelled for it, in one line, or None."""
-    return refuse_with(s, TASKS, {"packing": (False,)})
+    return refuse_with(s, TASKS, {"packing": (False,)}) or megatron_core.parts_fault(s)
 
 
 def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any, ...]]) -> str | None:
@@ -71,11 +71,10 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
     for field in ("parameters", "activations"):
         if getattr(s.offload, field):
             return f"offload.{field}: given true {given}, allowed: false; not modelled"
-    if s.lora and "moe_act" in s.recomputed:
-        return f"recompute_modules: given moe_act with method {s.method}, allowed: others; not modelled"
     if s.sequence_parallel and s.tensor_parallel == 1:
         return f"sequence_parallel: given true {given}, allowed: with tensor_parallel above 1"
-    return megatron_core.stages_fault(s) or chunks_fault(s) or length_fault(s) or experts_fault(s)
+    faults = (megatron_core.stages_fault, megatron_core.linear_fault, chunks_fault, length_fault, experts_fault)
+    return next(filter(None, (fault(s) for fault in faults)), None)
 
 
 def chunks_fault(s: Scenario) -> str | None:

@@ -12,10 +12,12 @@ from typing import Any
 from calc.base.plan import Path
 from calc.base.schema import show
 from calc.base.versions import at_least
+from calc.frameworks import megatron_core
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
 from calc.frameworks.torch.trainers import megatron
+from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 
 TASKS = ("pretrain", "sft", "rm", "dpo", "kto")
@@ -45,8 +47,21 @@ ADAPTERS = Table(
 # what stages hand on: the reference's stream with the policy's, for kto those of the KL estimate, too
 # (trainers/dpo_trainer.py:94, trainers/kto_trainer.py:146)
 HANDED = {"dpo": 2, "kto": 4}
-# since when adapters are mcore-bridge's, whose first matrix beside a cut linear sees a rank's own positions
+# since when layers and adapters are mcore-bridge's: the first matrix beside a cut linear sees a rank's own positions
 BRIDGE = "4"
+
+
+def modelled(arch: Architecture, version: str) -> Architecture:
+    """The model as Megatron-core has it, with mcore-bridge's linear attention.
+
+    Before, each rank ran Transformers' own on all positions (`swift/megatron/model/gpt/qwen3_next.py` of 3.12.0).
+    """
+    linear = (
+        ""
+        if at_least(version, BRIDGE)
+        else f"megatron-swift from {BRIDGE} on; before, ranks did not share it: not modelled"
+    )
+    return megatron_core.modelled(arch, "trainer", "own", given="megatron-swift", linear=linear, by_head=True)
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +90,9 @@ def packs(task: str, given: Mapping[str, Any]) -> bool:
 def refuse(s: Scenario) -> str | None:
     """The reason why it cannot run `s`, or is not modelled for it, in one line, or None."""
     own = {"packing": (False, True), "method": ("full", "lora")}
-    return megatron.refuse_with(s, TASKS, own) or rlhf_fault(s) or (adapters_fault(s) if s.lora else None)
+    # mcore-bridge has a forward of linear attention of its own, which runs no part again
+    fault = megatron.refuse_with(s, TASKS, own) or megatron_core.parts_fault(s, known=False)
+    return fault or rlhf_fault(s) or (adapters_fault(s) if s.lora else None)
 
 
 def rlhf_fault(s: Scenario) -> str | None:
@@ -135,3 +152,4 @@ def notes(s: Scenario) -> Iterator[str]:
     if s.checkpointing == "none":
         yield "recompute_granularity selective, of core_attn: a fused kernel leaves nothing that would be run again"
     yield from megatron.notes(s)
+    yield from megatron_core.notes(s)
