@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.models.architecture import BEFORE
-from calc.models.kernels import replaced
+from calc.models.kernels import SDPA_FLASH_HEAD, replaced
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS
 
 ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a model's own operations were read
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
-SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 
 
 def tensor_fault(s: Scenario) -> str | None:

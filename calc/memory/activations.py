@@ -28,7 +28,7 @@ from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
 from calc.memory.run import PREFIXES, Run, dimensions
 from calc.memory.ssm import StateSpace
-from calc.models.architecture import LayerSpec, layer_kinds
+from calc.models.architecture import BESIDE, LayerSpec, layer_kinds
 from calc.models.lora import adapted
 
 
@@ -146,14 +146,17 @@ class Program(DeltaRule, StateSpace, Attention):
         below = added(sloped(low, "mlp: lower slope", max(low.b, wide)), "mlp: below")
         return tape.op("mlp: activation", [above, below], i, max(above.b, below.b), saves=[sides])
 
-    def experts(self, x: Tensor) -> Tensor:
-        """Routed experts as Transformers 5 runs them: tokens sorted by expert, two grouped matrix multiplications."""
+    def experts(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Routed experts as Transformers 5 runs them: tokens sorted by expert, two grouped matrix multiplications.
+
+        `weights` are those of a token's experts, if another than `route` makes them.
+        """
         # a grouped multiplication runs in its weights' type: autocast does not know it
         tape, arch, c = self.tape, self.arch, self.run.residual
         kh, kj = Size({"k·h": 1}), Size({"k·j": 1})
         order, tokens, inverse = (Tensor(of(k=1), 8) for _ in range(3))
         trained = self.run.trained
-        weights = self.route(x)
+        weights = weights or self.route(x)
         picked = tape.op("experts: sort", [x], kh, x.b, saves=[tokens], backward_scratch=x.size)
         # the rows of the biases are picked by expert
         picks = [Tensor(of(k=1), 8)] * arch.expert_bias
@@ -233,7 +236,8 @@ class Program(DeltaRule, StateSpace, Attention):
     def feed_forward(self, x: Tensor) -> Tensor:
         """A layer's MLP, its routed experts, or routed and shared experts."""
         x = self.gathered(x, "mlp")
-        y = self.routed(x) if self.spec.mlp == "experts" else self.mlp(x, owner=PREFIXES.get(self.arch.names.mlp, ""))
+        routed = self.spec.mlp == "experts" and not self.arch.experts_beside
+        y = self.routed(x) if routed else self.mlp(x, owner=PREFIXES.get(self.arch.names.mlp, ""))
         self.tape.returns(x)
         return y
 
@@ -307,8 +311,68 @@ class Program(DeltaRule, StateSpace, Attention):
         a = self.scaled(self.norm(a, norms.attention_output), "attention")
         x = self.add(self.input, a, "attention: add")
         f = self.feed_forward(self.norm(x, norms.mlp))
-        self.add(x, self.scaled(self.norm(f, norms.mlp_output), "mlp"), "mlp: add")
+        if self.arch.experts_beside and self.spec.mlp == "experts":
+            f = self.beside(x, f)
+        y = self.add(x, self.scaled(self.norm(f, norms.mlp_output), "mlp"), "mlp: add")
+        if self.arch.layer_inputs:
+            y = self.with_own_input(y)
+        if self.arch.output_scaled:
+            self.tape.op("output: scale", [y], y.width, y.b, view=True)
         return self.tape
+
+    def with_own_input(self, x: Tensor) -> Tensor:
+        """Gemma 4's last block, which multiplies by the layer's own embedding of the token, a slice of all layers'.
+
+        The gradient of a slice is a tensor as large as all of them, which is added to that of the layers above.
+        """
+        tape, width = self.tape, of(p=1)
+        act = self.activated(self.linear("per_layer_input_gate", x, width))
+        own = Tensor(width, self.run.residual, differentiable=self.run.trained or self.counted)
+        own.size = NOTHING
+        y = tape.op("layer input: product", [act, own], width, max(act.b, own.b), saves=[*[act] * own.differentiable, own],
+                    backward_scratch=of(Lp=own.b) if own.differentiable else NOTHING)  # fmt: skip
+        y = self.norm(self.linear("per_layer_projection", y, WIDTH), "post_per_layer_input_norm")
+        return self.add(x, y, "layer input: add")
+
+    def layer_inputs(self) -> Tape:
+        """All layers' own embeddings of a token: a row of a table, and a projection of the model's embedding, normed.
+
+        Transformers 5.23 `models/gemma4/modeling_gemma4.py`, `project_per_layer_inputs`.
+        """
+        tape, run, all_layers = self.tape, self.run, of(Lp=1)
+        rows = tape.op("layer inputs: rows", [], all_layers, run.residual, weight=int(run.trained))
+        rows = tape.op("layer inputs: scale", [rows], all_layers, rows.b)
+        x = self.whole("per_layer_model_projection", self.input, all_layers)
+        x = tape.op("layer inputs: scale projection", [x], all_layers, x.b)
+        x = self.norm(x, "per_layer_projection_norm", of(L=1))
+        both = tape.op("layer inputs: add", [x, rows], all_layers, rows.b, aliases=[x, rows])
+        scaled = tape.op("layer inputs: scale sum", [both], all_layers, both.b)
+        tape.hold(scaled)
+        return tape
+
+    def beside(self, x: Tensor, dense: Tensor) -> Tensor:
+        """Gemma 4's experts, whose output is added to that of a dense MLP; each has norms of its own.
+
+        Transformers 5.23 `models/gemma4/modeling_gemma4.py`, `Gemma4TextDecoderLayer`.
+        """
+        before, after = BESIDE[1:]
+        dense = self.norm(dense, BESIDE[0])
+        weights = self.route_normed(x)
+        y = self.norm(self.experts(self.norm(x, before), weights), after)
+        return self.add(dense, y, "experts: add dense")
+
+    def route_normed(self, x: Tensor) -> Tensor:
+        """Gemma 4's router (`Gemma4TextRouter`): a norm without weights, a scale of each channel and of each expert."""
+        tape, trained = self.tape, self.run.trained
+        n = self.cast(self.unweighed(self.cast(x, 4, "router: norm"), "router: norm", Size({"": 1})), x.b, "router")
+        weight = self.elements["scale"] if trained else 0
+        n = tape.op("router: weight", [n], n.width, n.b, saves=[n] if trained else [], weight=weight,
+                    backward_scratch=n.size if trained else NOTHING)  # fmt: skip
+        n = tape.op("router: scale", [n], n.width, n.b)
+        best = self.route(n)
+        index, own = Tensor(best.width, 8), Tensor(best.width, self.run.weight)
+        weight = self.elements["per_expert_scale"] if trained else 0
+        return tape.op("router: scale of expert", [best], best.width, best.b, saves=[best, own, index], weight=weight)
 
     def mixed_by(self, n: Tensor) -> Tensor:
         """The block in which positions see each other."""
@@ -358,7 +422,18 @@ def below_layers(run: Run, recompute: bool) -> Size:
     kept = of(h=1) if dropped and (run.trained or leaf) else NOTHING
     if recompute and run.kernel == "eager":
         kept += Size({"S": masks * run.residual})
+    if recompute:
+        kept += lent(run)
+    if run.arch.layer_inputs:
+        tape = Program(run, first=not run.trained and not leaf, counted=recompute).layer_inputs()
+        kept += tape.saved() + of(Lp=run.residual)
     return kept + (of(h=run.residual) if leaf and (dropped or run.arch.embedding_scaled) else NOTHING)
+
+
+def lent(run: Run) -> Size:
+    """Bytes of the keys and values that several layers read, to whose checkpoints they are inputs."""
+    kinds = [run.arch.at(spec) for spec, _ in layer_kinds(run.arch) if spec.borrows]
+    return Size({"": sum([own.kv_heads * own.head_dim * (run.residual + run.compute) for own in kinds])})
 
 
 class Litgpt(LitgptAttention, Program):
@@ -399,7 +474,7 @@ class Kind(NamedTuple):
 
     def run(self, run: Run) -> Run:
         """The settings of `run` for such a layer."""
-        return replace(run, kernel="masked") if self.masked else run
+        return replace(run.at(self.spec), kernel="masked") if self.masked else run.at(self.spec)
 
 
 def lowest_adapted(run: Run) -> int:
@@ -449,7 +524,7 @@ def layer(
     """
     how = {"first": first, "counted": counted, "received": received, "selective": selective, "reentrant": reentrant}
     tape = program(run, spec, **how).layer()
-    return Segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
+    return Segment(tape, dimensions(run.arch.at(spec), run.adapter.rank if run.adapter else 0))
 
 
 class Traffic(NamedTuple):
@@ -467,7 +542,7 @@ class Traffic(NamedTuple):
 @lru_cache(maxsize=4096)
 def traffic(run: Run, spec: LayerSpec) -> Traffic:
     """What the kernels of a layer of the kind `spec` read and write; see `calc.autograd.kernels`."""
-    dims = dimensions(run.arch, run.adapter.rank if run.adapter else 0)
+    dims = dimensions(run.arch.at(spec), run.adapter.rank if run.adapter else 0)
     tape = program(run, spec).layer()
     there, back = kernels.forward(tape), kernels.backward(tape)
     return Traffic(amount(there.moved, dims), amount(back.moved, dims), (there.number, back.number), there.kept)
@@ -480,8 +555,8 @@ def kept_products(run: Run) -> int:
     A token is multiplied with each element once; `run.arch` is the whole model, and its adapters count, too.
     """
     arch, total = run.arch, 0.0
-    dims = dimensions(arch, run.adapter.rank if run.adapter else 0)
     for spec, layers in layer_kinds(arch):
+        dims = dimensions(arch.at(spec), run.adapter.rank if run.adapter else 0)
         ops = program(run, spec, selective=True).layer().ops
         sizes = [
             [amount(t.width, dims).tokens for t in (op.inputs[0], op.outs[0])] for op in ops if op.product and op.kept

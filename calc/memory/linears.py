@@ -40,6 +40,7 @@ class Linears:
         operations are not run again for backward. `reentrant`: the layer runs again as a whole.
         """
         self.spec = spec or run.arch.specs[-1].shapes
+        run = run.at(spec) if spec else run
         self.run = run
         self.arch = run.arch
         self.tape = Tape(received=received, selective=selective, reentrant=reentrant)
@@ -48,6 +49,7 @@ class Linears:
         self.elements = elements(run.arch, self.spec)
         self.biased = biased(run.arch, self.spec)
         self.widths: dict[str, int] = {}  # of symbols that the architecture does not have
+        self.counted = counted
         self.row_share = 1.0  # rows that linears read, over the tape's tokens
         self.stream = WIDTH * run.share
         self.input = Tensor(self.stream, run.residual, differentiable=not first)
@@ -80,7 +82,10 @@ class Linears:
         # grad·(2·x^1) is one expression: its power and its product live to the end of it
         square = tape.op(f"{name}: square", [x32], width, 4, saves=[x32], backward_scratch=wide * 2)
         mean = tape.op(f"{name}: mean", [square], rows, 4)
-        scale = tape.op(f"{name}: rsqrt", [mean], rows, 4, saves_out=True)
+        if self.arch.norm_power:
+            scale = tape.op(f"{name}: power", [mean], rows, 4, saves=[mean])
+        else:
+            scale = tape.op(f"{name}: rsqrt", [mean], rows, 4, saves_out=True)
         return tape.op(f"{name}: scale", [x32, scale], width, 4, saves=[x32, scale], backward_scratch=wide)
 
     def norm_kernel(self, x: Tensor, name: str, rows: Size) -> Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple, assert_never
 
 from calc.base.plan import Exchange, Recomputed
 from calc.models.architecture import Architecture, LayerSpec, layer_kinds, layer_tensors
-from calc.models.kernels import Replaced
+from calc.models.kernels import SDPA_FLASH_HEAD, Replaced
 
 # bf16: every tensor; autocast: fp32 weights and residual stream; autocast-narrow: a residual stream in bf16, where the
 # first operation is a product; autocast-bf16: both in bf16; fp32: every tensor
@@ -84,6 +84,17 @@ class Run:
     again: frozenset[Recomputed] = frozenset()  # parts of Megatron-core's layers that are run again for backward
     fed: bool = False  # the embedded tokens need a gradient, for adapters in a vision tower before them
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
+
+    def at(self, spec: LayerSpec) -> Run:
+        """The settings of a layer of the kind `spec`, which may have heads of its own.
+
+        SDPA's memory-efficient kernel takes heads that are too large for flash.
+        """
+        arch = self.arch.at(spec)
+        if arch is self.arch:
+            return self
+        large = self.kernel in ("flash", "math") and arch.head_dim > SDPA_FLASH_HEAD
+        return replace(self, arch=arch, kernel="efficient" if large else self.kernel)
 
     @property
     def compute(self) -> int:
@@ -169,6 +180,16 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "j": arch.moe_intermediate,
         "s": arch.shared_intermediate,
         "r": rank,
+        **(
+            {
+                "p": own.width,
+                "L": own.layers,
+                "Lp": own.columns,
+                "W_per_layer_model_projection": own.columns * arch.hidden,
+            }
+            if (own := arch.layer_inputs)
+            else {}
+        ),
         "k·r": arch.experts_per_token * rank,
         **(
             {

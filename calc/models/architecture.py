@@ -29,6 +29,8 @@ class Norms(NamedTuple):
     mlp_output: str = ""
 
 
+# the norms of a dense MLP's output, and before and after the experts, where both run
+BESIDE = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 BEFORE = Norms()  # one before attention, one before the MLP
 
 
@@ -166,6 +168,33 @@ class Ssm:
         return self.inner * self.state_dim
 
 
+class Broad(NamedTuple):
+    """The heads of layers that attend to all positions, where they differ from those of layers with a window (Gemma 4).
+
+    `keys_as_values`: one projection makes both.
+    """
+
+    kv_heads: int
+    head_dim: int
+    keys_as_values: bool
+
+
+class LayerInputs(NamedTuple):
+    """Embeddings that each layer has of a token for itself, all of them in one table (Gemma 4).
+
+    `width`: of one layer's; `layers`: of the whole model; `rows`: of the table.
+    """
+
+    width: int
+    layers: int
+    rows: int
+
+    @property
+    def columns(self) -> int:
+        """The width of the table."""
+        return self.layers * self.width
+
+
 RECURRENT = ("delta", "ssm", "both")  # mixers that pass a state on from position to position
 
 
@@ -175,18 +204,21 @@ class LayerSpec(NamedTuple):
     `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA); a gated `delta` rule or a
     state space, `ssm`, which pass a state on from position to position; `both` attention and a state space, beside each
     other; or `none`. `mlp`: `dense`, or routed `experts`, or `none`. `slides`: attention sees the last `sliding_window`
-    tokens alone. `rotated`: positions are rotary.
+    tokens alone. `rotated`: positions are rotary. `broad`: its heads are the architecture's `Broad` ones. `borrows`:
+    keys and values are those of a lower layer.
     """
 
     mixer: Literal["attention", "latent", "delta", "ssm", "both", "none"] = "attention"
     mlp: Literal["dense", "experts", "none"] = "dense"
     slides: bool = False
     rotated: bool = True
+    broad: bool = False
+    borrows: bool = False
 
     @property
     def shapes(self) -> LayerSpec:
         """The kind as far as its tensors go."""
-        return LayerSpec(self.mixer, self.mlp)
+        return LayerSpec(self.mixer, self.mlp, broad=self.broad, borrows=self.borrows)
 
 
 @dataclass(frozen=True)
@@ -215,6 +247,14 @@ class Architecture:
     norm: Literal["rms", "centred", "layer", "bare", "one-plus"] = "rms"
     norm_fp32: bool = False  # a norm's weight multiplies in fp32, before the cast (Gemma), not after it (Llama)
     norm_bias: bool = False
+    norm_power: bool = False  # the scale of a row is a power of its mean square, which keeps that (Gemma 4)
+    values_normed: bool = False  # head by head, without weights (Gemma 4)
+    by_token: bool = False  # queries and keys are rotated before heads are put first (Gemma 4)
+    output_scaled: bool = False  # a layer's output is multiplied in place (Gemma 4)
+    keys_as_values: bool = False  # values are what the projection of keys makes
+    doubled: bool = False  # the MLP of layers that borrow keys and values is twice as wide (Gemma 4)
+    layer_inputs: LayerInputs | None = None
+    broad: Broad | None = None  # heads of layers that attend to all positions, if they are others
     parallel: bool = False  # attention and MLP both read the layer's input
     joined: bool = False  # both outputs are added up before the residual stream gets them (Falcon)
     rotation: Literal["", "joined", "fp32"] = ""  # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2)
@@ -258,6 +298,9 @@ class Architecture:
     shared_name: str = "mlp.shared_experts"
     shared_gate: bool = False  # a sigmoid weighs the shared expert (Qwen2-MoE)
     shared_first: bool = False  # shared experts run before the router (ERNIE 4.5, Hunyuan)
+    # experts' module, if it is not beside the router's; a dense MLP runs beside them, each with norms (Gemma 4)
+    experts_name: str = ""
+    experts_beside: bool = False
     head_bias: bool = False
     transposed: bool = False  # linears' weights are stored input first (GPT-2's `Conv1D`)
     mla: Mla | None = None
@@ -301,6 +344,10 @@ class Architecture:
                 return False
             case other:
                 assert_never(other)
+
+    def at(self, spec: LayerSpec) -> Architecture:
+        """The model as layers of the kind `spec` see it: their heads and widths, and them alone."""
+        return self if self.broad is None and not self.doubled else _seen(self, spec.shapes)
 
     @property
     def layers(self) -> int:
@@ -364,6 +411,14 @@ class Architecture:
     def norm_elements(self) -> int:
         """Elements of a norm of the residual stream."""
         return 0 if self.norm == "bare" else self.hidden * (2 if self.norm_bias else 1)
+
+
+@lru_cache(maxsize=1024)
+def _seen(arch: Architecture, spec: LayerSpec) -> Architecture:
+    alike = tuple([other for other in arch.specs if other.shapes == spec])
+    width = arch.intermediate * (2 if arch.doubled and spec.borrows else 1)
+    own = replace(arch, broad=None, doubled=False, intermediate=width, specs=alike)
+    return replace(own, **arch.broad._asdict()) if arch.broad and spec.broad else own
 
 
 class Tensor(NamedTuple):
@@ -483,14 +538,18 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             yield from linear(f"{a}.{names.qkv}", h, queries + 2 * keys, arch.qkv_bias)
         else:
             yield from linear(f"{a}.q_proj", h, queries * (2 if arch.output_gate else 1), arch.qkv_bias)
-            yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
-            yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
+            if not spec.borrows:
+                yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
+            if not arch.keys_as_values and not spec.borrows:
+                yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
         yield from linear(f"{a}.{names.output}", queries, h, arch.o_bias)
         if arch.qk_norm not in ("", "bare"):
             whole = arch.qk_norm == "width"
             yield from norm(f"{a}.{names.q_norm}", queries if whole else arch.head_dim, "attn")
-            yield from norm(f"{a}.{names.k_norm}", keys if whole else arch.head_dim, "attn")
+            if not spec.borrows:
+                yield from norm(f"{a}.{names.k_norm}", keys if whole else arch.head_dim, "attn")
 
+    arch = arch.at(spec)
     names, a = arch.names, arch.names.attention
     h, heads, queries, keys = arch.hidden, arch.heads, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     match spec.mixer:
@@ -517,7 +576,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
     if spec.mlp == "experts":
         e, i = arch.local_experts, arch.moe_intermediate
         first = 2 * i if arch.gated else i
-        block = arch.router.partition(".")[0]
+        block = arch.experts_name or f"{arch.router.partition('.')[0]}.experts"
         if arch.router_linear:
             yield from linear(arch.router, h, arch.experts)
         else:
@@ -525,11 +584,17 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         if arch.router_bias:
             yield tensor(f"{arch.router}.bias", (arch.experts,), "router", "mlp")
         up, down = ((e, h, first), (e, i, h)) if arch.experts_input_first else ((e, first, h), (e, h, i))
-        yield tensor(f"{block}.experts.{'gate_up_proj' if arch.gated else 'up_proj'}", up, "expert", "mlp")
-        yield tensor(f"{block}.experts.down_proj", down, "expert", "mlp")
+        yield tensor(f"{block}.{'gate_up_proj' if arch.gated else 'up_proj'}", up, "expert", "mlp")
+        yield tensor(f"{block}.down_proj", down, "expert", "mlp")
         if arch.expert_bias:
-            yield tensor(f"{block}.experts.gate_up_proj_bias", (e, first), "expert", "mlp")
-            yield tensor(f"{block}.experts.down_proj_bias", (e, h), "expert", "mlp")
+            yield tensor(f"{block}.gate_up_proj_bias", (e, first), "expert", "mlp")
+            yield tensor(f"{block}.down_proj_bias", (e, h), "expert", "mlp")
+        if arch.experts_beside:
+            yield tensor("router.scale", (h,), "norm", "mlp")
+            yield tensor("router.per_expert_scale", (arch.experts,), "norm", "mlp")
+            yield from mlp(names.mlp, arch.intermediate, arch.mlp_bias)
+            for name in BESIDE:
+                yield from norm(name, h)
         if arch.shared_experts:
             yield from mlp(arch.shared_name, arch.shared_intermediate, arch.mlp_bias)
             if arch.shared_gate:
@@ -539,6 +604,10 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
 
     for name in filter(None, arch.norms):
         yield from norm(name, h)
+    if arch.layer_inputs:
+        yield from linear("per_layer_input_gate", h, arch.layer_inputs.width)
+        yield from linear("per_layer_projection", arch.layer_inputs.width, h)
+        yield from norm("post_per_layer_input_norm", h)
 
 
 @lru_cache(maxsize=4096)
@@ -560,11 +629,12 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
     `head`: "lm" is the causal LM; "scalar" a reward model or critic, whose lm_head is replaced by a Linear(hidden, 1)
     without bias; "none" the bare decoder.
     """
-    layers: dict[str, Tensor] = {}
+    layers: dict[tuple[str, tuple[int, ...]], Tensor] = {}
     for spec, count in layer_kinds(arch):
         for tensor in _layer(arch, spec):
-            seen = layers[tensor.name].count if tensor.name in layers else 0
-            layers[tensor.name] = tensor._replace(count=count + seen)
+            key = tensor.name, tensor.shape
+            seen = layers[key].count if key in layers else 0
+            layers[key] = tensor._replace(count=count + seen)
     names, rows = arch.names, arch.vocab_part
     embedding = Tensor(f"{names.model}.{names.embedding}.weight", (rows, arch.hidden), 1, "embedding", "embed")
     endings = () if arch.norm == "bare" else ("weight", "bias") if arch.norm_bias else ("weight",)
@@ -574,8 +644,26 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
         lm.append(Tensor("lm_head.bias", (rows,), 1, "bias", "head"))
     heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
     learned = Tensor(f"{names.model}.{names.positions}.weight", (arch.positions, arch.hidden), 1, "embedding", "embed")
-    begins, ends = (embedding, *[learned] * (arch.positions > 0)) * arch.embeds, (*norm, *heads[head]) * arch.ends
+    beside = [*[learned] * (arch.positions > 0), *_layer_inputs(arch)]
+    begins, ends = (embedding, *beside) * arch.embeds, (*norm, *heads[head]) * arch.ends
     return (*begins, *layers.values(), *ends, *vision_tensors(arch))
+
+
+def _layer_inputs(arch: Architecture) -> list[Tensor]:
+    """The tensors that make all layers' own embeddings."""
+    if (own := arch.layer_inputs) is None:
+        return []
+    model = arch.names.model
+    return [
+        Tensor(f"{model}.embed_tokens_per_layer.weight", (own.rows, own.columns), 1, "embedding", "embed"),
+        Tensor(f"{model}.per_layer_model_projection.weight", (own.columns, arch.hidden), 1, "linear", "embed"),
+        Tensor(f"{model}.per_layer_projection_norm.weight", (own.width,), 1, "norm", "embed"),
+    ]
+
+
+def layer_input_parameters(arch: Architecture) -> int:
+    """Elements of what makes all layers' own embeddings; 0 if they have none, or another stage has it."""
+    return sum(t.elements for t in _layer_inputs(arch)) * arch.embeds
 
 
 @lru_cache(maxsize=4096)

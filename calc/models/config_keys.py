@@ -67,6 +67,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "gemma": (*_GEMMA, "hidden_activation"),
     "gemma2": (*_GEMMA, "hidden_act"),
     "gemma3_text": (*_GEMMA, "hidden_act", "rope_local_base_freq", "_sliding_window_pattern"),
+    "gemma4_text": ("cache_implementation", "hidden_act", "use_bidirectional_attention"),
     "phi3": (
         "attention_bias", "embd_pdrop", "original_max_position_embeddings", "partial_rotary_factor", "resid_pdrop",
     ),
@@ -141,6 +142,10 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), (
         *_IMAGES, "language_model_only", "video_token_id", "vision_end_token_id", "vision_start_token_id",
+    )),
+    **dict.fromkeys(("gemma4", "gemma4_unified"), (
+        *_IMAGES, "audio_config", "audio_token_id", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index",
+        "eoi_token_id", "video_token_id", "vision_soft_tokens_per_image",
     )),
     "gemma3": (*_IMAGES, "boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index", "mm_tokens_per_image"),
     "mistral3": (

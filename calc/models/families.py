@@ -51,7 +51,7 @@ class Family:
 
 
 # model types whose published code is that of a family
-ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
+ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "gemma4_unified_text": "gemma4_text"}
 # families of whose state spaces PEFT refuses to adapt the output projection (0.21 `tuners/tuners_utils.py`,
 # `_check_lora_target_modules_mamba`)
 UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
@@ -60,13 +60,14 @@ MXFP4 = ("gpt_oss",)
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
-    "apertus", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_h1", "glm4_moe",
-    "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "llama4_text", "minimax_m2", "nemotron_h", "olmoe",
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
+    "apertus", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_h1",
+    "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "llama4_text", "minimax_m2", "nemotron_h",
+    "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
-    "llama4": "llama4_text", "gemma3": "gemma3_text", "mistral3": "mistral",
+    "llama4": "llama4_text", "gemma3": "gemma3_text", "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text", "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
 
@@ -262,6 +263,19 @@ FAMILIES: dict[str, Family] = {
              sliding_window=4096, sliding_window_pattern=6, attn_logit_softcapping=None, final_logit_softcapping=None,
              **_GEMMA | dict(max_position_embeddings=131072)),
         dict(norms=_SANDWICH, norm_fp32=True, qk_norm="heads"), biases=_ATTENTION, window="period", spelled=_GELU,
+    ),
+    "gemma4_text": Family(
+        dict(num_key_value_heads=4, vocab_size=262144, hidden_activation="gelu_pytorch_tanh", sliding_window=512,
+             sliding_window_pattern=6, final_logit_softcapping=None, global_head_dim=512,
+             num_global_key_value_heads=None, attention_k_eq_v=False, hidden_size_per_layer_input=256,
+             vocab_size_per_layer_input=262144, num_kv_shared_layers=0, use_double_wide_mlp=False,
+             enable_moe_block=False, num_experts=None, top_k_experts=None, moe_intermediate_size=None,
+             **_GEMMA | dict(max_position_embeddings=131072)),
+        dict(norms=_SANDWICH, norm_fp32=True, norm_power=True, qk_norm="heads", values_normed=True, by_token=True,
+             output_scaled=True, experts_beside=True, experts_name="experts", router="router.proj", router_linear=True,
+             routing_uncast=True),
+        biases=_ATTENTION, window="period", experts="num_experts",
+        spelled=dict(**_GELU, num_experts_per_tok="top_k_experts"),
     ),
     "olmo2": Family(
         dict(max_position_embeddings=2048, attention_bias=False),

@@ -14,9 +14,11 @@ from typing import Any, Literal
 from calc.models.architecture import (
     BEFORE,
     Architecture,
+    Broad,
     ConfigError,
     Delta,
     Indexer,
+    LayerInputs,
     LayerSpec,
     Mla,
     Norms,
@@ -199,6 +201,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     dense = _dense_layers(read, layers) if facts.get("experts") else range(layers)
     delta = _delta(family, read) if family.delta else None
     mixers = _mixers(family, read, layers, mla is not None)
+    broad = _broad(read, heads, kv_heads) if read.known("global_head_dim") else None
+    own = layers - _borrowing(read, layers)
     specs = (
         _blocks(read, layers)
         if family.ssm == "blocks"
@@ -208,6 +212,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
                 "dense" if n in dense else "experts",
                 slides=n in sliding,
                 rotated=n not in unrotated,
+                broad=broad is not None and n not in sliding,
+                borrows=n >= own,
             )
             for n in range(layers)
         )
@@ -228,6 +234,9 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         indexer=_indexer(read) if read.known("index_topk") else None,
         delta=delta,
         ssm=ssm,
+        broad=broad,
+        layer_inputs=_layer_inputs(read, layers),
+        doubled=own < layers and read.boolean("use_double_wide_mlp"),
         activation=_activation(read),
         **facts,
     )
@@ -370,6 +379,30 @@ def _mla(read: _Reader) -> Mla:
     return Mla(read.optional("q_lora_rank"), *ranks)
 
 
+def _broad(read: _Reader, heads: int, kv_heads: int) -> Broad:
+    """The heads of Gemma 4's layers that attend to all positions; their number differs where keys are values, too."""
+    same = read.boolean("attention_k_eq_v")
+    own = (read.optional("num_global_key_value_heads") if same else None) or kv_heads
+    if heads % own:
+        raise read.error("num_global_key_value_heads", own, f"a divisor of num_attention_heads = {heads}")
+    return Broad(own, read.integer("global_head_dim"), same)
+
+
+def _borrowing(read: _Reader, layers: int) -> int:
+    """The number of last layers that have no keys and values of their own."""
+    number = read.integer("num_kv_shared_layers", 0) if read.known("num_kv_shared_layers") else 0
+    if number >= layers:
+        raise ConfigError("num_kv_shared_layers", number, f"less than num_hidden_layers = {layers}")
+    return number
+
+
+def _layer_inputs(read: _Reader, layers: int) -> LayerInputs | None:
+    """The embeddings of their own that layers have, if they have some."""
+    if not read.known("hidden_size_per_layer_input") or not read.value("hidden_size_per_layer_input"):
+        return None
+    return LayerInputs(read.integer("hidden_size_per_layer_input"), layers, read.integer("vocab_size_per_layer_input"))
+
+
 def _indexer(read: _Reader) -> Indexer:
     if read.optional("q_lora_rank") is None:
         raise ConfigError("q_lora_rank", None, "a rank, from which the indexer makes its queries")
@@ -491,6 +524,8 @@ def _moe(family: Family, read: _Reader) -> dict[str, int]:
     # Qwen3-MoE's attribute_map lets num_local_experts stand for num_experts
     alias = family.experts not in read.config and "num_local_experts" in read.config
     name = "num_local_experts" if alias else family.experts
+    if read.known("enable_moe_block") and not read.boolean("enable_moe_block"):
+        return {}
     experts = read.integer(name, 0)
     if not experts:
         return {}

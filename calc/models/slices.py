@@ -35,6 +35,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         (arch.mla and not megatron, "with latent attention"),
         (arch.ssm, "with state spaces"),
         (arch.positions and not megatron, "with learned positions"),
+        (arch.broad, "whose layers have heads of two sizes"),
         (arch.delta, "whose linear attention is gathered again"),
         (arch.attention_sinks, "whose attention stays whole"),
         (arch.shared_experts and not megatron, "with shared experts"),

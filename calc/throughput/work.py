@@ -141,6 +141,7 @@ def scanned(mixer: Delta | Ssm | None, *, by_kernels: bool = True) -> int:
 
 def attended(arch: Architecture, spec: LayerSpec) -> int:
     """Elements that a query and a key of all heads multiply in a layer of the kind `spec`."""
+    arch = arch.at(spec)
     queries = arch.heads * arch.head_dim
     match spec.mixer:
         case "attention" | "both":

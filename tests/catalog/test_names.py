@@ -142,6 +142,9 @@ TYPED = {
     "aya-23-35b": "command-r-35b",
     "unsloth/gpt-oss-20b-BF16": "gpt-oss-20b",
     "qwen2.5vl:7b": "qwen2.5-vl-7b",
+    "unsloth/gemma-4-E4B-it": "gemma-4-e4b",
+    "gemma 4 31b": "gemma-4-31b",
+    "google/gemma-4-26B-A4B-it": "gemma-4-26b-a4b",
     "meta-llama/Llama-3.2-11B-Vision": "",
     "deepseek-ai/DeepSeek-V3.2": "deepseek-v3.2",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "",
@@ -164,7 +167,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 135
+    assert len(TYPED) == 138
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
