@@ -50,10 +50,10 @@ class Program(DeltaRule, StateSpace, Attention):
             act = self.activated(gate)
         elif self.arch.multipliers:
             up = self.linear(f"{owner}up_proj", x, i)
-            act = self.activated(self.multiplied(self.linear(f"{owner}gate_proj", x, i), "mlp: gate"))
+            act = self.activated(self.multiplied(self.linear(f"{owner}{names.gate}", x, i), "mlp: gate"))
         elif self.arch.gated:
-            act = self.activated(self.linear(f"{owner}gate_proj", x, i))
-            up = self.linear(f"{owner}up_proj", x, i)
+            act = self.activated(self.linear(f"{owner}{names.gate}", x, i))
+            up = self.linear(f"{owner}{names.up}", x, i)
         else:
             act = self.activated(self.linear(f"{owner}{names.up}", x, i))
             return self.block_output(self.linear(f"{owner}{names.down}", act, WIDTH), "mlp")
@@ -71,7 +71,8 @@ class Program(DeltaRule, StateSpace, Attention):
             halves = tape.split("gate, up", self.linear(f"{owner}{self.arch.names.gate_up}", x, i * 2), [i, i])
             gate, up = (tape.op("mlp: contiguous", [half], i, half.b, aliases=[half]) for half in halves)
         else:
-            gate, up = (self.linear(f"{owner}{name}", x, i) for name in ("gate_proj", "up_proj"))
+            names = self.arch.names
+            gate, up = (self.linear(f"{owner}{name}", x, i) for name in (names.gate, names.up))
         return tape.op("mlp: gate", [gate, up], i, gate.b, saves=[gate, up], overwrites=True)
 
     def activated(self, x: Tensor) -> Tensor:
@@ -227,6 +228,12 @@ class Program(DeltaRule, StateSpace, Attention):
             best = tape.op("router: top k", [logits], k, logits.b, saves=[index])
             best = tape.op("router: softmax", [best], k, best.b, saves_out=True)
             return self.cast(best, x.b if arch.routing == "best-fp32" else best.b, "router")
+        if arch.routing == "sigmoid":
+            shares = tape.op("router: sigmoid", [logits], experts, logits.b, saves_out=True)
+            best = tape.op("router: gather", [shares], k, logits.b, saves=[index])
+            if arch.routing_normed:
+                best = tape.op("router: normalise", [best], k, best.b, saves=[best, Tensor(Size({"": 1}), best.b)])
+            return tape.op("router: scale", [best], k, best.b)
         probabilities = tape.op("router: softmax", [self.cast(logits, 4, "router")], experts, 4, saves_out=True)
         best = tape.op("router: top k", [probabilities], k, 4, saves=[index])
         if arch.routing_normed:
@@ -329,7 +336,8 @@ class Program(DeltaRule, StateSpace, Attention):
         act = self.activated(self.linear("per_layer_input_gate", x, width))
         own = Tensor(width, self.run.residual, differentiable=self.run.trained or self.counted)
         own.size = NOTHING
-        y = tape.op("layer input: product", [act, own], width, max(act.b, own.b), saves=[*[act] * own.differentiable, own],
+        saved = [*[act] * own.differentiable, own]
+        y = tape.op("layer input: product", [act, own], width, max(act.b, own.b), saves=saved,
                     backward_scratch=of(Lp=own.b) if own.differentiable else NOTHING)  # fmt: skip
         y = self.norm(self.linear("per_layer_projection", y, WIDTH), "post_per_layer_input_norm")
         return self.add(x, y, "layer input: add")
@@ -387,10 +395,35 @@ class Program(DeltaRule, StateSpace, Attention):
                 states = self.multiplied(self.state_space(n), "ssm")
                 heads = self.multiplied(self.attention(self.multiplied(n, "attention: input")), "attention")
                 return self.add(states, heads, "mixers: add")
+            case "conv":
+                return self.short_convolution(n)
             case "none":
                 return n
             case other:
                 assert_never(other)
+
+    def short_convolution(self, x: Tensor) -> Tensor:
+        """LFM2's block: an input gate, a causal convolution of each channel, and an output gate, from one projection.
+
+        Transformers 5.23 `models/lfm2/modeling_lfm2.py`, `Lfm2ShortConv`, with its own `causal_conv1d_fn` or, where
+        kernels run, causal-conv1d's.
+        """
+        tape, c = self.tape, self.c
+        joined = self.linear("conv_in_proj", x, WIDTH * 3)
+        before, after, value = tape.split("conv: B, C, x", joined, [WIDTH] * 3)
+        gated = tape.op("conv: B·x", [before, value], WIDTH, joined.b, saves=[before, value])
+        weight = self.elements["conv_conv"] if self.run.trained else 0
+        read = gated
+        if not self.run.linear_kernels:
+            read = self.cast(gated, 4 if self.run.precision == "autocast" else gated.b, "conv: convolution")
+            read = self.cast(read, c, "conv: convolution")
+        y = tape.op("conv: convolution", [read], WIDTH, read.b, saves=[read], weight=weight)
+        y = tape.op("conv: cut", [y], WIDTH, y.b, view=True)
+        y = tape.op("conv: C·y", [after, y], WIDTH, y.b, saves=[after, y])
+        y = tape.op("conv: contiguous", [y], WIDTH, y.b)
+        out = self.linear("conv_out_proj", y, WIDTH)
+        tape.returns(x, joined, gated, y)
+        return out
 
     def both_at_once(self, n: Tensor) -> Tape:
         """Falcon's layer: both norms before both blocks, whose outputs are added in place of the MLP's."""

@@ -83,7 +83,7 @@ def cached(arch: Architecture, spec: LayerSpec, tensor_parallel: int = 1) -> int
             # an indexer's keys are kept in 8 bits, with a scale (vLLM's `DeepseekV32IndexerCache`)
             indexed = (arch.indexer.head_dim + 4) // BYTES if arch.indexer else 0
             return arch.mla.kv_lora_rank + arch.mla.qk_rope_head_dim + indexed
-        case "delta" | "ssm" | "none":
+        case "delta" | "ssm" | "conv" | "none":
             return 0  # at most a state of fixed size
         case other:
             assert_never(other)
@@ -96,6 +96,8 @@ def state_bytes(arch: Architecture, tensor_parallel: int = 1) -> int:
     state's type is the config's `mamba_ssm_dtype` (`models/config.py`, `Qwen3_5ForConditionalGenerationConfig`) or
     `mamba_ssm_cache_dtype` (Nemotron-H), or the model's.
     """
+    if arch.conv:  # `short_conv_state_shape`
+        return arch.hidden * (arch.conv.kernel - 1) * BYTES // tensor_parallel
     if (d := arch.delta or arch.ssm) is None:
         return 0
     return (d.convolved * (d.kernel - 1) * BYTES + d.state * d.state_bytes) // tensor_parallel
@@ -262,9 +264,12 @@ def states(role: str, arch: Architecture, rows: int, b: int) -> Line:
     Inputs of the convolution in `b` bytes, and a state in fp32 (transformers 5.23 `cache_utils.py`,
     `LinearAttentionLayer`).
     """
+    layers = arch.recurrent
+    if arch.conv:
+        values = {"R": rows, "L": layers, "c": arch.hidden * arch.conv.kernel, "b": b}
+        return Line("kv_cache", role, rows * layers * values["c"] * b, "R·L·c·b", values, "kv-cache#states")
     d = arch.delta or arch.ssm
     assert d
-    layers = arch.recurrent
     values = {"R": rows, "L": layers, "c": d.convolved * d.kernel, "b": b, "s": d.state}
     count = rows * layers * (d.convolved * d.kernel * b + 4 * d.state)
     return Line("kv_cache", role, count, "R·L·(c·b + 4·s)", values, "kv-cache#states")

@@ -231,7 +231,9 @@ class Linears:
         targets = self.run.adapter.targets if self.run.adapter else ()
         if name == "ssm_out_proj" and self.arch.ssm and not self.arch.ssm.adapted:
             return False
-        own = name.removeprefix("shared_").removeprefix("delta_").removeprefix("ssm_").removeprefix("attn_")
+        own = name
+        for block in ("shared_", "delta_", "ssm_", "attn_", "conv_"):
+            own = own.removeprefix(block)
         return name not in UNADAPTED and (targets == "all-linear" or name in targets or own in targets)
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:

@@ -241,7 +241,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
 
 # of the short names of what lies in these modules
 PREFIXES = {
-    "experts": "experts_", "indexer": "indexer_", "linear_attn": "delta_", "mamba": "ssm_",
+    "conv": "conv_", "experts": "experts_", "indexer": "indexer_", "linear_attn": "delta_", "mamba": "ssm_",
     **dict.fromkeys(("shared_expert", "shared_experts", "shared_mlp"), "shared_"),
 }  # fmt: skip
 # of a state space where every block has the same name (Nemotron-H)

@@ -52,6 +52,7 @@ class Names(NamedTuple):
     positions: str = "embed_positions"
     gate_up: str = "gate_up_proj"
     ssm: str = "mamba"
+    gate: str = "gate_proj"
 
 
 NAMES = Names()
@@ -168,6 +169,13 @@ class Ssm:
         return self.inner * self.state_dim
 
 
+class ShortConv(NamedTuple):
+    """A causal convolution of `kernel` positions between two gates (LFM2)."""
+
+    kernel: int
+    bias: bool
+
+
 class Broad(NamedTuple):
     """The heads of layers that attend to all positions, where they differ from those of layers with a window (Gemma 4).
 
@@ -195,20 +203,20 @@ class LayerInputs(NamedTuple):
         return self.layers * self.width
 
 
-RECURRENT = ("delta", "ssm", "both")  # mixers that pass a state on from position to position
+RECURRENT = ("delta", "ssm", "both", "conv")  # mixers that pass a state on from position to position
 
 
 class LayerSpec(NamedTuple):
     """The kind of one decoder layer: how positions see each other, and what follows.
 
-    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA); a gated `delta` rule or a
-    state space, `ssm`, which pass a state on from position to position; `both` attention and a state space, beside each
-    other; or `none`. `mlp`: `dense`, or routed `experts`, or `none`. `slides`: attention sees the last `sliding_window`
-    tokens alone. `rotated`: positions are rotary. `broad`: its heads are the architecture's `Broad` ones. `borrows`:
-    keys and values are those of a lower layer.
+    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA); a gated `delta` rule, a
+    state space, `ssm`, or a short convolution, `conv`, which pass a state on from position to position; `both`
+    attention and a state space, beside each other; or `none`. `mlp`: `dense`, or routed `experts`, or `none`.
+    `slides`: attention sees the last `sliding_window` tokens alone. `rotated`: positions are rotary. `broad`: its heads
+    are the architecture's `Broad` ones. `borrows`: keys and values are those of a lower layer.
     """
 
-    mixer: Literal["attention", "latent", "delta", "ssm", "both", "none"] = "attention"
+    mixer: Literal["attention", "latent", "delta", "ssm", "both", "conv", "none"] = "attention"
     mlp: Literal["dense", "experts", "none"] = "dense"
     slides: bool = False
     rotated: bool = True
@@ -291,8 +299,9 @@ class Architecture:
     # Transformers 5 makes them of older files' separate experts, and PEFT then adapts them where it adapts such names
     experts_converted: bool = False
     router: str = "mlp.gate"  # the router's module name
-    # a softmax over all experts (fp32: on casts), or over the best alone; all: every expert gets every token (Llama 4)
-    routing: Literal["softmax", "fp32", "best", "best-fp32", "all"] = "softmax"
+    # a softmax over all experts (fp32: on casts), or over the best alone; all: every expert gets every token
+    # (Llama 4); sigmoid: of each expert's logit, in the compute type (LFM2)
+    routing: Literal["softmax", "fp32", "best", "best-fp32", "all", "sigmoid"] = "softmax"
     routing_normed: bool = True  # the weights of a token's experts are divided by their sum
     routing_uncast: bool = False  # the weights of a token's experts stay in fp32
     shared_name: str = "mlp.shared_experts"
@@ -307,6 +316,7 @@ class Architecture:
     indexer: Indexer | None = None
     delta: Delta | None = None
     ssm: Ssm | None = None
+    conv: ShortConv | None = None
     multipliers: bool = False  # projections, keys, blocks and the MLP's halves are multiplied by numbers (Falcon-H1)
     activation: str = "silu"
     names: Names = NAMES
@@ -458,7 +468,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
     """The tensors of a decoder layer of this kind, in the order of its modules."""
 
     def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Iterable[Tensor]:
-        mixes = spec.mixer != "none" and name.startswith((f"{a}.", f"{DELTA}.", f"{names.ssm}."))
+        mixes = spec.mixer != "none" and name.startswith((f"{a}.", f"{DELTA}.", f"{names.ssm}.", "conv."))
         module = "attn" if mixes else "mlp"
         shape = (inputs, outputs) if arch.transposed else (outputs, inputs)
         yield tensor(f"{name}.weight", shape, "linear", module)
@@ -481,7 +491,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             yield from linear(f"{name}{names.gate_up}", h, 2 * width, bias)
         else:
             if arch.gated:
-                yield from linear(f"{name}gate_proj", h, width, bias)
+                yield from linear(f"{name}{names.gate}", h, width, bias)
             yield from linear(f"{name}{names.up}", h, width, bias)
         yield from linear(f"{name}{names.down}", width, h, bias)
         if arch.activation == "xielu":
@@ -568,6 +578,13 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             assert arch.ssm
             yield from state_space(arch.ssm)
             yield from attention()
+        case "conv":
+            assert arch.conv
+            yield tensor("conv.conv.weight", (h, 1, arch.conv.kernel), "convolution", "attn")
+            if arch.conv.bias:
+                yield tensor("conv.conv.bias", (h,), "bias", "attn")
+            yield from linear("conv.in_proj", h, 3 * h, arch.conv.bias)
+            yield from linear("conv.out_proj", h, h, arch.conv.bias)
         case "none":
             pass
         case other:

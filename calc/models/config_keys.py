@@ -40,6 +40,11 @@ _HYBRID = (
 _MAMBA = ("mamba_expand", "mamba_ssm_cache_dtype", "ssm_cfg", "use_mamba_kernels")
 _LAYER_NORM = ("layer_norm_eps", "partial_rotary_factor", "rotary_pct")
 _RMS = ("rms_norm_eps",)
+_LFM2 = (
+    "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu",
+    "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "norm_eps", "num_heads",
+    "theta", "tie_word_embeddings", "use_pos_enc",
+)  # fmt: skip
 _HUNYUAN = (
     "add_classification_head", "attention_head_dim", "cla_share_factor", "class_num", "dense_list",
     "enable_lm_head_fp32", "eod_token_id", "im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "mlp_bias",
@@ -68,6 +73,8 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "gemma2": (*_GEMMA, "hidden_act"),
     "gemma3_text": (*_GEMMA, "hidden_act", "rope_local_base_freq", "_sliding_window_pattern"),
     "gemma4_text": ("cache_implementation", "hidden_act", "use_bidirectional_attention"),
+    "lfm2": _LFM2,
+    "lfm2_moe": (*_ROUTER, *_LFM2, "routed_scaling_factor", "use_expert_bias"),
     "phi3": (
         "attention_bias", "embd_pdrop", "original_max_position_embeddings", "partial_rotary_factor", "resid_pdrop",
     ),

@@ -61,7 +61,8 @@ MXFP4 = ("gpt_oss",)
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
     "apertus", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_h1",
-    "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "llama4_text", "minimax_m2", "nemotron_h",
+    "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "lfm2",
+    "lfm2_moe", "llama4_text", "minimax_m2", "nemotron_h",
     "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
@@ -159,6 +160,11 @@ _HYBRID = dict(
 )  # fmt: skip
 _GATED = dict(norm_fp32=True, qk_norm="heads", output_gate=True)
 _SHARED = dict(shared_experts=1, shared_name="mlp.shared_expert", shared_gate=True, shared_first=True)
+_SHORT = dict(
+    qk_norm="heads", norms=Norms("operator_norm", mlp="ffn_norm"),
+    names=Names(final_norm="embedding_norm", output="out_proj", q_norm="q_layernorm", k_norm="k_layernorm",
+                mlp="feed_forward", gate="w1", up="w3", down="w2"),
+)  # fmt: skip
 _LATE_NORMS = dict(qk_norm="heads", qk_norm_late=True, names=Names(q_norm="query_layernorm", k_norm="key_layernorm"))
 _MLA = dict(attention_bias=False, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64)
 FAMILIES: dict[str, Family] = {
@@ -276,6 +282,20 @@ FAMILIES: dict[str, Family] = {
              routing_uncast=True),
         biases=_ATTENTION, window="period", experts="num_experts",
         spelled=dict(**_GELU, num_experts_per_tok="top_k_experts"),
+    ),
+    "lfm2": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=128000, tie_embedding=True, intermediate_size=12288,
+             block_ff_dim=None, block_auto_adjust_ff_dim=True, block_ffn_dim_multiplier=1.0, block_multiple_of=256,
+             conv_L_cache=3, conv_bias=False, full_attn_idxs=None),
+        _SHORT, spelled=dict(tie_word_embeddings="tie_embedding"),
+    ),
+    "lfm2_moe": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=128000, tie_embedding=True, intermediate_size=7168,
+             moe_intermediate_size=1792, num_experts=32, num_experts_per_tok=4, num_dense_layers=2,
+             norm_topk_prob=True, conv_L_cache=3, conv_bias=False),
+        dict(**_SHORT, router="feed_forward.gate", routing="sigmoid"),
+        experts="num_experts",
+        spelled=dict(tie_word_embeddings="tie_embedding", first_k_dense_replace="num_dense_layers"),
     ),
     "olmo2": Family(
         dict(max_position_embeddings=2048, attention_bias=False),

@@ -22,6 +22,7 @@ from calc.models.architecture import (
     LayerSpec,
     Mla,
     Norms,
+    ShortConv,
     Ssm,
 )
 from calc.models.config_keys import MODELLED
@@ -35,8 +36,9 @@ _POSITIVE = {
 }
 # Transformers' names in `layer_types` for the kinds of layers that are modelled
 KINDS = ("full_attention", "sliding_attention")
+CONV_KINDS = ("full_attention", "conv")  # of families with short convolutions
 DELTA_KINDS = ("full_attention", "linear_attention")  # of families with gated delta rules
-Mixer = Literal["attention", "latent", "delta", "ssm", "both", "none"]
+Mixer = Literal["attention", "latent", "delta", "ssm", "both", "conv", "none"]
 # the kinds of a family's layers with state spaces, by the names that configs have for them
 SSM_KINDS: Mapping[str, tuple[Mixer, Literal["dense", "experts", "none"]]] = {
     "mamba": ("ssm", "none"), "linear_attention": ("ssm", "none"), "attention": ("attention", "none"),
@@ -146,6 +148,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     read = _Reader(config, {**common, **family.defaults}, family.spelled)
     hidden, layers, heads = map(read.integer, ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     kinds = tuple(SSM_KINDS) if family.ssm else DELTA_KINDS if family.delta else KINDS
+    kinds = CONV_KINDS if read.known("conv_L_cache") else kinds
     if family.window == "rotated":
         kinds = (*KINDS, "chunked_attention")
     for index, kind in enumerate(_listed(read.value("layer_types"))):
@@ -234,6 +237,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         indexer=_indexer(read) if read.known("index_topk") else None,
         delta=delta,
         ssm=ssm,
+        conv=ShortConv(read.integer("conv_L_cache"), read.boolean("conv_bias")) if read.known("conv_L_cache") else None,
         broad=broad,
         layer_inputs=_layer_inputs(read, layers),
         doubled=own < layers and read.boolean("use_double_wide_mlp"),
@@ -352,7 +356,22 @@ def _intermediate(family: Family, read: _Reader, hidden: int) -> int:
     """The width of dense layers' MLPs; 0 in a family that has none."""
     absent = family.expansion or read.known(family.dense_size)
     given = read.optional(family.dense_size) if absent else read.integer(family.dense_size)
+    if read.known("block_auto_adjust_ff_dim"):
+        return _adjusted(read, read.optional("block_ff_dim") or given or 0)
     return given or family.expansion * hidden
+
+
+def _adjusted(read: _Reader, width: int) -> int:
+    """The width of LFM2's MLPs (`Lfm2MLP`): two thirds of the stated one, rounded up, if the config asks for that."""
+    factor = read.value("block_ffn_dim_multiplier")
+    if not read.boolean("block_auto_adjust_ff_dim"):
+        return width
+    if factor is None:
+        return int(2 * width / 3)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
+        raise ConfigError("block_ffn_dim_multiplier", factor, "a number above 0, or null")
+    multiple = read.integer("block_multiple_of")
+    return -(-int(factor * int(2 * width / 3)) // multiple) * multiple
 
 
 def _rotated_share(read: _Reader) -> float:
@@ -415,9 +434,27 @@ def _mixers(family: Family, read: _Reader, layers: int, latent: bool) -> list[Mi
     if family.delta:
         deltas = _delta_layers(read, layers)
         return ["delta" if n in deltas else usual for n in range(layers)]
+    if read.known("conv_L_cache"):
+        attending = _attending(read, layers)
+        return [usual if n in attending else "conv" for n in range(layers)]
     if family.ssm == "instead":
         return [SSM_KINDS[kind][0] for kind in _each_layer(read, layers)]
     return [usual] * layers
+
+
+def _attending(read: _Reader, layers: int) -> Collection[int]:
+    """The layers of LFM2 with attention: those of that type or, in its first files, those numbered."""
+    types = read.value("layer_types")
+    if types is not None:
+        if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != layers:
+            raise ConfigError("layer_types", types, f"a list of num_hidden_layers = {layers} names")
+        return [n for n, kind in enumerate(types) if kind == "full_attention"]
+    listed = read.value("full_attn_idxs")
+    if listed is None:
+        return range(layers)
+    if not isinstance(listed, Sequence) or not all(type(n) is int and 0 <= n < layers for n in listed):
+        raise ConfigError("full_attn_idxs", listed, f"a list of layers' numbers below num_hidden_layers = {layers}")
+    return listed
 
 
 def _each_layer(read: _Reader, layers: int) -> Sequence[str]:

@@ -34,6 +34,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         (arch.qk_norm == "width", "whose queries and keys are gathered again for their norms"),
         (arch.mla and not megatron, "with latent attention"),
         (arch.ssm, "with state spaces"),
+        (arch.conv, "with convolutions"),
         (arch.positions and not megatron, "with learned positions"),
         (arch.broad, "whose layers have heads of two sizes"),
         (arch.delta, "whose linear attention is gathered again"),

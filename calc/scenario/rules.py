@@ -512,7 +512,7 @@ def linear_fault(s: Scenario) -> str | None:
 
 def linear_notes(s: Scenario) -> Iterator[str]:
     """Notes on what computes linear attention, which no framework's settings say."""
-    if not s.architecture.recurrent:
+    if not s.architecture.recurrent or s.architecture.conv:
         return
     ssm = s.architecture.ssm is not None
     layers, library = ("state spaces are", "mamba-ssm") if ssm else ("linear attention is", "flash-linear-attention")

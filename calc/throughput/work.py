@@ -149,7 +149,7 @@ def attended(arch: Architecture, spec: LayerSpec) -> int:
         case "latent":
             assert arch.mla
             return queries + arch.heads * arch.mla.v_head_dim
-        case "delta" | "ssm" | "none":
+        case "delta" | "ssm" | "conv" | "none":
             return 0
         case other:
             assert_never(other)
