@@ -9,7 +9,7 @@ from calc.autograd.polynomial import amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.run import Run, biased, dimensions, elements
 from calc.memory.weights import SCALE
-from calc.models.architecture import LayerSpec
+from calc.models.architecture import SCALES, LayerSpec
 
 WIDTH = of(h=1)  # the residual stream
 UNADAPTED = ("lm_head", "score", "router")  # linears that PEFT leaves; Llama 4's router returns two tensors
@@ -283,7 +283,12 @@ class Linears:
         return self.dropped_out(x, name) if self.arch.residual_dropout else x
 
     def scaled(self, x: Tensor, name: str) -> Tensor:
-        """A block's output as it is added to the residual stream: scaled where the family has a factor."""
+        """A block's output as it is added to the residual stream: scaled where the family has a factor, or a vector."""
+        if self.arch.layer_scaled:
+            trained = self.run.trained
+            weight, b = self.elements[SCALES[name]] if trained else 0, max(x.b, self.run.residual)
+            return self.tape.op(f"{name}: scale", [x], x.width, b, saves=[x] if trained else [], weight=weight,
+                                backward_scratch=x.width * b if trained else NOTHING)  # fmt: skip
         return self.tape.op(f"{name}: scale", [x], x.width, x.b) if self.arch.residual_scaled else x
 
     def add(self, residual: Tensor, y: Tensor, name: str) -> Tensor:

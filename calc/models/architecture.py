@@ -31,6 +31,7 @@ class Norms(NamedTuple):
 
 # the norms of a dense MLP's output, and before and after the experts, where both run
 BESIDE = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+SCALES = {"attention": "lambda_1", "mlp": "lambda_2"}  # of both blocks' outputs
 BEFORE = Norms()  # one before attention, one before the MLP
 
 
@@ -272,6 +273,8 @@ class Architecture:
     embedding_scaled: bool = False  # outside the embedding's module (Granite; Gemma's module does it itself)
     embedding_dropout: bool = False
     residual_scaled: bool = False  # outputs of attention and MLP are multiplied before they are added (Granite)
+    # vectors multiply both outputs (InternViT)
+    layer_scaled: bool = False
     residual_dropout: bool = False  # dropout on the outputs of attention and MLP while training (Seed-OSS)
     attention_dropout: bool = False  # dropout on attention's probabilities
     # expanded: stored in groups of queries with one key and one value, which are then copied for every query (Falcon)
@@ -621,6 +624,9 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
 
     for name in filter(None, arch.norms):
         yield from norm(name, h)
+    if arch.layer_scaled:
+        for name in SCALES.values():
+            yield tensor(name, (h,), "norm", "norm")
     if arch.layer_inputs:
         yield from linear("per_layer_input_gate", h, arch.layer_inputs.width)
         yield from linear("per_layer_projection", arch.layer_inputs.width, h)

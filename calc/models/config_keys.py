@@ -43,7 +43,7 @@ _RMS = ("rms_norm_eps",)
 _LFM2 = (
     "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu",
     "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "norm_eps", "num_heads",
-    "theta", "tie_word_embeddings", "use_pos_enc",
+    "theta", "use_pos_enc",
 )  # fmt: skip
 _HUNYUAN = (
     "add_classification_head", "attention_head_dim", "cla_share_factor", "class_num", "dense_list",
@@ -195,7 +195,8 @@ MODELLED = frozenset[str]().union(*map(known, FAMILIES))
 # Fields of a config with a vision tower around those of its language model.
 _SEEN = frozenset({
     "vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
-    "vision_token_id",
+    "vision_token_id", "downsample_ratio", "image_seq_length", "projector_hidden_act", "vision_feature_layer",
+    "vision_feature_select_strategy",
 })  # fmt: skip
 
 

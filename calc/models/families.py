@@ -16,8 +16,8 @@ class Family:
 
     `biases` names the config fields that give q, k and v, o, and the MLP their biases. `window` says which layers use
     the sliding window where `layer_types` does not: `all` (whatever `layer_types` says), `each`, `even`, `late`,
-    `even-early`, `period` (those whose number the period does not divide), `after-fourths`, the `unrotated`, or the
-    `rotated` (Llama 4, whose windows are chunks: counted as windows of that length).
+    `even-early`, `period` (those whose number the period does not divide), `period-before-last`, `after-fourths`, the
+    `unrotated`, or the `rotated` (Llama 4, whose windows are chunks: counted as windows of that length).
     `unrotated` says which layers have no rotary positions: those that do `not-slide`, the `listed`, or all
     `unless-rope` is the config's `position_embedding_type`. `experts` and
     `expert_size` name the config fields with the number of routed experts and their width. `spelled` maps the usual
@@ -78,10 +78,10 @@ class Sight:
     """The language model of a family that reads images, and what its code fixes of the vision tower.
 
     `text` is the family of the language model, whose fields stand beside `vision_config`, or in a `text_config` of
-    their own. `defaults` are those of the config class for absent fields of `vision_config`, `spelled` maps the usual
-    names of these fields to the family's own. `blocks` are fields of the blocks' Architecture, `tower` of Tower, and
-    `fixed` of the language model's Architecture where it reads images. `apart`: Transformers has a class for the
-    language model alone, which a job without images is assumed to take.
+    their own, which may name another. `defaults` are those of the config class for absent fields of `vision_config`,
+    `spelled` maps the usual names of these fields to the family's own. `blocks` are fields of the blocks' Architecture,
+    `tower` of Tower, and `fixed` of the language model's Architecture where it reads images. `apart`: Transformers has
+    a class for the language model alone, which a job without images is assumed to take.
     """
 
     text: str
@@ -140,6 +140,21 @@ SEEING: Mapping[str, Sight] = {
              merger=Merger("multi_modal_projector", "mm_soft_emb_norm", ("mm_input_projection_weight",), pooled=True)),
         dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
         fixed=dict(masked=True), apart=True,
+    ),
+    "internvl": Sight(
+        "qwen2",
+        dict(num_hidden_layers=24, hidden_size=1024, hidden_act="gelu", intermediate_size=4096, num_attention_heads=16,
+             num_channels=3, patch_size=14, image_size=448, attention_bias=False, use_qk_norm=False,
+             norm_type="layer_norm"),
+        dict(**_PLAIN, layer_scaled=True, norms=Norms("layernorm_before", mlp="layernorm_after"),
+             names=Names("model.vision_tower", attention="attention", output="projection_layer", up="fc1", down="fc2",
+                         layers="encoder.layer")),
+        # of the published `processor_config.json`: up to 12 tiles, and a small picture of the whole
+        dict(hooked=True, patch_bias=True, embedding="vision_tower.embeddings.patch_embeddings.projection",
+             table="vision_tower.embeddings.position_embeddings", classes="vision_tower.embeddings.cls_token", tiles=12,
+             limits=Pixels(1, 10**9),
+             merger=Merger("multi_modal_projector", "layer_norm", ("linear_1", "linear_2"), joined=True, narrow=True)),
+        dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
     ),
 }  # fmt: skip
 _ATTENTION = ("attention_bias", "attention_bias", "")
@@ -280,7 +295,7 @@ FAMILIES: dict[str, Family] = {
         dict(norms=_SANDWICH, norm_fp32=True, norm_power=True, qk_norm="heads", values_normed=True, by_token=True,
              output_scaled=True, experts_beside=True, experts_name="experts", router="router.proj", router_linear=True,
              routing_uncast=True),
-        biases=_ATTENTION, window="period", experts="num_experts",
+        biases=_ATTENTION, window="period-before-last", experts="num_experts",
         spelled=dict(**_GELU, num_experts_per_tok="top_k_experts"),
     ),
     "lfm2": Family(

@@ -6,7 +6,7 @@ A field that the config leaves out takes the default of the family's `configurat
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
 from typing import Any, Literal
@@ -247,19 +247,21 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
 
 
 def _seeing(config: Mapping[str, Any]) -> Architecture:
-    """A language model with its vision tower (Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3)."""
+    """A language model with its vision tower (Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3, InternVL)."""
     family = config["model_type"]
     inner = config.get("text_config") or {k: v for k, v in config.items() if k not in ("vision_config", "text_config")}
     if not isinstance(inner, Mapping):
         raise ConfigError("text_config", inner, f"a mapping, the language model of {family}")
     tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
     sight = SEEING[family]
-    arch = from_config({**inner, **tied, "model_type": sight.text})
+    named = inner.get("model_type") if "text_config" in config and not sight.apart else None
+    arch = from_config({**inner, **tied, "model_type": named if named in FAMILIES else sight.text})
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         raise ConfigError("vision_config", vision, f"a mapping, the vision tower of {family}")
     names = arch.names._replace(model="model.language_model")
-    tower = _tower(family, vision, arch, config.get("mm_tokens_per_image", 256))
+    tokens = config.get("mm_tokens_per_image", config.get("image_seq_length", 256))
+    tower = _tower(family, vision, arch, tokens)
     return replace(arch, family=family, names=names, vision=tower, **sight.fixed)
 
 
@@ -283,7 +285,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, tokens: o
         raise wrong("out_hidden_size", out, f"hidden_size = {arch.hidden} of the language model")
     if "vision_use_head" in given and read.boolean("vision_use_head"):
         raise wrong("vision_use_head", True, "false; not modelled")
-    patch, edge = read.integer("patch_size"), read.integer("image_size") if "image_size" in given else 0
+    patch, edge = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
     depth = read.integer("depth")
     deep = read.value("deepstack_visual_indexes") or ()
     if not all(type(index) is int and 0 <= index < depth for index in _listed(deep)) or len(deep) > arch.layers:
@@ -301,11 +303,11 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, tokens: o
         vocab=1,
         tied=True,
         max_positions=1,
-        qkv_bias=True,
+        qkv_bias="attention_bias" not in given or read.boolean("attention_bias"),
         o_bias=True,
         mlp_bias=True,
         activation=_activation(read),
-        **sight.blocks,
+        **{**sight.blocks, **_vision_norms(read, wrong)},
     )
     return Tower(
         blocks,
@@ -319,6 +321,21 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, tokens: o
         deep=tuple(deep),
         **sight.tower,
     )
+
+
+def _vision_norms(read: _Reader, wrong: Callable[[str, object, str], ConfigError]) -> dict[str, Any]:
+    """The norms of InternViT, which its config names: the small one's are PyTorch's, those of 6B are RMS norms."""
+    if not read.known("norm_type"):
+        return {}
+    kind = read.value("norm_type")
+    if kind not in ("layer_norm", "rms_norm"):
+        raise wrong("norm_type", kind, "layer_norm, rms_norm")
+    normed: dict[str, Any] = {"norm": "rms", "norm_bias": False} if kind == "rms_norm" else {}
+    if read.boolean("use_qk_norm"):
+        if kind != "rms_norm":
+            raise wrong("use_qk_norm", True, "false with norm_type layer_norm; not modelled")
+        normed["qk_norm"] = "width"
+    return normed
 
 
 def _pooled(side: int, tokens: object) -> int:
@@ -449,7 +466,7 @@ def _attending(read: _Reader, layers: int) -> Collection[int]:
         if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != layers:
             raise ConfigError("layer_types", types, f"a list of num_hidden_layers = {layers} names")
         return [n for n, kind in enumerate(types) if kind == "full_attention"]
-    listed = read.value("full_attn_idxs")
+    listed = read.value("full_attn_idxs") if read.known("full_attn_idxs") else None
     if listed is None:
         return range(layers)
     if not isinstance(listed, Sequence) or not all(type(n) is int and 0 <= n < layers for n in listed):
@@ -530,9 +547,9 @@ def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
         return _no_rope(read, layers)
     if rule == "rotated":
         return tuple(sorted({*range(layers)} - {*_no_rope(read, layers)}))
-    if rule == "period":
-        period = read.integer("sliding_window_pattern")
-        return tuple(layer for layer in range(layers) if (layer + 1) % period)
+    if rule in ("period", "period-before-last"):
+        period, end = read.integer("sliding_window_pattern"), layers - (rule == "period-before-last")
+        return tuple(layer for layer in range(end) if (layer + 1) % period)
     early = min(layers, read.integer("max_window_layers", 0)) if "max_window_layers" in read.defaults else layers
     found = {
         "all": range(layers),

@@ -145,6 +145,8 @@ TYPED = {
     "unsloth/gemma-4-E4B-it": "gemma-4-e4b",
     "LiquidAI/LFM2.5-1.2B-Instruct": "lfm2-1.2b",
     "lfm2 8b": "lfm2-8b-a1b",
+    "OpenGVLab/InternVL3_5-8B-HF": "internvl3.5-8b",
+    "internvl3.5 38b": "internvl3.5-38b",
     "gemma 4 31b": "gemma-4-31b",
     "google/gemma-4-26B-A4B-it": "gemma-4-26b-a4b",
     "meta-llama/Llama-3.2-11B-Vision": "",
@@ -169,7 +171,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 140
+    assert len(TYPED) == 142
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
