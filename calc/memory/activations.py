@@ -300,7 +300,11 @@ class Program(DeltaRule, StateSpace, Attention):
         return y
 
     def layer(self) -> Tape:
-        """One decoder layer: two blocks, normed before or after as the family has it, added to the residual stream."""
+        """One decoder layer, in the symbols of its kind."""
+        return self.written().renamed(self.marks)
+
+    def written(self) -> Tape:
+        """A layer's operations: two blocks, normed before or after as the family has it, added to the residual stream."""
         norms = self.arch.norms
         self.tape.hold(self.input)  # the model's `hidden_states`, until the layer returns the next
         n = self.norm(self.input, norms.attention)
@@ -334,8 +338,8 @@ class Program(DeltaRule, StateSpace, Attention):
         """
         tape, width = self.tape, of(p=1)
         act = self.activated(self.linear("per_layer_input_gate", x, width))
-        own = Tensor(width, self.run.residual, differentiable=self.run.trained or self.counted)
-        own.size = NOTHING
+        own = self.elsewhere("layer input: pick", width, self.run.residual)
+        own.differentiable = self.run.trained or self.counted
         saved = [*[act] * own.differentiable, own]
         y = tape.op("layer input: product", [act, own], width, max(act.b, own.b), saves=saved,
                     backward_scratch=of(Lp=own.b) if own.differentiable else NOTHING)  # fmt: skip
@@ -357,6 +361,17 @@ class Program(DeltaRule, StateSpace, Attention):
         scaled = tape.op("layer inputs: scale sum", [both], all_layers, both.b)
         tape.hold(scaled)
         return tape
+
+    def lending(self) -> Tape:
+        """The keys and values of a layer whose own are borrowed by others, from the layer's input."""
+        tape, kv = self.tape, of(kv=1)
+        n = self.norm(self.input, self.arch.norms.attention)
+        k = self.linear("k_proj", n, kv)
+        v = k if self.arch.keys_as_values else self.linear("v_proj", n, kv)
+        v = self.unweighed_heads(v, "v: norm", of(K=1))
+        k = self.rotate(self.norm(k, self.arch.names.k_norm, of(K=1)), "k: rotate")
+        tape.op("lend", [k, v], kv * 2, (k.b + v.b) / 2)
+        return tape.renamed(self.marks)
 
     def beside(self, x: Tensor, dense: Tensor) -> Tensor:
         """Gemma 4's experts, whose output is added to that of a dense MLP; each has norms of its own.
@@ -469,6 +484,21 @@ def lent(run: Run) -> Size:
     return Size({"": sum([own.kv_heads * own.head_dim * (run.residual + run.compute) for own in kinds])})
 
 
+def lent_again(run: Run) -> tuple[tuple[int, Amount], ...]:
+    """Bytes of keys and values that each lending layer makes when it runs again, and what their backward would need.
+
+    The layers below hold the dictionary into which the layer puts them, as an argument of their checkpoints.
+    """
+    specs = run.arch.specs
+    kinds = dict.fromkeys(spec.shapes._replace(borrows=False) for spec in specs if spec.borrows)
+    found = []
+    for kind in kinds:
+        tape = Program(run, kind, counted=True).lending()
+        last = max([n for n, spec in enumerate(specs) if spec.shapes == kind], default=0)
+        found.append((last, amount(tape.saved() + tape.final.size, dimensions(run.arch))))
+    return tuple(found)
+
+
 class Litgpt(LitgptAttention, Program):
     """Writes the operations of a model that litgpt's code runs."""
 
@@ -507,7 +537,7 @@ class Kind(NamedTuple):
 
     def run(self, run: Run) -> Run:
         """The settings of `run` for such a layer."""
-        return replace(run.at(self.spec), kernel="masked") if self.masked else run.at(self.spec)
+        return replace(run, kernel="masked") if self.masked else run
 
 
 def lowest_adapted(run: Run) -> int:
@@ -557,7 +587,7 @@ def layer(
     """
     how = {"first": first, "counted": counted, "received": received, "selective": selective, "reentrant": reentrant}
     tape = program(run, spec, **how).layer()
-    return Segment(tape, dimensions(run.arch.at(spec), run.adapter.rank if run.adapter else 0))
+    return Segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
 
 
 class Traffic(NamedTuple):
@@ -575,7 +605,7 @@ class Traffic(NamedTuple):
 @lru_cache(maxsize=4096)
 def traffic(run: Run, spec: LayerSpec) -> Traffic:
     """What the kernels of a layer of the kind `spec` read and write; see `calc.autograd.kernels`."""
-    dims = dimensions(run.arch.at(spec), run.adapter.rank if run.adapter else 0)
+    dims = dimensions(run.arch, run.adapter.rank if run.adapter else 0)
     tape = program(run, spec).layer()
     there, back = kernels.forward(tape), kernels.backward(tape)
     return Traffic(amount(there.moved, dims), amount(back.moved, dims), (there.number, back.number), there.kept)
@@ -588,8 +618,8 @@ def kept_products(run: Run) -> int:
     A token is multiplied with each element once; `run.arch` is the whole model, and its adapters count, too.
     """
     arch, total = run.arch, 0.0
+    dims = dimensions(arch, run.adapter.rank if run.adapter else 0)
     for spec, layers in layer_kinds(arch):
-        dims = dimensions(arch.at(spec), run.adapter.rank if run.adapter else 0)
         ops = program(run, spec, selective=True).layer().ops
         sizes = [
             [amount(t.width, dims).tokens for t in (op.inputs[0], op.outs[0])] for op in ops if op.product and op.kept

@@ -104,8 +104,8 @@ class Attention(Linears):
         """Queries beside the keys and values of a lower layer, which are counted there (Gemma 4)."""
         rotated = self.rotate(self.norm(q, self.arch.names.q_norm, of(H=1)), "q: rotate")
         self.tape.returns(q)
-        k, v = Tensor(of(kv=1), rotated.b), Tensor(of(kv=1), self.c)
-        k.size = v.size = NOTHING
+        k, v = (self.elsewhere(f"{n}: borrow", of(kv=1), b) for n, b in (("k", rotated.b), ("v", self.c)))
+        k.differentiable = v.differentiable = True
         return rotated, k, v
 
     def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

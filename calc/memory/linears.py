@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from calc.autograd.polynomial import amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
-from calc.memory.run import Run, biased, dimensions, elements
+from calc.memory.run import Run, biased, dimensions, elements, marks
 from calc.memory.weights import SCALE
 from calc.models.architecture import SCALES, LayerSpec
 
@@ -40,6 +40,7 @@ class Linears:
         operations are not run again for backward. `reentrant`: the layer runs again as a whole.
         """
         self.spec = spec or run.arch.specs[-1].shapes
+        self.marks = marks(run.arch, self.spec) if spec else {}
         run = run.at(spec) if spec else run
         self.run = run
         self.arch = run.arch
@@ -55,6 +56,12 @@ class Linears:
         self.input = Tensor(self.stream, run.residual, differentiable=not first)
         if counted:
             self.input.size = NOTHING
+
+    def elsewhere(self, name: str, width: Size, b: float) -> Tensor:
+        """A tensor that lies outside this piece, and is counted there."""
+        out = self.tape.op(name, [], width, b)
+        out.size = NOTHING
+        return out
 
     def cast(self, x: Tensor, b: float, name: str) -> Tensor:
         """`x.to(dtype)`: the tensor itself where it already has that type."""

@@ -157,8 +157,28 @@ class Run:
 
 
 @lru_cache(maxsize=4096)
+def marks(arch: Architecture, spec: LayerSpec) -> Mapping[str, str]:
+    """The symbols of formulas that have another value in layers of the kind `spec` than in the first, with their names.
+
+    Those of layers that attend to all positions end in g, of wider ones that borrow keys in w (Gemma 4).
+    """
+    first = arch.specs[0].shapes
+    if arch.at(spec) is arch or spec.shapes == first:
+        return {}
+    usual, own = dimensions(arch.at(first)), dimensions(arch.at(spec))
+    end = "_" + "g" * spec.broad + "w" * spec.borrows if spec.broad or spec.borrows else "_o"
+    return {symbol: symbol + end for symbol, value in own.items() if usual.get(symbol) != value}
+
+
+@lru_cache(maxsize=4096)
 def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
     """The numbers behind the symbols of the formulas, all counts of elements."""
+    if (usual := arch.at(arch.specs[0])) is not arch:
+        found = dict(dimensions(usual, rank))
+        for spec, _ in layer_kinds(arch):
+            here = dimensions(arch.at(spec), rank)
+            found |= {name: here[symbol] for symbol, name in marks(arch, spec).items()}
+        return found
     mla, delta, ssm = arch.mla, arch.delta, arch.ssm
     return {
         "h": arch.hidden,

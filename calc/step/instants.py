@@ -208,6 +208,7 @@ class Layout:
         for stop in stack.stops:
             segment = stack.blocks[stop.kind].segment
             sums = [Part("temporary", stack.layer_inputs, "activations#embedding")] if stop.layer < last else []
+            sums += [Part("temporary", made, "activations#passing") for n, made in stack.lent if stop.layer < n]
             below = [*self.below(stop, "backward"), *self.retained(stop), held, *sums]
             if self.recompute:
                 gradient = Part("temporary", segment.waiting, "activations#passing")
