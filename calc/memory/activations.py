@@ -304,7 +304,7 @@ class Program(DeltaRule, StateSpace, Attention):
         return self.written().renamed(self.marks)
 
     def written(self) -> Tape:
-        """A layer's operations: two blocks, normed before or after as the family has it, added to the residual stream."""
+        """A layer: two blocks, normed before or after as the family has it, added to the residual stream."""
         norms = self.arch.norms
         self.tape.hold(self.input)  # the model's `hidden_states`, until the layer returns the next
         n = self.norm(self.input, norms.attention)
