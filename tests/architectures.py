@@ -62,4 +62,5 @@ def architectures(draw: st.DrawFn) -> Architecture:
         kinds = ["mamba", "attention"] if config["model_type"] == "granitemoehybrid" else ["mamba", "mlp", "moe"]
         layers = config["num_hidden_layers"]
         config |= {"layer_types": draw(st.lists(st.sampled_from(kinds), min_size=layers, max_size=layers))}
-    return from_config(config)
+    spelled = FAMILIES[config["model_type"]].spelled
+    return from_config({spelled.get(name, name): value for name, value in config.items()})

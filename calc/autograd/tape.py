@@ -36,6 +36,16 @@ class Size:
     def __bool__(self) -> bool:
         return bool(self.tokens or self.fixed)
 
+    def renamed(self, names: Mapping[str, str]) -> Size:
+        """The same sum with other names for some symbols."""
+
+        def name(symbol: str) -> str:
+            base = symbol.removesuffix("·S").removesuffix("·C")
+            return names.get(base, base) + symbol[len(base) :]
+
+        tokens, fixed = ({name(s): c for s, c in terms.items()} for terms in (self.tokens, self.fixed))
+        return Size(tokens, fixed)
+
     def __repr__(self) -> str:
         return f"Size({text(self.tokens)} per token, {text(self.fixed)})"
 
@@ -254,6 +264,23 @@ class Tape:
     def returns(self, *variables: Tensor) -> None:
         """Record that a function returns: until then its own or its caller's `variables` keep their tensors alive."""
         self.ops.append(Op("", variables, (), (), ()))
+
+    def renamed(self, names: Mapping[str, str]) -> Tape:
+        """The tape itself, with other names for some of the symbols in its sizes."""
+        if not names:
+            return self
+
+        def course(steps: Course) -> Course:
+            return tuple([step.renamed(names) if isinstance(step, Size) else step for step in steps])
+
+        tensors = [*self.held, *self.cached]
+        for op in self.ops:
+            tensors += (*op.inputs, *op.outs, *op.saves, *op.kept)
+            op.scratch, op.backward_scratch = op.scratch.renamed(names), op.backward_scratch.renamed(names)
+            op.course, op.backward_course = course(op.course), course(op.backward_course)
+        for tensor in dict.fromkeys([*tensors, *[t.storage for t in tensors]]):
+            tensor.width, tensor.size = tensor.width.renamed(names), tensor.size.renamed(names)
+        return self
 
     @property
     def final(self) -> Tensor:

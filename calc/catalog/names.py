@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from calc.catalog.catalog import Model
 
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.: -]*", re.ASCII)  # no path
-_WORD = re.compile(r"[a-z]+|[0-9]+(?:\.[0-9]+)*[a-z]*")
-# Words that change no tensor: who made a model, how it was tuned or saved, QLoRA's 4 bits, and the 1M of Qwen's long
-# context. `base` is none of them: tuning often adds rows to the vocabulary.
+_WORD = re.compile(r"bf16|[a-z]+|[0-9]+(?:\.[0-9]+)*(?:bit|[a-z](?![a-z]))?")  # the 2.5vl of a name is two words
+# Words that change no tensor: who made a model, how it was tuned or saved, QLoRA's 4 bits, 16, and the 1M of Qwen's
+# long context. `base` is none of them: tuning often adds rows to the vocabulary.
 _SAME = frozenset({
-    "meta", "deepseek", "instruct", "chat", "it", "pt", "hf", "thinking", "unsloth", "bnb", "4bit", "1m",
+    "meta", "deepseek", "instruct", "chat", "it", "pt", "hf", "thinking", "unsloth", "bnb", "4bit", "bf16", "1m",
 })  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from calc.catalog.catalog import Catalog, Model
 from calc.check.faults import fault
 from calc.models.architecture import active_parameters, parameters
 from calc.models.config_keys import known, known_around
-from calc.models.families import ALIKE, NESTED, SEEING
+from calc.models.families import ALIKE, FAMILIES, SEEING
 
 # The parameters counted over the size in a name, which is a round number: 1.67 for Falcon 3 1B, 0.80 for Mixtral 8x22B,
 # whose experts share their attention.
@@ -47,12 +47,15 @@ def config_fields(model: Model, _: Catalog) -> Iterator[str]:
     """Each field of the config is one that its family's config.json files have."""
     yield from _unknown(model.config, known_around(model.config["model_type"]), "config")
     if (inner := _inner(model)) is not model.config:
-        yield from _unknown(inner, known(model.architecture.family), "config.text_config")
+        named = str(inner.get("model_type"))
+        family = named if named in FAMILIES else model.architecture.family
+        yield from _unknown(inner, known(family), "config.text_config")
 
 
 def _inner(model: Model) -> Mapping[str, Any]:
     """The config fields of the language model."""
-    return model.config["text_config"] if model.config["model_type"] in NESTED else model.config
+    inner: Mapping[str, Any] = model.config.get("text_config", model.config)
+    return inner
 
 
 def _unknown(fields: Mapping[str, Any], allowed: frozenset[str], where: str) -> Iterator[str]:
@@ -66,9 +69,10 @@ def _unknown(fields: Mapping[str, Any], allowed: frozenset[str], where: str) -> 
 def named_class(model: Model, _: Catalog) -> Iterator[str]:
     """The class that the config names belongs to the family that it names."""
     given = model.config.get("architectures")
-    family = ALIKE.get(model.config["model_type"], model.config["model_type"])
-    stem = CLASSES.get(family) or family.replace("_", "").removesuffix("text") + "for"
-    if given and not given[0].replace("_", "").casefold().startswith(stem):
+    own = model.config["model_type"]
+    family = ALIKE.get(own, own)
+    stems = [CLASSES.get(name) or name.replace("_", "").removesuffix("text") + "for" for name in (family, own)]
+    if given and not given[0].replace("_", "").casefold().startswith(tuple(stems)):
         yield fault("config.architectures", given, f"a class of the family {family}, as model_type says")
     elif given and not given[0].endswith(HEADS):
         yield fault("config.architectures", given, f"a class whose name ends in {' or '.join(HEADS)}")
@@ -146,10 +150,14 @@ def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def active_in_name(model: Model, _: Catalog) -> Iterator[str]:
-    """The parameters that a token uses are those that a name says, as A3B does of Qwen3 30B-A3B."""
+    """The parameters that a token uses are those that a name says, as A3B does of Qwen3 30B-A3B.
+
+    A name may leave out a fraction, as the A1B of LFM2 8B A1B does, of 1.5 billion.
+    """
     if not (said := re.search(r"(?<![A-Za-z0-9])[Aa]([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9])", model.name)):
         return
     low, high = (bound * float(said[1]) * 1e9 for bound in ACTIVE)
+    high = max(high, (float(said[1]) + 1) * 1e9)
     if not low <= (active := active_parameters(model.architecture)) <= high:
         yield f"config: given {active:,} active parameters, allowed: {low:,.0f} to {high:,.0f}, as name says {said[0]}"
 

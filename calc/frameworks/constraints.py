@@ -5,7 +5,7 @@ from __future__ import annotations
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.versions import at_least
 from calc.models.architecture import BEFORE
-from calc.models.kernels import replaced
+from calc.models.kernels import SDPA_FLASH_HEAD, replaced
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS
 
@@ -13,7 +13,6 @@ ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a mode
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
 QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
 BLOCKS = {"mxfp8": 32, "nvfp4": 128}  # elements, and tokens, of a block that kernels scale
-SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 
 
 def tensor_fault(s: Scenario) -> str | None:

@@ -29,7 +29,7 @@ from calc.memory.megatron import MegatronLayer
 from calc.memory.run import PREFIXES, Run, dimensions
 from calc.memory.ssm import StateSpace
 from calc.memory.weights import SCALE
-from calc.models.architecture import LayerSpec, layer_kinds
+from calc.models.architecture import BESIDE, LayerSpec, layer_kinds
 from calc.models.lora import adapted
 
 
@@ -51,10 +51,10 @@ class Program(DeltaRule, StateSpace, Attention):
             act = self.activated(gate)
         elif self.arch.multipliers:
             up = self.linear(f"{owner}up_proj", x, i)
-            act = self.activated(self.multiplied(self.linear(f"{owner}gate_proj", x, i), "mlp: gate"))
+            act = self.activated(self.multiplied(self.linear(f"{owner}{names.gate}", x, i), "mlp: gate"))
         elif self.arch.gated:
-            act = self.activated(self.linear(f"{owner}gate_proj", x, i))
-            up = self.linear(f"{owner}up_proj", x, i)
+            act = self.activated(self.linear(f"{owner}{names.gate}", x, i))
+            up = self.linear(f"{owner}{names.up}", x, i)
         else:
             act = self.activated(self.linear(f"{owner}{names.up}", x, i))
             return self.block_output(self.linear(f"{owner}{names.down}", act, WIDTH), "mlp")
@@ -72,7 +72,8 @@ class Program(DeltaRule, StateSpace, Attention):
             halves = tape.split("gate, up", self.linear(f"{owner}{self.arch.names.gate_up}", x, i * 2), [i, i])
             gate, up = (tape.op("mlp: contiguous", [half], i, half.b, aliases=[half]) for half in halves)
         else:
-            gate, up = (self.linear(f"{owner}{name}", x, i) for name in ("gate_proj", "up_proj"))
+            names = self.arch.names
+            gate, up = (self.linear(f"{owner}{name}", x, i) for name in (names.gate, names.up))
         return tape.op("mlp: gate", [gate, up], i, gate.b, saves=[gate, up], overwrites=True)
 
     def activated(self, x: Tensor) -> Tensor:
@@ -147,14 +148,17 @@ class Program(DeltaRule, StateSpace, Attention):
         below = added(sloped(low, "mlp: lower slope", max(low.b, wide)), "mlp: below")
         return tape.op("mlp: activation", [above, below], i, max(above.b, below.b), saves=[sides])
 
-    def experts(self, x: Tensor) -> Tensor:
-        """Routed experts as Transformers 5 runs them: tokens sorted by expert, two grouped matrix multiplications."""
+    def experts(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Routed experts as Transformers 5 runs them: tokens sorted by expert, two grouped matrix multiplications.
+
+        `weights` are those of a token's experts, if another than `route` makes them.
+        """
         # a grouped multiplication runs in its weights' type: autocast does not know it
         tape, arch, c = self.tape, self.arch, self.run.residual
         kh, kj = Size({"k·h": 1}), Size({"k·j": 1})
         order, tokens, inverse = (Tensor(of(k=1), 8) for _ in range(3))
         trained = self.run.trained
-        weights = self.route(x)
+        weights = weights or self.route(x)
         picked = tape.op("experts: sort", [x], kh, x.b, saves=[tokens], backward_scratch=x.size)
         # the rows of the biases are picked by expert
         picks = [Tensor(of(k=1), 8)] * arch.expert_bias
@@ -239,6 +243,12 @@ class Program(DeltaRule, StateSpace, Attention):
             best = tape.op("router: top k", [logits], k, logits.b, saves=[index])
             best = tape.op("router: softmax", [best], k, best.b, saves_out=True)
             return self.cast(best, x.b if arch.routing == "best-fp32" else best.b, "router")
+        if arch.routing == "sigmoid":
+            shares = tape.op("router: sigmoid", [logits], experts, logits.b, saves_out=True)
+            best = tape.op("router: gather", [shares], k, logits.b, saves=[index])
+            if arch.routing_normed:
+                best = tape.op("router: normalise", [best], k, best.b, saves=[best, Tensor(Size({"": 1}), best.b)])
+            return tape.op("router: scale", [best], k, best.b)
         probabilities = tape.op("router: softmax", [self.cast(logits, 4, "router")], experts, 4, saves_out=True)
         best = tape.op("router: top k", [probabilities], k, 4, saves=[index])
         if arch.routing_normed:
@@ -248,7 +258,8 @@ class Program(DeltaRule, StateSpace, Attention):
     def feed_forward(self, x: Tensor) -> Tensor:
         """A layer's MLP, its routed experts, or routed and shared experts."""
         x = self.gathered(x, "mlp")
-        y = self.routed(x) if self.spec.mlp == "experts" else self.mlp(x, owner=PREFIXES.get(self.arch.names.mlp, ""))
+        routed = self.spec.mlp == "experts" and not self.arch.experts_beside
+        y = self.routed(x) if routed else self.mlp(x, owner=PREFIXES.get(self.arch.names.mlp, ""))
         self.tape.returns(x)
         return y
 
@@ -304,7 +315,11 @@ class Program(DeltaRule, StateSpace, Attention):
         return y
 
     def layer(self) -> Tape:
-        """One decoder layer: two blocks, normed before or after as the family has it, added to the residual stream."""
+        """One decoder layer, in the symbols of its kind."""
+        return self.written().renamed(self.marks)
+
+    def written(self) -> Tape:
+        """A layer: two blocks, normed before or after as the family has it, added to the residual stream."""
         norms = self.arch.norms
         self.tape.hold(self.input)  # the model's `hidden_states`, until the layer returns the next
         n = self.norm(self.input, norms.attention)
@@ -322,8 +337,80 @@ class Program(DeltaRule, StateSpace, Attention):
         a = self.scaled(self.norm(a, norms.attention_output), "attention")
         x = self.add(self.input, a, "attention: add")
         f = self.feed_forward(self.norm(x, norms.mlp))
-        self.add(x, self.scaled(self.norm(f, norms.mlp_output), "mlp"), "mlp: add")
+        if self.arch.experts_beside and self.spec.mlp == "experts":
+            f = self.beside(x, f)
+        y = self.add(x, self.scaled(self.norm(f, norms.mlp_output), "mlp"), "mlp: add")
+        if self.arch.layer_inputs:
+            y = self.with_own_input(y)
+        if self.arch.output_scaled:
+            self.tape.op("output: scale", [y], y.width, y.b, view=True)
         return self.tape
+
+    def with_own_input(self, x: Tensor) -> Tensor:
+        """Gemma 4's last block, which multiplies by the layer's own embedding of the token, a slice of all layers'.
+
+        The gradient of a slice is a tensor as large as all of them, which is added to that of the layers above.
+        """
+        tape, width = self.tape, of(p=1)
+        act = self.activated(self.linear("per_layer_input_gate", x, width))
+        own = self.elsewhere("layer input: pick", width, self.run.residual)
+        own.differentiable = self.run.trained or self.counted
+        saved = [*[act] * own.differentiable, own]
+        y = tape.op("layer input: product", [act, own], width, max(act.b, own.b), saves=saved,
+                    backward_scratch=of(Lp=own.b) if own.differentiable else NOTHING)  # fmt: skip
+        y = self.norm(self.linear("per_layer_projection", y, WIDTH), "post_per_layer_input_norm")
+        return self.add(x, y, "layer input: add")
+
+    def layer_inputs(self) -> Tape:
+        """All layers' own embeddings of a token: a row of a table, and a projection of the model's embedding, normed.
+
+        Transformers 5.23 `models/gemma4/modeling_gemma4.py`, `project_per_layer_inputs`.
+        """
+        tape, run, all_layers = self.tape, self.run, of(Lp=1)
+        rows = tape.op("layer inputs: rows", [], all_layers, run.residual, weight=int(run.trained))
+        rows = tape.op("layer inputs: scale", [rows], all_layers, rows.b)
+        x = self.whole("per_layer_model_projection", self.input, all_layers)
+        x = tape.op("layer inputs: scale projection", [x], all_layers, x.b)
+        x = self.norm(x, "per_layer_projection_norm", of(L=1))
+        both = tape.op("layer inputs: add", [x, rows], all_layers, rows.b, aliases=[x, rows])
+        scaled = tape.op("layer inputs: scale sum", [both], all_layers, both.b)
+        tape.hold(scaled)
+        return tape
+
+    def lending(self) -> Tape:
+        """The keys and values of a layer whose own are borrowed by others, from the layer's input."""
+        tape, kv = self.tape, of(kv=1)
+        n = self.norm(self.input, self.arch.norms.attention)
+        k = self.linear("k_proj", n, kv)
+        v = k if self.arch.keys_as_values else self.linear("v_proj", n, kv)
+        v = self.unweighed_heads(v, "v: norm", of(K=1))
+        k = self.rotate(self.norm(k, self.arch.names.k_norm, of(K=1)), "k: rotate")
+        tape.op("lend", [k, v], kv * 2, (k.b + v.b) / 2)
+        return tape.renamed(self.marks)
+
+    def beside(self, x: Tensor, dense: Tensor) -> Tensor:
+        """Gemma 4's experts, whose output is added to that of a dense MLP; each has norms of its own.
+
+        Transformers 5.23 `models/gemma4/modeling_gemma4.py`, `Gemma4TextDecoderLayer`.
+        """
+        before, after = BESIDE[1:]
+        dense = self.norm(dense, BESIDE[0])
+        weights = self.route_normed(x)
+        y = self.norm(self.experts(self.norm(x, before), weights), after)
+        return self.add(dense, y, "experts: add dense")
+
+    def route_normed(self, x: Tensor) -> Tensor:
+        """Gemma 4's router (`Gemma4TextRouter`): a norm without weights, a scale of each channel and of each expert."""
+        tape, trained = self.tape, self.run.trained
+        n = self.cast(self.unweighed(self.cast(x, 4, "router: norm"), "router: norm", Size({"": 1})), x.b, "router")
+        weight = self.elements["scale"] if trained else 0
+        n = tape.op("router: weight", [n], n.width, n.b, saves=[n] if trained else [], weight=weight,
+                    backward_scratch=n.size if trained else NOTHING)  # fmt: skip
+        n = tape.op("router: scale", [n], n.width, n.b)
+        best = self.route(n)
+        index, own = Tensor(best.width, 8), Tensor(best.width, self.run.weight)
+        weight = self.elements["per_expert_scale"] if trained else 0
+        return tape.op("router: scale of expert", [best], best.width, best.b, saves=[best, own, index], weight=weight)
 
     def mixed_by(self, n: Tensor) -> Tensor:
         """The block in which positions see each other."""
@@ -338,10 +425,35 @@ class Program(DeltaRule, StateSpace, Attention):
                 states = self.multiplied(self.state_space(n), "ssm")
                 heads = self.multiplied(self.attention(self.multiplied(n, "attention: input")), "attention")
                 return self.add(states, heads, "mixers: add")
+            case "conv":
+                return self.short_convolution(n)
             case "none":
                 return n
             case other:
                 assert_never(other)
+
+    def short_convolution(self, x: Tensor) -> Tensor:
+        """LFM2's block: an input gate, a causal convolution of each channel, and an output gate, from one projection.
+
+        Transformers 5.23 `models/lfm2/modeling_lfm2.py`, `Lfm2ShortConv`, with its own `causal_conv1d_fn` or, where
+        kernels run, causal-conv1d's.
+        """
+        tape, c = self.tape, self.c
+        joined = self.linear("conv_in_proj", x, WIDTH * 3)
+        before, after, value = tape.split("conv: B, C, x", joined, [WIDTH] * 3)
+        gated = tape.op("conv: B·x", [before, value], WIDTH, joined.b, saves=[before, value])
+        weight = self.elements["conv_conv"] if self.run.trained else 0
+        read = gated
+        if not self.run.linear_kernels:
+            read = self.cast(gated, 4 if self.run.precision == "autocast" else gated.b, "conv: convolution")
+            read = self.cast(read, c, "conv: convolution")
+        y = tape.op("conv: convolution", [read], WIDTH, read.b, saves=[read], weight=weight)
+        y = tape.op("conv: cut", [y], WIDTH, y.b, view=True)
+        y = tape.op("conv: C·y", [after, y], WIDTH, y.b, saves=[after, y])
+        y = tape.op("conv: contiguous", [y], WIDTH, y.b)
+        out = self.linear("conv_out_proj", y, WIDTH)
+        tape.returns(x, joined, gated, y)
+        return out
 
     def both_at_once(self, n: Tensor) -> Tape:
         """Falcon's layer: both norms before both blocks, whose outputs are added in place of the MLP's."""
@@ -373,7 +485,33 @@ def below_layers(run: Run, recompute: bool) -> Size:
     kept = of(h=1) if dropped and (run.trained or leaf) else NOTHING
     if recompute and run.kernel == "eager":
         kept += Size({"S": masks * run.residual})
+    if recompute:
+        kept += lent(run)
+    if run.arch.layer_inputs:
+        tape = Program(run, first=not run.trained and not leaf, counted=recompute).layer_inputs()
+        kept += tape.saved() + of(Lp=run.residual)
     return kept + (of(h=run.residual) if leaf and (dropped or run.arch.embedding_scaled) else NOTHING)
+
+
+def lent(run: Run) -> Size:
+    """Bytes of the keys and values that several layers read, to whose checkpoints they are inputs."""
+    kinds = [run.arch.at(spec) for spec, _ in layer_kinds(run.arch) if spec.borrows]
+    return Size({"": sum([own.kv_heads * own.head_dim * (run.residual + run.compute) for own in kinds])})
+
+
+def lent_again(run: Run) -> tuple[tuple[int, Amount], ...]:
+    """Bytes of keys and values that each lending layer makes when it runs again, and what their backward would need.
+
+    The layers below hold the dictionary into which the layer puts them, as an argument of their checkpoints.
+    """
+    specs = run.arch.specs
+    kinds = dict.fromkeys(spec.shapes._replace(borrows=False) for spec in specs if spec.borrows)
+    found = []
+    for kind in kinds:
+        tape = Program(run, kind, counted=True).lending()
+        last = max([n for n, spec in enumerate(specs) if spec.shapes == kind], default=0)
+        found.append((last, amount(tape.saved() + tape.final.size, dimensions(run.arch))))
+    return tuple(found)
 
 
 class Litgpt(LitgptAttention, Program):

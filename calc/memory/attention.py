@@ -54,7 +54,7 @@ class Attention(Linears):
 
     def heads(self, x: Tensor, name: str) -> Tensor:
         """A view of each head; the gradient that rotation makes lies head by head, and is copied to lie by token."""
-        copied = self.spec.rotated and "rotation" not in self.run.replaced
+        copied = self.spec.rotated and not self.arch.by_token and "rotation" not in self.run.replaced
         return self.tape.op(name, [x], x.width, x.b, view=True) if copied else x
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -80,9 +80,13 @@ class Attention(Linears):
                 named = [tape.op("gate: contiguous", [gate], q_width, gate.b)]
             else:
                 q = self.heads(self.linear("q_proj", x, q_width), "q: heads")
+            if self.spec.borrows:
+                return self.borrowed(q)
             k = self.heads(self.linear("k_proj", x, kv_width), "k: heads")
             k = self.tape.op("k: scale", [k], kv_width, k.b) if arch.multipliers else k
-            v = self.linear("v_proj", x, kv_width)
+            v = k if arch.keys_as_values else self.linear("v_proj", x, kv_width)
+        if arch.values_normed:
+            v = self.unweighed_heads(v, "v: norm", of(K=1))
         if arch.qk_norm and not arch.qk_norm_late:
             q, k = self.normed(q, k)
         b = 4 if arch.rotation == "fp32" else self.run.residual
@@ -96,17 +100,25 @@ class Attention(Linears):
             rotated = self.cast(queries, rotated[0].b, "q: tune"), rotated[1]
         return *rotated, v, *named
 
+    def borrowed(self, q: Tensor) -> tuple[Tensor, ...]:
+        """Queries beside the keys and values of a lower layer, which are counted there (Gemma 4)."""
+        rotated = self.rotate(self.norm(q, self.arch.names.q_norm, of(H=1)), "q: rotate")
+        self.tape.returns(q)
+        k, v = (self.elsewhere(f"{n}: borrow", of(kv=1), b) for n, b in (("k", rotated.b), ("v", self.c)))
+        k.differentiable = v.differentiable = True
+        return rotated, k, v
+
     def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Norms of queries and of keys, head by head or over all heads."""
         if self.arch.qk_norm == "bare":
-            q, k = (
-                self.cast(self.unweighed(self.cast(x, 4, n), n, rows), x.b, n)
-                for x, n, rows in ((q, "q: norm", of(H=1)), (k, "k: norm", of(K=1)))
-            )
-            return q, k
+            return self.unweighed_heads(q, "q: norm", of(H=1)), self.unweighed_heads(k, "k: norm", of(K=1))
         names = self.arch.names
         rows = (of(H=1), of(K=1)) if self.arch.qk_norm == "heads" else (None, None)
         return self.norm(q, names.q_norm, rows[0]), self.norm(k, names.k_norm, rows[1])
+
+    def unweighed_heads(self, x: Tensor, name: str, rows: Size) -> Tensor:
+        """A norm of each head without weights."""
+        return self.cast(self.unweighed(self.cast(x, 4, name), name, rows), x.b, name)
 
     def expanded(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Falcon's `_split_heads`: groups of queries, a key and a value, both written out for every query."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, assert_never
 from calc.base.ledger import Line
 from calc.base.units import GiB, MiB
 from calc.memory.host import ROUNDED, HostAllocator
-from calc.models.architecture import Architecture, LayerSpec, layer_kinds, tensors
+from calc.models.architecture import Architecture, LayerSpec, Tensor, layer_kinds, layer_tensors, tensors
 
 BYTES = 2  # a bf16 number: weights, activations and cache
 # vLLM's `block_size` in tokens, and `DEFAULT_VOCAB_PADDING_SIZE` (model_executor/layers/vocab_parallel_embedding.py)
@@ -72,6 +72,9 @@ def token_bytes(arch: Architecture, tensor_parallel: int = 1) -> int:
 
 def cached(arch: Architecture, spec: LayerSpec, tensor_parallel: int = 1) -> int:
     """Elements of one token in a rank's cache of a layer of the kind `spec`."""
+    if spec.borrows:
+        return 0
+    arch = arch.at(spec)
     match spec.mixer:
         case "attention" | "both":
             return 2 * heads(arch, tensor_parallel) * arch.head_dim
@@ -80,7 +83,7 @@ def cached(arch: Architecture, spec: LayerSpec, tensor_parallel: int = 1) -> int
             # an indexer's keys are kept in 8 bits, with a scale (vLLM's `DeepseekV32IndexerCache`)
             indexed = (arch.indexer.head_dim + 4) // BYTES if arch.indexer else 0
             return arch.mla.kv_lora_rank + arch.mla.qk_rope_head_dim + indexed
-        case "delta" | "ssm" | "none":
+        case "delta" | "ssm" | "conv" | "none":
             return 0  # at most a state of fixed size
         case other:
             assert_never(other)
@@ -93,6 +96,8 @@ def state_bytes(arch: Architecture, tensor_parallel: int = 1) -> int:
     state's type is the config's `mamba_ssm_dtype` (`models/config.py`, `Qwen3_5ForConditionalGenerationConfig`) or
     `mamba_ssm_cache_dtype` (Nemotron-H), or the model's.
     """
+    if arch.conv:  # `short_conv_state_shape`
+        return arch.hidden * (arch.conv.kernel - 1) * BYTES // tensor_parallel
     if (d := arch.delta or arch.ssm) is None:
         return 0
     return (d.convolved * (d.kernel - 1) * BYTES + d.state * d.state_bytes) // tensor_parallel
@@ -150,8 +155,9 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
     names = arch.names
     if arch.attends:
         merged |= {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
-    found: dict[str, Share] = {}
-    for t in tensors(arch):
+    found: dict[tuple[str, LayerSpec | None], Share] = {}
+    for t, spec in _placed(arch):
+        own = arch.at(spec) if spec else arch
         path, _, last = t.name.rpartition(".")
         module = path.rpartition(".")[2] if last in ("weight", "bias") else last
         if module == names.positions:
@@ -161,7 +167,7 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
         elif t.kind in ("norm", "router", "patches") or module in _WHOLE:
             elements = t.elements
         elif module in ("k_proj", "v_proj"):
-            elements = t.elements // arch.kv_heads * heads(arch, tensor_parallel)
+            elements = t.elements // own.kv_heads * heads(own, tensor_parallel)
         elif module == names.qkv:
             rows = arch.head_dim * (arch.heads // tensor_parallel + 2 * heads(arch, tensor_parallel))
             elements = t.elements // t.shape[-1 if arch.transposed else 0] * rows
@@ -170,9 +176,17 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
         else:
             elements = -(-t.elements // tensor_parallel)
         name = t.name.replace(module, merged.get(module, module))
-        before = found[name].elements if name in found else 0
-        found[name] = Share(name, before + elements, t.count)
+        before = found[name, spec].elements if (name, spec) in found else 0
+        found[name, spec] = Share(name, before + elements, t.count)
     return tuple(found.values())
+
+
+def _placed(arch: Architecture) -> list[tuple[Tensor, LayerSpec | None]]:
+    """Every parameter tensor with the kind of the layers that it is in, if it is in one."""
+    kinds = layer_kinds(arch)
+    inside = [(t._replace(count=count), spec) for spec, count in kinds for t in layer_tensors(arch, spec)]
+    names = {t.name for t, _ in inside}
+    return [*inside, *[(t, None) for t in tensors(arch) if t.name not in names]]
 
 
 def weights(role: str, arch: Architecture, tensor_parallel: int = 1) -> Line:
@@ -219,14 +233,27 @@ def cached_heads(arch: Architecture) -> int:
     return arch.kv_heads if arch.grouped else arch.heads
 
 
+def cached_width(arch: Architecture) -> int:
+    """Elements of one token's keys and values in `DynamicCache`, in all layers."""
+    if arch.mla:
+        return arch.attending * arch.heads * (arch.head_dim + arch.mla.v_head_dim)
+    own = [(spec, count) for spec, count in layer_kinds(arch) if spec.mixer in ("attention", "both")]
+    kinds = [(arch.at(spec), count) for spec, count in own if not spec.borrows]
+    return sum([count * 2 * cached_heads(own) * own.head_dim for own, count in kinds])
+
+
 def dynamic(role: str, arch: Architecture, tokens: int, b: int) -> Line:
     """Transformers' `DynamicCache`: keys and values of all `tokens`, with latent attention in full width.
 
     `b` bytes an element, as keys have: rotary cosines make them as wide as the residual stream, and the values, which
     join an empty tensor of the keys' type, too (transformers 5.23 `cache_utils.py`, `DynamicLayer`).
     """
-    width = arch.heads * (arch.head_dim + arch.mla.v_head_dim) if arch.mla else 2 * cached_heads(arch) * arch.head_dim
-    layers = arch.attending
+    width, layers = cached_width(arch), arch.attending
+    if arch.broad:
+        return Line(
+            "kv_cache", role, tokens * b * width, "T·b·w", {"T": tokens, "b": b, "w": width}, "kv-cache#dynamic"
+        )
+    width //= layers or 1
     values = {"T": tokens, "L": layers, "b": b, "w": width}
     return Line("kv_cache", role, tokens * layers * b * width, "T·L·b·w", values, "kv-cache#dynamic")
 
@@ -237,9 +264,12 @@ def states(role: str, arch: Architecture, rows: int, b: int) -> Line:
     Inputs of the convolution in `b` bytes, and a state in fp32 (transformers 5.23 `cache_utils.py`,
     `LinearAttentionLayer`).
     """
+    layers = arch.recurrent
+    if arch.conv:
+        values = {"R": rows, "L": layers, "c": arch.hidden * arch.conv.kernel, "b": b}
+        return Line("kv_cache", role, rows * layers * values["c"] * b, "R·L·c·b", values, "kv-cache#states")
     d = arch.delta or arch.ssm
     assert d
-    layers = arch.recurrent
     values = {"R": rows, "L": layers, "c": d.convolved * d.kernel, "b": b, "s": d.state}
     count = rows * layers * (d.convolved * d.kernel * b + 4 * d.state)
     return Line("kv_cache", role, count, "R·L·(c·b + 4·s)", values, "kv-cache#states")
@@ -247,6 +277,7 @@ def states(role: str, arch: Architecture, rows: int, b: int) -> Line:
 
 def grown(role: str, arch: Architecture, tokens: int, b: int) -> Line:
     """The longer copy of one layer's keys that `torch.cat` makes beside the old one for each new token."""
-    width = (arch.heads if arch.mla else cached_heads(arch)) * arch.head_dim
+    kinds = {arch.at(spec) for spec, _ in layer_kinds(arch)}
+    width = max([(own.heads if own.mla else cached_heads(own)) * own.head_dim for own in kinds])
     values = {"T": tokens, "b": b, "w": width}
     return Line("temporary", role, tokens * b * width, "T·b·w", values, "kv-cache#dynamic")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from calc.autograd.polynomial import amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
-from calc.memory.run import Run, biased, dimensions, elements
+from calc.memory.run import Run, biased, dimensions, elements, marks
 from calc.memory.weights import SCALE
-from calc.models.architecture import LayerSpec
+from calc.models.architecture import SCALES, LayerSpec
 
 WIDTH = of(h=1)  # the residual stream
 UNADAPTED = ("lm_head", "score", "router")  # linears that PEFT leaves; Llama 4's router returns two tensors
@@ -40,6 +40,8 @@ class Linears:
         operations are not run again for backward. `reentrant`: the layer runs again as a whole.
         """
         self.spec = spec or run.arch.specs[-1].shapes
+        self.marks = marks(run.arch, self.spec) if spec else {}
+        run = run.at(spec) if spec else run
         self.run = run
         self.arch = run.arch
         self.tape = Tape(received=received, selective=selective, reentrant=reentrant)
@@ -48,11 +50,18 @@ class Linears:
         self.elements = elements(run.arch, self.spec)
         self.biased = biased(run.arch, self.spec)
         self.widths: dict[str, int] = {}  # of symbols that the architecture does not have
+        self.counted = counted
         self.row_share = 1.0  # rows that linears read, over the tape's tokens
         self.stream = WIDTH * run.share
         self.input = Tensor(self.stream, run.residual, differentiable=not first)
         if counted:
             self.input.size = NOTHING
+
+    def elsewhere(self, name: str, width: Size, b: float) -> Tensor:
+        """A tensor that lies outside this piece, and is counted there."""
+        out = self.tape.op(name, [], width, b)
+        out.size = NOTHING
+        return out
 
     def cast(self, x: Tensor, b: float, name: str) -> Tensor:
         """`x.to(dtype)`: the tensor itself where it already has that type."""
@@ -80,7 +89,10 @@ class Linears:
         # grad·(2·x^1) is one expression: its power and its product live to the end of it
         square = tape.op(f"{name}: square", [x32], width, 4, saves=[x32], backward_scratch=wide * 2)
         mean = tape.op(f"{name}: mean", [square], rows, 4)
-        scale = tape.op(f"{name}: rsqrt", [mean], rows, 4, saves_out=True)
+        if self.arch.norm_power:
+            scale = tape.op(f"{name}: power", [mean], rows, 4, saves=[mean])
+        else:
+            scale = tape.op(f"{name}: rsqrt", [mean], rows, 4, saves_out=True)
         return tape.op(f"{name}: scale", [x32, scale], width, 4, saves=[x32, scale], backward_scratch=wide)
 
     def norm_kernel(self, x: Tensor, name: str, rows: Size) -> Tensor:
@@ -235,7 +247,9 @@ class Linears:
         targets = self.run.adapter.targets if self.run.adapter else ()
         if name == "ssm_out_proj" and self.arch.ssm and not self.arch.ssm.adapted:
             return False
-        own = name.removeprefix("shared_").removeprefix("delta_").removeprefix("ssm_").removeprefix("attn_")
+        own = name
+        for block in ("shared_", "delta_", "ssm_", "attn_", "conv_"):
+            own = own.removeprefix(block)
         return name not in UNADAPTED and (targets == "all-linear" or name in targets or own in targets)
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:
@@ -285,7 +299,12 @@ class Linears:
         return self.dropped_out(x, name) if self.arch.residual_dropout else x
 
     def scaled(self, x: Tensor, name: str) -> Tensor:
-        """A block's output as it is added to the residual stream: scaled where the family has a factor."""
+        """A block's output as it is added to the residual stream: scaled where the family has a factor, or a vector."""
+        if self.arch.layer_scaled:
+            trained = self.run.trained
+            weight, b = self.elements[SCALES[name]] if trained else 0, max(x.b, self.run.residual)
+            return self.tape.op(f"{name}: scale", [x], x.width, b, saves=[x] if trained else [], weight=weight,
+                                backward_scratch=x.width * b if trained else NOTHING)  # fmt: skip
         return self.tape.op(f"{name}: scale", [x], x.width, x.b) if self.arch.residual_scaled else x
 
     def add(self, residual: Tensor, y: Tensor, name: str) -> Tensor:

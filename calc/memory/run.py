@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple, assert_never
 
 from calc.base.plan import Exchange, Recomputed
 from calc.memory.weights import Experts
 from calc.models.architecture import Architecture, LayerSpec, layer_kinds, layer_tensors
-from calc.models.kernels import Replaced
+from calc.models.kernels import SDPA_FLASH_HEAD, Replaced
 
 # bf16: every tensor; autocast: fp32 weights and residual stream; autocast-narrow: a residual stream in bf16, where the
 # first operation is a product; autocast-bf16: both in bf16; fp32: every tensor
@@ -91,6 +91,17 @@ class Run:
     fed: bool = False  # the embedded tokens need a gradient, for adapters in a vision tower before them
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
 
+    def at(self, spec: LayerSpec) -> Run:
+        """The settings of a layer of the kind `spec`, which may have heads of its own.
+
+        SDPA's memory-efficient kernel takes heads that are too large for flash.
+        """
+        arch = self.arch.at(spec)
+        if arch is self.arch:
+            return self
+        large = self.kernel in ("flash", "math") and arch.head_dim > SDPA_FLASH_HEAD
+        return replace(self, arch=arch, kernel="efficient" if large else self.kernel)
+
     @property
     def compute(self) -> int:
         """Bytes of an element that a matrix multiplication reads and writes."""
@@ -152,8 +163,28 @@ class Run:
 
 
 @lru_cache(maxsize=4096)
+def marks(arch: Architecture, spec: LayerSpec) -> Mapping[str, str]:
+    """The symbols of formulas that have another value in layers of the kind `spec` than in the first, with their names.
+
+    Those of layers that attend to all positions end in g, of wider ones that borrow keys in w (Gemma 4).
+    """
+    first = arch.specs[0].shapes
+    if arch.at(spec) is arch or spec.shapes == first:
+        return {}
+    usual, own = dimensions(arch.at(first)), dimensions(arch.at(spec))
+    end = "_" + "g" * spec.broad + "w" * spec.borrows if spec.broad or spec.borrows else "_o"
+    return {symbol: symbol + end for symbol, value in own.items() if usual.get(symbol) != value}
+
+
+@lru_cache(maxsize=4096)
 def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
     """The numbers behind the symbols of the formulas, all counts of elements."""
+    if (usual := arch.at(arch.specs[0])) is not arch:
+        found = dict(dimensions(usual, rank))
+        for spec, _ in layer_kinds(arch):
+            here = dimensions(arch.at(spec), rank)
+            found |= {name: here[symbol] for symbol, name in marks(arch, spec).items()}
+        return found
     mla, delta, ssm = arch.mla, arch.delta, arch.ssm
     return {
         "h": arch.hidden,
@@ -175,6 +206,16 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "j": arch.moe_intermediate,
         "s": arch.shared_intermediate,
         "r": rank,
+        **(
+            {
+                "p": own.width,
+                "L": own.layers,
+                "Lp": own.columns,
+                "W_per_layer_model_projection": own.columns * arch.hidden,
+            }
+            if (own := arch.layer_inputs)
+            else {}
+        ),
         "k·r": arch.experts_per_token * rank,
         **(
             {
@@ -226,7 +267,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
 
 # of the short names of what lies in these modules
 PREFIXES = {
-    "experts": "experts_", "indexer": "indexer_", "linear_attn": "delta_", "mamba": "ssm_",
+    "conv": "conv_", "experts": "experts_", "indexer": "indexer_", "linear_attn": "delta_", "mamba": "ssm_",
     **dict.fromkeys(("shared_expert", "shared_experts", "shared_mlp"), "shared_"),
 }  # fmt: skip
 # of a state space where every block has the same name (Nemotron-H)

@@ -1,8 +1,8 @@
 """A vision tower's operations: patches, blocks and projector, per patch, as Transformers' eager code runs them.
 
-Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip}/modeling_*.py`. The blocks are an
-architecture of their own, so that `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a token
-is a patch.
+Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl}/modeling_*.py`. The blocks are
+an architecture of their own, so that `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a
+token is a patch.
 """
 
 from __future__ import annotations
@@ -69,6 +69,10 @@ def patches(run: Run, tower: Tower) -> Segment:
         y = tape.op("positions: weigh", [y], rows, 4, saves=[shares])
         y = program.cast(tape.op("positions: sum", [y], WIDTH, 4), b, "positions")
         x = tape.op("positions: add", [x, y], WIDTH, b, aliases=[x, y])
+    elif tower.classes:
+        x = tape.op("patches: join class", [x], WIDTH, x.b, weight=hidden if trained else 0)
+        x = tape.op("positions: add", [x], WIDTH, run.residual, aliases=[x] if b == run.residual else [],
+                    weight=(table + hidden) * trained)  # fmt: skip
     elif tower.positions:
         y = tape.op("positions: rows", [], Size({}, {"": table}), run.weight, weight=table * trained)
         x = tape.op("positions: add", [x, y], WIDTH, run.residual, aliases=[x] if b == run.residual else [])
@@ -82,9 +86,10 @@ def patches(run: Run, tower: Tower) -> Segment:
 def projector(run: Run, tower: Tower, merger: Merger, *, first: bool, counted: bool = False) -> Segment:
     """The norm of each patch or token, and the linears, after the tower's last norm if it has one.
 
-    Two linears read `merge`² patches at once, with a GELU between; one matrix multiplies their average. Where blocks
-    attend within windows, the output is put into the old order. `out` is a token's width over the patches that it is
-    made of; `first`: nothing below is trained. `counted`: a block keeps the input, too.
+    Two linears read `merge`² patches at once, with a GELU between; one matrix multiplies their average. A narrow
+    projector's patches are put together by two copies. Where blocks attend within windows, the output is put into the
+    old order. `out` is a token's width over the patches that it is made of; `first`: nothing below is trained.
+    `counted`: a block keeps the input, too.
     """
     width, out, token = tower.merged, tower.out, Size({"": 1 / tower.merge**2})
     arch = replace(run.arch, activation="gelu", norm_fp32=merger.pooled)
@@ -98,6 +103,10 @@ def projector(run: Run, tower: Tower, merger: Merger, *, first: bool, counted: b
         program.elements[LAST] = 0 if first else 2 * tower.blocks.hidden
         x = pooled(program, tower, program.layer_norm(x, LAST, Size({"": 1})))
         x = program.rms_norm(x, norm, token)
+    elif merger.narrow:
+        for name in ("rows", "columns"):
+            x = program.tape.op(f"projector: shuffle {name}", [x], WIDTH, x.b)
+        x = program.activated(program.linear(linears[0], program.layer_norm(x, norm, token), of(out=1)))
     else:
         x = program.norm(x, norm, token if merger.joined else None)
         x = program.activated(program.linear(linears[0], x, WIDTH))
@@ -105,7 +114,8 @@ def projector(run: Run, tower: Tower, merger: Merger, *, first: bool, counted: b
     x = project(linears[-1], x, of(out=1))
     if tower.windowed:
         program.tape.op("projector: order", [x], x.width, x.b, saves=[Tensor(token, 8)])
-    sizes = [tower.blocks.hidden * out] if merger.pooled else [width * width, out * width]
+    between = out if merger.narrow else width
+    sizes = [tower.blocks.hidden * out] if merger.pooled else [width * between, between * out]
     weights = {f"W_{name}": size for name, size in zip(linears, sizes, strict=True)}
     rank = run.adapter.rank if run.adapter else 0
     return Segment(program.tape, {**dimensions(run.arch, rank), **weights, **program.widths})

@@ -29,6 +29,9 @@ class Norms(NamedTuple):
     mlp_output: str = ""
 
 
+# the norms of a dense MLP's output, and before and after the experts, where both run
+BESIDE = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+SCALES = {"attention": "lambda_1", "mlp": "lambda_2"}  # of both blocks' outputs
 BEFORE = Norms()  # one before attention, one before the MLP
 
 
@@ -50,6 +53,7 @@ class Names(NamedTuple):
     positions: str = "embed_positions"
     gate_up: str = "gate_up_proj"
     ssm: str = "mamba"
+    gate: str = "gate_proj"
 
 
 NAMES = Names()
@@ -168,27 +172,64 @@ class Ssm:
         return self.inner * self.state_dim
 
 
-RECURRENT = ("delta", "ssm", "both")  # mixers that pass a state on from position to position
+class ShortConv(NamedTuple):
+    """A causal convolution of `kernel` positions between two gates (LFM2)."""
+
+    kernel: int
+    bias: bool
+
+
+class Broad(NamedTuple):
+    """The heads of layers that attend to all positions, where they differ from those of layers with a window (Gemma 4).
+
+    `keys_as_values`: one projection makes both.
+    """
+
+    kv_heads: int
+    head_dim: int
+    keys_as_values: bool
+
+
+class LayerInputs(NamedTuple):
+    """Embeddings that each layer has of a token for itself, all of them in one table (Gemma 4).
+
+    `width`: of one layer's; `layers`: of the whole model; `rows`: of the table.
+    """
+
+    width: int
+    layers: int
+    rows: int
+
+    @property
+    def columns(self) -> int:
+        """The width of the table."""
+        return self.layers * self.width
+
+
+RECURRENT = ("delta", "ssm", "both", "conv")  # mixers that pass a state on from position to position
 
 
 class LayerSpec(NamedTuple):
     """The kind of one decoder layer: how positions see each other, and what follows.
 
-    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA); a gated `delta` rule or a
-    state space, `ssm`, which pass a state on from position to position; `both` attention and a state space, beside each
-    other; or `none`. `mlp`: `dense`, or routed `experts`, or `none`. `slides`: attention sees the last `sliding_window`
-    tokens alone. `rotated`: positions are rotary.
+    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA); a gated `delta` rule, a
+    state space, `ssm`, or a short convolution, `conv`, which pass a state on from position to position; `both`
+    attention and a state space, beside each other; or `none`. `mlp`: `dense`, or routed `experts`, or `none`.
+    `slides`: attention sees the last `sliding_window` tokens alone. `rotated`: positions are rotary. `broad`: its heads
+    are the architecture's `Broad` ones. `borrows`: keys and values are those of a lower layer.
     """
 
-    mixer: Literal["attention", "latent", "delta", "ssm", "both", "none"] = "attention"
+    mixer: Literal["attention", "latent", "delta", "ssm", "both", "conv", "none"] = "attention"
     mlp: Literal["dense", "experts", "none"] = "dense"
     slides: bool = False
     rotated: bool = True
+    broad: bool = False
+    borrows: bool = False
 
     @property
     def shapes(self) -> LayerSpec:
         """The kind as far as its tensors go."""
-        return LayerSpec(self.mixer, self.mlp)
+        return LayerSpec(self.mixer, self.mlp, broad=self.broad, borrows=self.borrows)
 
 
 @dataclass(frozen=True)
@@ -217,6 +258,14 @@ class Architecture:
     norm: Literal["rms", "centred", "layer", "bare", "one-plus"] = "rms"
     norm_fp32: bool = False  # a norm's weight multiplies in fp32, before the cast (Gemma), not after it (Llama)
     norm_bias: bool = False
+    norm_power: bool = False  # the scale of a row is a power of its mean square, which keeps that (Gemma 4)
+    values_normed: bool = False  # head by head, without weights (Gemma 4)
+    by_token: bool = False  # queries and keys are rotated before heads are put first (Gemma 4)
+    output_scaled: bool = False  # a layer's output is multiplied in place (Gemma 4)
+    keys_as_values: bool = False  # values are what the projection of keys makes
+    doubled: bool = False  # the MLP of layers that borrow keys and values is twice as wide (Gemma 4)
+    layer_inputs: LayerInputs | None = None
+    broad: Broad | None = None  # heads of layers that attend to all positions, if they are others
     parallel: bool = False  # attention and MLP both read the layer's input
     joined: bool = False  # both outputs are added up before the residual stream gets them (Falcon)
     rotation: Literal["", "joined", "fp32"] = ""  # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2)
@@ -226,6 +275,8 @@ class Architecture:
     embedding_scaled: bool = False  # outside the embedding's module (Granite; Gemma's module does it itself)
     embedding_dropout: bool = False
     residual_scaled: bool = False  # outputs of attention and MLP are multiplied before they are added (Granite)
+    # vectors multiply both outputs (InternViT)
+    layer_scaled: bool = False
     residual_dropout: bool = False  # dropout on the outputs of attention and MLP while training (Seed-OSS)
     attention_dropout: bool = False  # dropout on attention's probabilities
     # expanded: stored in groups of queries with one key and one value, which are then copied for every query (Falcon)
@@ -253,19 +304,24 @@ class Architecture:
     # Transformers 5 makes them of older files' separate experts, and PEFT then adapts them where it adapts such names
     experts_converted: bool = False
     router: str = "mlp.gate"  # the router's module name
-    # a softmax over all experts (fp32: on casts), or over the best alone; all: every expert gets every token (Llama 4)
-    routing: Literal["softmax", "fp32", "best", "best-fp32", "all"] = "softmax"
+    # a softmax over all experts (fp32: on casts), or over the best alone; all: every expert gets every token
+    # (Llama 4); sigmoid: of each expert's logit, in the compute type (LFM2)
+    routing: Literal["softmax", "fp32", "best", "best-fp32", "all", "sigmoid"] = "softmax"
     routing_normed: bool = True  # the weights of a token's experts are divided by their sum
     routing_uncast: bool = False  # the weights of a token's experts stay in fp32
     shared_name: str = "mlp.shared_experts"
     shared_gate: bool = False  # a sigmoid weighs the shared expert (Qwen2-MoE)
     shared_first: bool = False  # shared experts run before the router (ERNIE 4.5, Hunyuan)
+    # experts' module, if it is not beside the router's; a dense MLP runs beside them, each with norms (Gemma 4)
+    experts_name: str = ""
+    experts_beside: bool = False
     head_bias: bool = False
     transposed: bool = False  # linears' weights are stored input first (GPT-2's `Conv1D`)
     mla: Mla | None = None
     indexer: Indexer | None = None
     delta: Delta | None = None
     ssm: Ssm | None = None
+    conv: ShortConv | None = None
     multipliers: bool = False  # projections, keys, blocks and the MLP's halves are multiplied by numbers (Falcon-H1)
     activation: str = "silu"
     names: Names = NAMES
@@ -303,6 +359,10 @@ class Architecture:
                 return False
             case other:
                 assert_never(other)
+
+    def at(self, spec: LayerSpec) -> Architecture:
+        """The model as layers of the kind `spec` see it: their heads and widths, and them alone."""
+        return self if self.broad is None and not self.doubled else _seen(self, spec.shapes)
 
     @property
     def layers(self) -> int:
@@ -368,6 +428,14 @@ class Architecture:
         return 0 if self.norm == "bare" else self.hidden * (2 if self.norm_bias else 1)
 
 
+@lru_cache(maxsize=1024)
+def _seen(arch: Architecture, spec: LayerSpec) -> Architecture:
+    alike = tuple([other for other in arch.specs if other.shapes == spec])
+    width = arch.intermediate * (2 if arch.doubled and spec.borrows else 1)
+    own = replace(arch, broad=None, doubled=False, intermediate=width, specs=alike)
+    return replace(own, **arch.broad._asdict()) if arch.broad and spec.broad else own
+
+
 class Tensor(NamedTuple):
     """A parameter tensor; `*` in its name stands for the layer, `count` says how many layers have it.
 
@@ -405,7 +473,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
     """The tensors of a decoder layer of this kind, in the order of its modules."""
 
     def linear(name: str, inputs: int, outputs: int, bias: bool = False) -> Iterable[Tensor]:
-        mixes = spec.mixer != "none" and name.startswith((f"{a}.", f"{DELTA}.", f"{names.ssm}."))
+        mixes = spec.mixer != "none" and name.startswith((f"{a}.", f"{DELTA}.", f"{names.ssm}.", "conv."))
         module = "attn" if mixes else "mlp"
         shape = (inputs, outputs) if arch.transposed else (outputs, inputs)
         yield tensor(f"{name}.weight", shape, "linear", module)
@@ -428,7 +496,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             yield from linear(f"{name}{names.gate_up}", h, 2 * width, bias)
         else:
             if arch.gated:
-                yield from linear(f"{name}gate_proj", h, width, bias)
+                yield from linear(f"{name}{names.gate}", h, width, bias)
             yield from linear(f"{name}{names.up}", h, width, bias)
         yield from linear(f"{name}{names.down}", width, h, bias)
         if arch.activation == "xielu":
@@ -485,14 +553,18 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             yield from linear(f"{a}.{names.qkv}", h, queries + 2 * keys, arch.qkv_bias)
         else:
             yield from linear(f"{a}.q_proj", h, queries * (2 if arch.output_gate else 1), arch.qkv_bias)
-            yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
-            yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
+            if not spec.borrows:
+                yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
+            if not arch.keys_as_values and not spec.borrows:
+                yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
         yield from linear(f"{a}.{names.output}", queries, h, arch.o_bias)
         if arch.qk_norm not in ("", "bare"):
             whole = arch.qk_norm == "width"
             yield from norm(f"{a}.{names.q_norm}", queries if whole else arch.head_dim, "attn")
-            yield from norm(f"{a}.{names.k_norm}", keys if whole else arch.head_dim, "attn")
+            if not spec.borrows:
+                yield from norm(f"{a}.{names.k_norm}", keys if whole else arch.head_dim, "attn")
 
+    arch = arch.at(spec)
     names, a = arch.names, arch.names.attention
     h, heads, queries, keys = arch.hidden, arch.heads, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     match spec.mixer:
@@ -511,6 +583,13 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             assert arch.ssm
             yield from state_space(arch.ssm)
             yield from attention()
+        case "conv":
+            assert arch.conv
+            yield tensor("conv.conv.weight", (h, 1, arch.conv.kernel), "convolution", "attn")
+            if arch.conv.bias:
+                yield tensor("conv.conv.bias", (h,), "bias", "attn")
+            yield from linear("conv.in_proj", h, 3 * h, arch.conv.bias)
+            yield from linear("conv.out_proj", h, h, arch.conv.bias)
         case "none":
             pass
         case other:
@@ -519,7 +598,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
     if spec.mlp == "experts":
         e, i = arch.local_experts, arch.moe_intermediate
         first = 2 * i if arch.gated else i
-        block = arch.router.partition(".")[0]
+        block = arch.experts_name or f"{arch.router.partition('.')[0]}.experts"
         if arch.router_linear:
             yield from linear(arch.router, h, arch.experts)
         else:
@@ -527,11 +606,17 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         if arch.router_bias:
             yield tensor(f"{arch.router}.bias", (arch.experts,), "router", "mlp")
         up, down = ((e, h, first), (e, i, h)) if arch.experts_input_first else ((e, first, h), (e, h, i))
-        yield tensor(f"{block}.experts.{'gate_up_proj' if arch.gated else 'up_proj'}", up, "expert", "mlp")
-        yield tensor(f"{block}.experts.down_proj", down, "expert", "mlp")
+        yield tensor(f"{block}.{'gate_up_proj' if arch.gated else 'up_proj'}", up, "expert", "mlp")
+        yield tensor(f"{block}.down_proj", down, "expert", "mlp")
         if arch.expert_bias:
-            yield tensor(f"{block}.experts.gate_up_proj_bias", (e, first), "expert", "mlp")
-            yield tensor(f"{block}.experts.down_proj_bias", (e, h), "expert", "mlp")
+            yield tensor(f"{block}.gate_up_proj_bias", (e, first), "expert", "mlp")
+            yield tensor(f"{block}.down_proj_bias", (e, h), "expert", "mlp")
+        if arch.experts_beside:
+            yield tensor("router.scale", (h,), "norm", "mlp")
+            yield tensor("router.per_expert_scale", (arch.experts,), "norm", "mlp")
+            yield from mlp(names.mlp, arch.intermediate, arch.mlp_bias)
+            for name in BESIDE:
+                yield from norm(name, h)
         if arch.shared_experts:
             yield from mlp(arch.shared_name, arch.shared_intermediate, arch.mlp_bias)
             if arch.shared_gate:
@@ -541,6 +626,13 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
 
     for name in filter(None, arch.norms):
         yield from norm(name, h)
+    if arch.layer_scaled:
+        for name in SCALES.values():
+            yield tensor(name, (h,), "norm", "norm")
+    if arch.layer_inputs:
+        yield from linear("per_layer_input_gate", h, arch.layer_inputs.width)
+        yield from linear("per_layer_projection", arch.layer_inputs.width, h)
+        yield from norm("post_per_layer_input_norm", h)
 
 
 @lru_cache(maxsize=4096)
@@ -562,11 +654,12 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
     `head`: "lm" is the causal LM; "scalar" a reward model or critic, whose lm_head is replaced by a Linear(hidden, 1)
     without bias; "none" the bare decoder.
     """
-    layers: dict[str, Tensor] = {}
+    layers: dict[tuple[str, tuple[int, ...]], Tensor] = {}
     for spec, count in layer_kinds(arch):
         for tensor in _layer(arch, spec):
-            seen = layers[tensor.name].count if tensor.name in layers else 0
-            layers[tensor.name] = tensor._replace(count=count + seen)
+            key = tensor.name, tensor.shape
+            seen = layers[key].count if key in layers else 0
+            layers[key] = tensor._replace(count=count + seen)
     names, rows = arch.names, arch.vocab_part
     embedding = Tensor(f"{names.model}.{names.embedding}.weight", (rows, arch.hidden), 1, "embedding", "embed")
     endings = () if arch.norm == "bare" else ("weight", "bias") if arch.norm_bias else ("weight",)
@@ -576,8 +669,26 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
         lm.append(Tensor("lm_head.bias", (rows,), 1, "bias", "head"))
     heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
     learned = Tensor(f"{names.model}.{names.positions}.weight", (arch.positions, arch.hidden), 1, "embedding", "embed")
-    begins, ends = (embedding, *[learned] * (arch.positions > 0)) * arch.embeds, (*norm, *heads[head]) * arch.ends
+    beside = [*[learned] * (arch.positions > 0), *_layer_inputs(arch)]
+    begins, ends = (embedding, *beside) * arch.embeds, (*norm, *heads[head]) * arch.ends
     return (*begins, *layers.values(), *ends, *vision_tensors(arch))
+
+
+def _layer_inputs(arch: Architecture) -> list[Tensor]:
+    """The tensors that make all layers' own embeddings."""
+    if (own := arch.layer_inputs) is None:
+        return []
+    model = arch.names.model
+    return [
+        Tensor(f"{model}.embed_tokens_per_layer.weight", (own.rows, own.columns), 1, "embedding", "embed"),
+        Tensor(f"{model}.per_layer_model_projection.weight", (own.columns, arch.hidden), 1, "linear", "embed"),
+        Tensor(f"{model}.per_layer_projection_norm.weight", (own.width,), 1, "norm", "embed"),
+    ]
+
+
+def layer_input_parameters(arch: Architecture) -> int:
+    """Elements of what makes all layers' own embeddings; 0 if they have none, or another stage has it."""
+    return sum(t.elements for t in _layer_inputs(arch)) * arch.embeds
 
 
 @lru_cache(maxsize=4096)

@@ -40,6 +40,11 @@ _HYBRID = (
 _MAMBA = ("mamba_expand", "mamba_ssm_cache_dtype", "ssm_cfg", "use_mamba_kernels")
 _LAYER_NORM = ("layer_norm_eps", "partial_rotary_factor", "rotary_pct")
 _RMS = ("rms_norm_eps",)
+_LFM2 = (
+    "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu",
+    "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "norm_eps", "num_heads",
+    "theta", "use_pos_enc",
+)  # fmt: skip
 _HUNYUAN = (
     "add_classification_head", "attention_head_dim", "cla_share_factor", "class_num", "dense_list",
     "enable_lm_head_fp32", "eod_token_id", "im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "mlp_bias",
@@ -67,6 +72,9 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "gemma": (*_GEMMA, "hidden_activation"),
     "gemma2": (*_GEMMA, "hidden_act"),
     "gemma3_text": (*_GEMMA, "hidden_act", "rope_local_base_freq", "_sliding_window_pattern"),
+    "gemma4_text": ("cache_implementation", "hidden_act", "use_bidirectional_attention"),
+    "lfm2": _LFM2,
+    "lfm2_moe": (*_ROUTER, *_LFM2, "routed_scaling_factor", "use_expert_bias"),
     "phi3": (
         "attention_bias", "embd_pdrop", "original_max_position_embeddings", "partial_rotary_factor", "resid_pdrop",
     ),
@@ -142,6 +150,10 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), (
         *_IMAGES, "language_model_only", "video_token_id", "vision_end_token_id", "vision_start_token_id",
     )),
+    **dict.fromkeys(("gemma4", "gemma4_unified"), (
+        *_IMAGES, "audio_config", "audio_token_id", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index",
+        "eoi_token_id", "video_token_id", "vision_soft_tokens_per_image",
+    )),
     "gemma3": (*_IMAGES, "boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index", "mm_tokens_per_image"),
     "mistral3": (
         *_IMAGES, "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer",
@@ -183,7 +195,8 @@ MODELLED = frozenset[str]().union(*map(known, FAMILIES))
 # Fields of a config with a vision tower around those of its language model.
 _SEEN = frozenset({
     "vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
-    "vision_token_id",
+    "vision_token_id", "downsample_ratio", "image_seq_length", "projector_hidden_act", "vision_feature_layer",
+    "vision_feature_select_strategy",
 })  # fmt: skip
 
 

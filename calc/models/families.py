@@ -16,8 +16,8 @@ class Family:
 
     `biases` names the config fields that give q, k and v, o, and the MLP their biases. `window` says which layers use
     the sliding window where `layer_types` does not: `all` (whatever `layer_types` says), `each`, `even`, `late`,
-    `even-early`, `period` (those whose number the period does not divide), `after-fourths`, the `unrotated`, or the
-    `rotated` (Llama 4, whose windows are chunks: counted as windows of that length).
+    `even-early`, `period` (those whose number the period does not divide), `period-before-last`, `after-fourths`, the
+    `unrotated`, or the `rotated` (Llama 4, whose windows are chunks: counted as windows of that length).
     `unrotated` says which layers have no rotary positions: those that do `not-slide`, the `listed`, or all
     `unless-rope` is the config's `position_embedding_type`. `experts` and
     `expert_size` name the config fields with the number of routed experts and their width. `spelled` maps the usual
@@ -51,7 +51,7 @@ class Family:
 
 
 # model types whose published code is that of a family
-ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
+ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "gemma4_unified_text": "gemma4_text"}
 # families of whose state spaces PEFT refuses to adapt the output projection (0.21 `tuners/tuners_utils.py`,
 # `_check_lora_target_modules_mamba`)
 UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
@@ -60,13 +60,15 @@ MXFP4 = ("gpt_oss",)
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
-    "apertus", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_h1", "glm4_moe",
-    "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "llama4_text", "minimax_m2", "nemotron_h", "olmoe",
-    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
+    "apertus", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_h1",
+    "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "lfm2",
+    "lfm2_moe", "llama4_text", "minimax_m2", "nemotron_h",
+    "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
-    "llama4": "llama4_text", "gemma3": "gemma3_text", "mistral3": "mistral",
+    "llama4": "llama4_text", "gemma3": "gemma3_text", "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text", "mistral3": "mistral",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
 
@@ -76,10 +78,10 @@ class Sight:
     """The language model of a family that reads images, and what its code fixes of the vision tower.
 
     `text` is the family of the language model, whose fields stand beside `vision_config`, or in a `text_config` of
-    their own. `defaults` are those of the config class for absent fields of `vision_config`, `spelled` maps the usual
-    names of these fields to the family's own. `blocks` are fields of the blocks' Architecture, `tower` of Tower, and
-    `fixed` of the language model's Architecture where it reads images. `apart`: Transformers has a class for the
-    language model alone, which a job without images is assumed to take.
+    their own, which may name another. `defaults` are those of the config class for absent fields of `vision_config`,
+    `spelled` maps the usual names of these fields to the family's own. `blocks` are fields of the blocks' Architecture,
+    `tower` of Tower, and `fixed` of the language model's Architecture where it reads images. `apart`: Transformers has
+    a class for the language model alone, which a job without images is assumed to take.
     """
 
     text: str
@@ -139,6 +141,21 @@ SEEING: Mapping[str, Sight] = {
         dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
         fixed=dict(masked=True), apart=True,
     ),
+    "internvl": Sight(
+        "qwen2",
+        dict(num_hidden_layers=24, hidden_size=1024, hidden_act="gelu", intermediate_size=4096, num_attention_heads=16,
+             num_channels=3, patch_size=14, image_size=448, attention_bias=False, use_qk_norm=False,
+             norm_type="layer_norm"),
+        dict(**_PLAIN, layer_scaled=True, norms=Norms("layernorm_before", mlp="layernorm_after"),
+             names=Names("model.vision_tower", attention="attention", output="projection_layer", up="fc1", down="fc2",
+                         layers="encoder.layer")),
+        # of the published `processor_config.json`: up to 12 tiles, and a small picture of the whole
+        dict(hooked=True, patch_bias=True, embedding="vision_tower.embeddings.patch_embeddings.projection",
+             table="vision_tower.embeddings.position_embeddings", classes="vision_tower.embeddings.cls_token", tiles=12,
+             limits=Pixels(1, 10**9),
+             merger=Merger("multi_modal_projector", "layer_norm", ("linear_1", "linear_2"), joined=True, narrow=True)),
+        dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
+    ),
 }  # fmt: skip
 _ATTENTION = ("attention_bias", "attention_bias", "")
 _LLAMA = ("attention_bias", "attention_bias", "mlp_bias")
@@ -158,6 +175,11 @@ _HYBRID = dict(
 )  # fmt: skip
 _GATED = dict(norm_fp32=True, qk_norm="heads", output_gate=True)
 _SHARED = dict(shared_experts=1, shared_name="mlp.shared_expert", shared_gate=True, shared_first=True)
+_SHORT = dict(
+    qk_norm="heads", norms=Norms("operator_norm", mlp="ffn_norm"),
+    names=Names(final_norm="embedding_norm", output="out_proj", q_norm="q_layernorm", k_norm="k_layernorm",
+                mlp="feed_forward", gate="w1", up="w3", down="w2"),
+)  # fmt: skip
 _LATE_NORMS = dict(qk_norm="heads", qk_norm_late=True, names=Names(q_norm="query_layernorm", k_norm="key_layernorm"))
 _MLA = dict(attention_bias=False, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64)
 FAMILIES: dict[str, Family] = {
@@ -262,6 +284,33 @@ FAMILIES: dict[str, Family] = {
              sliding_window=4096, sliding_window_pattern=6, attn_logit_softcapping=None, final_logit_softcapping=None,
              **_GEMMA | dict(max_position_embeddings=131072)),
         dict(norms=_SANDWICH, norm_fp32=True, qk_norm="heads"), biases=_ATTENTION, window="period", spelled=_GELU,
+    ),
+    "gemma4_text": Family(
+        dict(num_key_value_heads=4, vocab_size=262144, hidden_activation="gelu_pytorch_tanh", sliding_window=512,
+             sliding_window_pattern=6, final_logit_softcapping=None, global_head_dim=512,
+             num_global_key_value_heads=None, attention_k_eq_v=False, hidden_size_per_layer_input=256,
+             vocab_size_per_layer_input=262144, num_kv_shared_layers=0, use_double_wide_mlp=False,
+             enable_moe_block=False, num_experts=None, top_k_experts=None, moe_intermediate_size=None,
+             **_GEMMA | dict(max_position_embeddings=131072)),
+        dict(norms=_SANDWICH, norm_fp32=True, norm_power=True, qk_norm="heads", values_normed=True, by_token=True,
+             output_scaled=True, experts_beside=True, experts_name="experts", router="router.proj", router_linear=True,
+             routing_uncast=True),
+        biases=_ATTENTION, window="period-before-last", experts="num_experts",
+        spelled=dict(**_GELU, num_experts_per_tok="top_k_experts"),
+    ),
+    "lfm2": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=128000, tie_embedding=True, intermediate_size=12288,
+             block_ff_dim=None, block_auto_adjust_ff_dim=True, block_ffn_dim_multiplier=1.0, block_multiple_of=256,
+             conv_L_cache=3, conv_bias=False, full_attn_idxs=None),
+        _SHORT, spelled=dict(tie_word_embeddings="tie_embedding"),
+    ),
+    "lfm2_moe": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=128000, tie_embedding=True, intermediate_size=7168,
+             moe_intermediate_size=1792, num_experts=32, num_experts_per_tok=4, num_dense_layers=2,
+             norm_topk_prob=True, conv_L_cache=3, conv_bias=False),
+        dict(**_SHORT, router="feed_forward.gate", routing="sigmoid"),
+        experts="num_experts",
+        spelled=dict(tie_word_embeddings="tie_embedding", first_k_dense_replace="num_dense_layers"),
     ),
     "olmo2": Family(
         dict(max_position_embeddings=2048, attention_bias=False),

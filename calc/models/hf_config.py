@@ -6,7 +6,7 @@ A field that the config leaves out takes the default of the family's `configurat
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
 from typing import Any, Literal
@@ -14,12 +14,15 @@ from typing import Any, Literal
 from calc.models.architecture import (
     BEFORE,
     Architecture,
+    Broad,
     ConfigError,
     Delta,
     Indexer,
+    LayerInputs,
     LayerSpec,
     Mla,
     Norms,
+    ShortConv,
     Ssm,
 )
 from calc.models.config_keys import MODELLED
@@ -33,8 +36,9 @@ _POSITIVE = {
 }
 # Transformers' names in `layer_types` for the kinds of layers that are modelled
 KINDS = ("full_attention", "sliding_attention")
+CONV_KINDS = ("full_attention", "conv")  # of families with short convolutions
 DELTA_KINDS = ("full_attention", "linear_attention")  # of families with gated delta rules
-Mixer = Literal["attention", "latent", "delta", "ssm", "both", "none"]
+Mixer = Literal["attention", "latent", "delta", "ssm", "both", "conv", "none"]
 # the kinds of a family's layers with state spaces, by the names that configs have for them
 SSM_KINDS: Mapping[str, tuple[Mixer, Literal["dense", "experts", "none"]]] = {
     "mamba": ("ssm", "none"), "linear_attention": ("ssm", "none"), "attention": ("attention", "none"),
@@ -144,6 +148,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     read = _Reader(config, {**common, **family.defaults}, family.spelled)
     hidden, layers, heads = map(read.integer, ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     kinds = tuple(SSM_KINDS) if family.ssm else DELTA_KINDS if family.delta else KINDS
+    kinds = CONV_KINDS if read.known("conv_L_cache") else kinds
     if family.window == "rotated":
         kinds = (*KINDS, "chunked_attention")
     for index, kind in enumerate(_listed(read.value("layer_types"))):
@@ -199,6 +204,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     dense = _dense_layers(read, layers) if facts.get("experts") else range(layers)
     delta = _delta(family, read) if family.delta else None
     mixers = _mixers(family, read, layers, mla is not None)
+    broad = _broad(read, heads, kv_heads) if read.known("global_head_dim") else None
+    own = layers - _borrowing(read, layers)
     specs = (
         _blocks(read, layers)
         if family.ssm == "blocks"
@@ -208,6 +215,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
                 "dense" if n in dense else "experts",
                 slides=n in sliding,
                 rotated=n not in unrotated,
+                broad=broad is not None and n not in sliding,
+                borrows=n >= own,
             )
             for n in range(layers)
         )
@@ -228,25 +237,31 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         indexer=_indexer(read) if read.known("index_topk") else None,
         delta=delta,
         ssm=ssm,
+        conv=ShortConv(read.integer("conv_L_cache"), read.boolean("conv_bias")) if read.known("conv_L_cache") else None,
+        broad=broad,
+        layer_inputs=_layer_inputs(read, layers),
+        doubled=own < layers and read.boolean("use_double_wide_mlp"),
         activation=_activation(read),
         **facts,
     )
 
 
 def _seeing(config: Mapping[str, Any]) -> Architecture:
-    """A language model with its vision tower (Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3)."""
+    """A language model with its vision tower (Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3, InternVL)."""
     family = config["model_type"]
     inner = config.get("text_config") or {k: v for k, v in config.items() if k not in ("vision_config", "text_config")}
     if not isinstance(inner, Mapping):
         raise ConfigError("text_config", inner, f"a mapping, the language model of {family}")
     tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
     sight = SEEING[family]
-    arch = from_config({**inner, **tied, "model_type": sight.text})
+    named = inner.get("model_type") if "text_config" in config and not sight.apart else None
+    arch = from_config({**inner, **tied, "model_type": named if named in FAMILIES else sight.text})
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         raise ConfigError("vision_config", vision, f"a mapping, the vision tower of {family}")
     names = arch.names._replace(model="model.language_model")
-    tower = _tower(family, vision, arch, config.get("mm_tokens_per_image", 256))
+    tokens = config.get("mm_tokens_per_image", config.get("image_seq_length", 256))
+    tower = _tower(family, vision, arch, tokens)
     return replace(arch, family=family, names=names, vision=tower, **sight.fixed)
 
 
@@ -270,7 +285,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, tokens: o
         raise wrong("out_hidden_size", out, f"hidden_size = {arch.hidden} of the language model")
     if "vision_use_head" in given and read.boolean("vision_use_head"):
         raise wrong("vision_use_head", True, "false; not modelled")
-    patch, edge = read.integer("patch_size"), read.integer("image_size") if "image_size" in given else 0
+    patch, edge = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
     depth = read.integer("depth")
     deep = read.value("deepstack_visual_indexes") or ()
     if not all(type(index) is int and 0 <= index < depth for index in _listed(deep)) or len(deep) > arch.layers:
@@ -288,11 +303,11 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, tokens: o
         vocab=1,
         tied=True,
         max_positions=1,
-        qkv_bias=True,
+        qkv_bias="attention_bias" not in given or read.boolean("attention_bias"),
         o_bias=True,
         mlp_bias=True,
         activation=_activation(read),
-        **sight.blocks,
+        **{**sight.blocks, **_vision_norms(read, wrong)},
     )
     return Tower(
         blocks,
@@ -306,6 +321,21 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, tokens: o
         deep=tuple(deep),
         **sight.tower,
     )
+
+
+def _vision_norms(read: _Reader, wrong: Callable[[str, object, str], ConfigError]) -> dict[str, Any]:
+    """The norms of InternViT, which its config names: the small one's are PyTorch's, those of 6B are RMS norms."""
+    if not read.known("norm_type"):
+        return {}
+    kind = read.value("norm_type")
+    if kind not in ("layer_norm", "rms_norm"):
+        raise wrong("norm_type", kind, "layer_norm, rms_norm")
+    normed: dict[str, Any] = {"norm": "rms", "norm_bias": False} if kind == "rms_norm" else {}
+    if read.boolean("use_qk_norm"):
+        if kind != "rms_norm":
+            raise wrong("use_qk_norm", True, "false with norm_type layer_norm; not modelled")
+        normed["qk_norm"] = "width"
+    return normed
 
 
 def _pooled(side: int, tokens: object) -> int:
@@ -343,7 +373,22 @@ def _intermediate(family: Family, read: _Reader, hidden: int) -> int:
     """The width of dense layers' MLPs; 0 in a family that has none."""
     absent = family.expansion or read.known(family.dense_size)
     given = read.optional(family.dense_size) if absent else read.integer(family.dense_size)
+    if read.known("block_auto_adjust_ff_dim"):
+        return _adjusted(read, read.optional("block_ff_dim") or given or 0)
     return given or family.expansion * hidden
+
+
+def _adjusted(read: _Reader, width: int) -> int:
+    """The width of LFM2's MLPs (`Lfm2MLP`): two thirds of the stated one, rounded up, if the config asks for that."""
+    factor = read.value("block_ffn_dim_multiplier")
+    if not read.boolean("block_auto_adjust_ff_dim"):
+        return width
+    if factor is None:
+        return int(2 * width / 3)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
+        raise ConfigError("block_ffn_dim_multiplier", factor, "a number above 0, or null")
+    multiple = read.integer("block_multiple_of")
+    return -(-int(factor * int(2 * width / 3)) // multiple) * multiple
 
 
 def _rotated_share(read: _Reader) -> float:
@@ -370,6 +415,30 @@ def _mla(read: _Reader) -> Mla:
     return Mla(read.optional("q_lora_rank"), *ranks)
 
 
+def _broad(read: _Reader, heads: int, kv_heads: int) -> Broad:
+    """The heads of Gemma 4's layers that attend to all positions; their number differs where keys are values, too."""
+    same = read.boolean("attention_k_eq_v")
+    own = (read.optional("num_global_key_value_heads") if same else None) or kv_heads
+    if heads % own:
+        raise read.error("num_global_key_value_heads", own, f"a divisor of num_attention_heads = {heads}")
+    return Broad(own, read.integer("global_head_dim"), same)
+
+
+def _borrowing(read: _Reader, layers: int) -> int:
+    """The number of last layers that have no keys and values of their own."""
+    number = read.integer("num_kv_shared_layers", 0) if read.known("num_kv_shared_layers") else 0
+    if number >= layers:
+        raise ConfigError("num_kv_shared_layers", number, f"less than num_hidden_layers = {layers}")
+    return number
+
+
+def _layer_inputs(read: _Reader, layers: int) -> LayerInputs | None:
+    """The embeddings of their own that layers have, if they have some."""
+    if not read.known("hidden_size_per_layer_input") or not read.value("hidden_size_per_layer_input"):
+        return None
+    return LayerInputs(read.integer("hidden_size_per_layer_input"), layers, read.integer("vocab_size_per_layer_input"))
+
+
 def _indexer(read: _Reader) -> Indexer:
     if read.optional("q_lora_rank") is None:
         raise ConfigError("q_lora_rank", None, "a rank, from which the indexer makes its queries")
@@ -382,9 +451,27 @@ def _mixers(family: Family, read: _Reader, layers: int, latent: bool) -> list[Mi
     if family.delta:
         deltas = _delta_layers(read, layers)
         return ["delta" if n in deltas else usual for n in range(layers)]
+    if read.known("conv_L_cache"):
+        attending = _attending(read, layers)
+        return [usual if n in attending else "conv" for n in range(layers)]
     if family.ssm == "instead":
         return [SSM_KINDS[kind][0] for kind in _each_layer(read, layers)]
     return [usual] * layers
+
+
+def _attending(read: _Reader, layers: int) -> Collection[int]:
+    """The layers of LFM2 with attention: those of that type or, in its first files, those numbered."""
+    types = read.value("layer_types")
+    if types is not None:
+        if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != layers:
+            raise ConfigError("layer_types", types, f"a list of num_hidden_layers = {layers} names")
+        return [n for n, kind in enumerate(types) if kind == "full_attention"]
+    listed = read.value("full_attn_idxs") if read.known("full_attn_idxs") else None
+    if listed is None:
+        return range(layers)
+    if not isinstance(listed, Sequence) or not all(type(n) is int and 0 <= n < layers for n in listed):
+        raise ConfigError("full_attn_idxs", listed, f"a list of layers' numbers below num_hidden_layers = {layers}")
+    return listed
 
 
 def _each_layer(read: _Reader, layers: int) -> Sequence[str]:
@@ -460,9 +547,9 @@ def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
         return _no_rope(read, layers)
     if rule == "rotated":
         return tuple(sorted({*range(layers)} - {*_no_rope(read, layers)}))
-    if rule == "period":
-        period = read.integer("sliding_window_pattern")
-        return tuple(layer for layer in range(layers) if (layer + 1) % period)
+    if rule in ("period", "period-before-last"):
+        period, end = read.integer("sliding_window_pattern"), layers - (rule == "period-before-last")
+        return tuple(layer for layer in range(end) if (layer + 1) % period)
     early = min(layers, read.integer("max_window_layers", 0)) if "max_window_layers" in read.defaults else layers
     found = {
         "all": range(layers),
@@ -491,6 +578,8 @@ def _moe(family: Family, read: _Reader) -> dict[str, int]:
     # Qwen3-MoE's attribute_map lets num_local_experts stand for num_experts
     alias = family.experts not in read.config and "num_local_experts" in read.config
     name = "num_local_experts" if alias else family.experts
+    if read.known("enable_moe_block") and not read.boolean("enable_moe_block"):
+        return {}
     experts = read.integer(name, 0)
     if not experts:
         return {}

@@ -13,6 +13,8 @@ from typing import Literal
 # and keys, in place. gate: the MLP's activation and product, which keeps gate and up alone.
 Replaced = Literal["norm", "norm in place", "rotation", "gate"]
 
+SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
+
 _ALL: tuple[Replaced, ...] = ("norm in place", "rotation", "gate")
 # a residual stream or a second norm reads the same gradient: `in_place=False`
 _APART: tuple[Replaced, ...] = ("norm", "rotation", "gate")

@@ -1,6 +1,6 @@
 """The vision tower of a model that reads images, and the projector that hands its output to the language model.
 
-Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip}/{configuration,modeling}_*.py`.
+Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl}/{configuration,modeling}_*.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class Merger(NamedTuple):
     """The names of a projector's norm and of its linears, below the projector's own.
 
     Two linears with a bias read the patches of a token side by side, or one without reads their average (`pooled`).
-    `joined`: the norm sees the patches of a token as one row, not one by one.
+    `joined`: the norm sees the patches of a token as one row, not one by one. `narrow`: it is PyTorch's own, and the
+    first linear's output is as wide as a token (InternVL).
     """
 
     name: str
@@ -25,6 +26,7 @@ class Merger(NamedTuple):
     linears: tuple[str, ...]
     joined: bool = False
     pooled: bool = False
+    narrow: bool = False
 
 
 class Pixels(NamedTuple):
@@ -46,6 +48,9 @@ class Tower:
     are the names of what turns pixels into patches, `last_norm` that of a norm after the last block. `deep`: the blocks
     whose output goes through a projector of its own and is added to the first layers' output (DeepStack). `hooked`:
     the patches are an input embedding to Transformers, which makes them require a gradient with those of tokens.
+    `classes`: the name of a token of the tower's own before the patches of each image, whose table of positions is a
+    bare parameter with a row more; `tiles`: the most squares into which an image is cut, beside one of all of it
+    (InternVL).
     `video_limits` are those of all frames of a video together; None: each frame is resized as an image is.
     """
 
@@ -67,6 +72,8 @@ class Tower:
     last_norm: str = ""
     deep: tuple[int, ...] = ()
     hooked: bool = False
+    classes: str = ""
+    tiles: int = 1
     video_limits: Pixels | None = None
 
     def bounds(self, frames: int) -> Pixels:
@@ -99,7 +106,10 @@ class Tower:
         )
         if self.patch_bias:
             yield f"{self.embedding}.bias", (h,), "bias"
-        if self.positions:
+        if self.classes:
+            yield self.classes, (1, 1, h), "patches"
+            yield self.table, (1, self.positions + 1, h), "patches"
+        elif self.positions:
             yield f"{self.table}.weight", (self.positions, h), "patches"
         if self.last_norm:
             yield f"{self.last_norm}.weight", (h,), "norm"
@@ -114,8 +124,9 @@ class Tower:
             (name,) = merger.linears
             yield f"{merger.name}.{name}", (h, self.out), "matrix"
             return
-        if self.blocks.norm_bias:
+        if self.blocks.norm_bias or merger.narrow:
             yield f"{merger.name}.{merger.norm}.bias", (normed,), "norm"
-        for name, out in zip(merger.linears, (width, self.out), strict=True):
-            yield f"{merger.name}.{name}.weight", (out, width), "linear"
+        between = self.out if merger.narrow else width
+        for name, inputs, out in zip(merger.linears, (width, between), (between, self.out), strict=True):
+            yield f"{merger.name}.{name}.weight", (out, inputs), "linear"
             yield f"{merger.name}.{name}.bias", (out,), "bias"

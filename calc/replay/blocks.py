@@ -186,7 +186,13 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         at_once=optimizer is not None and optimizer.impl == "foreach" and not scratch,
         beside=_beside(r),
         stream=batch.tokens * arch.hidden * run.residual,
-        tables=(batch.length * arch.head_dim * run.residual,) * 2 if any(spec.rotated for spec in arch.specs) else (),
+        tables=tuple(
+            2
+            * [
+                batch.length * size * run.residual
+                for size in {arch.at(spec).head_dim for spec in arch.specs if spec.rotated}
+            ]
+        ),
         layers=_layers(r, batch, masked, checkpointing if optimizer else "none"),
         norm=_piece(r, batch, Program(run).final_norm()),
         head=_head(replace(r, run=run), batch),

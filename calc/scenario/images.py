@@ -53,8 +53,30 @@ class Images:
     def patches(self, tower: Tower) -> int:
         """Patches of one sample; a tower reads `tower.frames` frames at once, the last of them twice if it is alone."""
         height, width = self.resized(tower)
-        return self.count * -(-self.frames // tower.frames) * (height // tower.patch) * (width // tower.patch)
+        each = (height // tower.patch) * (width // tower.patch) + bool(tower.classes)
+        return self.count * -(-self.frames // tower.frames) * self.tiles(tower) * each
+
+    def tiles(self, tower: Tower) -> int:
+        """Squares of an image: those of the grid whose shape is nearest to the image's, and one of all of it.
+
+        Of grids of one shape the larger is taken while the image has more than half their pixels. A frame of a video is
+        one (transformers 5.23 `models/got_ocr2/image_processing_got_ocr2.py`, `get_optimal_tiled_canvas`,
+        `crop_image_to_patches`; `models/internvl/video_processing_internvl.py`).
+        """
+        if tower.tiles == 1 or self.frames > 1:
+            return 1
+        sides = range(1, tower.tiles + 1)
+        grids = sorted([(w, h) for w in sides for h in sides if w * h <= tower.tiles], key=math.prod)
+        best = (1, 1)
+        for grid in grids:
+            off, least = (abs(self.width / self.height - w / h) for w, h in (grid, best))
+            filled = self.width * self.height > 0.5 * tower.edge**2 * math.prod(grid)
+            if off < least or (off == least and filled):
+                best = grid
+        number = math.prod(best)
+        return number + (number > 1)
 
     def tokens(self, tower: Tower) -> int:
         """Tokens of one sample that stand for its images."""
-        return self.patches(tower) // tower.merge**2
+        classes = bool(tower.classes) * self.count * -(-self.frames // tower.frames) * self.tiles(tower)
+        return (self.patches(tower) - classes) // tower.merge**2

@@ -14,8 +14,9 @@ from calc.base.optimizers import OPTIMIZERS
 from calc.base.schema import show
 from calc.base.versions import at_least
 from calc.catalog.catalog import GPU, Catalog, CatalogError
-from calc.models.architecture import Architecture, ConfigError
+from calc.models.architecture import Architecture, ConfigError, layer_kinds
 from calc.models.families import MXFP4
+from calc.models.kernels import SDPA_FLASH_HEAD
 from calc.models.lora import adaptable_names, lora_parameters
 from calc.models.slices import part, stage
 from calc.models.vision import Tower
@@ -480,6 +481,10 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
     # Ascend has an attention of that name, its own (transformers/integrations/npu_flash_attention.py)
     if s.attention == "flash" and gpu.lacks_bf16:
         yield f"FlashAttention-2 does not run on the {gpu.name}, a {gpu.architecture} card: take sdpa"
+    # flash-attn 2.8 `flash_api.cpp`: "FlashAttention forward only supports head dimension at most 256"
+    largest = max([s.architecture.at(spec).head_dim for spec, _ in layer_kinds(s.architecture)])
+    if s.attention == "flash" and s.architecture.broad and largest > SDPA_FLASH_HEAD:
+        yield f"FlashAttention-2 takes no heads of {largest}, as some layers of this model have: take sdpa"
     # vllm-project/vllm issue 42756: wheels for CUDA 12.9 and 13 alone
     if gpu.before_turing and s.rollout and s.rollout.engine == "vllm" and at_least(s.versions.get("vllm", "0"), "0.21"):
         yield f"vLLM's wheels from 0.21 on have no kernels for the {gpu.name}: generate with rollout.engine hf"
@@ -525,7 +530,7 @@ def rotation_fault(s: Scenario) -> str | None:
 
 def linear_notes(s: Scenario) -> Iterator[str]:
     """Notes on what computes linear attention, which no framework's settings say; Megatron-core needs the kernels."""
-    if not s.architecture.recurrent or s.architecture.megatron:
+    if not s.architecture.recurrent or s.architecture.conv or s.architecture.megatron:
         return
     ssm = s.architecture.ssm is not None
     layers, library = ("state spaces are", "mamba-ssm") if ssm else ("linear attention is", "flash-linear-attention")

@@ -13,7 +13,14 @@ from calc.base.plan import Path
 from calc.memory import activations
 from calc.memory.loss import head
 from calc.memory.run import Run, dimensions
-from calc.models.architecture import LayerSpec, Tensor, embedding_parameters, layer_parameters, layer_tensors
+from calc.models.architecture import (
+    LayerSpec,
+    Tensor,
+    embedding_parameters,
+    layer_input_parameters,
+    layer_parameters,
+    layer_tensors,
+)
 from calc.models.lora import adapter_matrices
 from calc.scenario.words import Checkpointing
 
@@ -59,6 +66,8 @@ class Stack(NamedTuple):
     embedding_own: int  # 0 for a tied embedding, which has been counted as the head
     layers: int
     bottom: Amount  # activations kept below the first layer
+    lent: tuple[tuple[int, Amount], ...]  # lending layers, with the keys and values that they have made again
+    layer_inputs: Amount  # the gradient of all layers' own embeddings, while the layers make theirs
     embeds: bool  # the embedding is here, not in an earlier pipeline stage
     ends: bool  # final norm, head and loss are here
     loss_inside: bool  # see `calc.base.plan.Path.inside`
@@ -140,9 +149,13 @@ def stack(
         casts_below=casts(run, arch.specs[:-1]),
         retains=run.retains,
         wrapped=run.wrapped,
-        embedding_own=0 if tied else embedding,
+        embedding_own=(0 if tied else embedding) + (layer_input_parameters(arch) if run.trained else 0),
         layers=arch.layers,
         bottom=amount(activations.below_layers(run, recompute), dims) if arch.embeds else NO_BYTES,
+        lent=activations.lent_again(run) if recompute else (),
+        layer_inputs=amount(of(Lp=run.residual), dims)
+        if arch.layer_inputs and (run.trained or recompute)
+        else NO_BYTES,
         embeds=arch.embeds,
         ends=arch.ends,
         loss_inside=path.inside,

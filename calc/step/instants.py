@@ -204,12 +204,15 @@ class Layout:
         for shot in stack.norm.backward if stack.ends else ():
             where = Where("norm", stack.layers, True, root=stack.head_trained + shot.gradients, making=shot.making)
             yield instant(f"final {shot.name}", where, [*layers, held, *alive(shot)])
+        last = stack.layers - 1
         for stop in stack.stops:
             segment = stack.blocks[stop.kind].segment
-            below = [*self.below(stop, "backward"), *self.retained(stop), held]
+            sums = [Part("temporary", stack.layer_inputs, "activations#embedding")] if stop.layer < last else []
+            sums += [Part("temporary", made, "activations#passing") for n, made in stack.lent if stop.layer < n]
+            below = [*self.below(stop, "backward"), *self.retained(stop), held, *sums]
             if self.recompute:
                 gradient = Part("temporary", segment.waiting, "activations#passing")
-                again = [*self.below(stop, "again"), *self.retained(stop), held]
+                again = [*self.below(stop, "again"), *self.retained(stop), held, *sums]
                 for shot in segment.again:
                     where = Where("layer", stop.layer, True, stack.root_trained, stop.above)
                     yield instant(f"recompute: {shot.name}", where, [*again, *alive(shot), gradient])

@@ -22,14 +22,13 @@ from calc.engines.staged import Staged
 from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
 from calc.engines.zero_parameters import ZeroParameters
-from calc.frameworks.constraints import SDPA_FLASH_HEAD
 from calc.memory.host import HostAllocator
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Adapter, Format, Kernel, Narrow, Run
 from calc.memory.runtime import process, symmetric
 from calc.memory.weights import Experts
 from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors, vision_tensors
-from calc.models.kernels import replaced
+from calc.models.kernels import SDPA_FLASH_HEAD, replaced
 from calc.models.lora import adapter_matrices, lora_parameters, vision_matrices
 from calc.models.slices import part, stage
 from calc.scenario.scenario import Scenario

@@ -141,6 +141,7 @@ def scanned(mixer: Delta | Ssm | None, *, by_kernels: bool = True) -> int:
 
 def attended(arch: Architecture, spec: LayerSpec) -> int:
     """Elements that a query and a key of all heads multiply in a layer of the kind `spec`."""
+    arch = arch.at(spec)
     queries = arch.heads * arch.head_dim
     match spec.mixer:
         case "attention" | "both":
@@ -148,7 +149,7 @@ def attended(arch: Architecture, spec: LayerSpec) -> int:
         case "latent":
             assert arch.mla
             return queries + arch.heads * arch.mla.v_head_dim
-        case "delta" | "ssm" | "none":
+        case "delta" | "ssm" | "conv" | "none":
             return 0
         case other:
             assert_never(other)

@@ -84,7 +84,8 @@ def _mesh(stage: int, pp: int, fsdp: int, cp: int, tp: int, rank: int) -> Device
 
 def layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The decoder layers of a model, and the blocks of its vision tower, whatever is wrapped around it."""
-    return [module for name, module in model.named_modules() if re.search(rf"(^|\.)({LAYERS}|blocks)\.\d+$", name)]
+    named = rf"(^|\.)({LAYERS}|blocks|layer)\.\d+$"
+    return [module for name, module in model.named_modules() if re.search(named, name)]
 
 
 def shard(case: Case, model: torch.nn.Module) -> torch.nn.Module:

@@ -16,7 +16,7 @@ from .case import Case
 from .reading import CaseError
 
 DEVICE = torch.device("cuda")
-MODULES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3")
+MODULES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3", "internvl")
 VISION = re.compile(r"\b(visual|vision_tower|multi_modal_projector)\.")
 PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector)\.")
 
@@ -26,6 +26,8 @@ def _side(config: Any) -> int:
     eyes = config.vision_config
     if hasattr(eyes, "spatial_merge_size"):
         return int(eyes.patch_size * eyes.spatial_merge_size)
+    if hasattr(config, "downsample_ratio"):
+        return int(eyes.patch_size[0] / config.downsample_ratio)
     return int(eyes.image_size // config.mm_tokens_per_image**0.5)
 
 
@@ -40,6 +42,9 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
     """
     config = _of(model)
     eyes, side, count = config.vision_config, _side(config), rows * case.images
+    if hasattr(config, "downsample_ratio"):
+        tile = eyes.image_size[0]
+        return {"pixel_values": torch.zeros(count * _tiles(case, tile), eyes.num_channels, tile, tile, device=DEVICE)}
     for name, edge in ("height", case.height), ("width", case.width):
         if edge % side or edge != getattr(eyes, "image_size", edge):
             allowed = f"multiples of {side}" if not hasattr(eyes, "image_size") else str(eyes.image_size)
@@ -58,9 +63,21 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
     }
 
 
+def _tiles(case: Case, tile: int) -> int:
+    """Squares of an image that is whole squares large: these, and one of all of it if there are several."""
+    if case.height % tile or case.width % tile or case.height * case.width > 12 * tile**2:
+        raise CaseError(f"images.height: {case.height} cannot be traced; allowed: multiples of {tile}, 12 squares")
+    number = case.height * case.width // tile**2
+    return number + (number > 1)
+
+
 def tokens(case: Case, model: Any, rows: int) -> int:
     """Tokens of `rows` samples that stand for images: those that a mask over all tokens picks."""
-    return rows * case.images * (case.height * case.width // _side(_of(model)) ** 2)
+    config = _of(model)
+    if hasattr(config, "downsample_ratio"):
+        tile = config.vision_config.image_size[0]
+        return rows * case.images * _tiles(case, tile) * (tile // _side(config)) ** 2
+    return rows * case.images * (case.height * case.width // _side(config) ** 2)
 
 
 def tower(model: Any) -> Any:

@@ -241,7 +241,7 @@ L4, H100, LLAMA = "hardware/gpus/l4.yaml", "hardware/nodes/hgx-h100.yaml", "mode
         ),
         (LLAMA, "hidden_size: 4096", "hidden_size: big", "config.hidden_size: given 'big', allowed: "),
         (LLAMA, "model_type: llama", "model_type: lama", "config.model_type: given 'lama', allowed: "),
-        (LLAMA, "  vocab_size: 128256\n", "", "missing field 'config.vocab_size'"),
+        (LLAMA, "  vocab_size: 128256\n", "", "config.vocab_size: nothing given, allowed: "),
         (LLAMA, "hf: ", "huggingface: ", "unknown field 'huggingface', allowed: "),
         (LLAMA, "published_parameters: 8030261248\n", "", "missing field 'published_parameters'"),
         (

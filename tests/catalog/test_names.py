@@ -127,6 +127,28 @@ TYPED = {
     "command r7b": "command-r7b",
     "deepseek v2.5": "deepseek-v2",
     "Qwen3-Next-80B-A3B-Thinking": "qwen3-next-80b-a3b",
+    "Starling-LM-7B-beta": "openhermes-2.5-mistral-7b",
+    "Skywork-Reward-Llama-3.1-8B-v0.2": "llama-3.1-8b",
+    "Skywork/Skywork-Reward-V2-Qwen3-8B": "qwen3-8b",
+    "Qwen/Qwen2-Math-7B-Instruct": "qwen2-7b",
+    "Qwen/QVQ-72B-Preview": "qwen2-vl-72b",
+    "google/gemma-1.1-7b-it": "gemma-7b",
+    "llemma 7b": "codellama-7b",
+    "peiyi9979/math-shepherd-mistral-7b-prm": "mistral-7b-v0.1",
+    "vicuna-33b-v1.3": "llama-30b",
+    "shenzhi-wang/Llama3-8B-Chinese-Chat": "llama-3-8b",
+    "mistral-small-instruct-2409": "codestral-22b",
+    "deepseek-ai/DeepSeek-Prover-V2-7B": "deepseek-llm-7b",
+    "aya-23-35b": "command-r-35b",
+    "unsloth/gpt-oss-20b-BF16": "gpt-oss-20b",
+    "qwen2.5vl:7b": "qwen2.5-vl-7b",
+    "unsloth/gemma-4-E4B-it": "gemma-4-e4b",
+    "LiquidAI/LFM2.5-1.2B-Instruct": "lfm2-1.2b",
+    "lfm2 8b": "lfm2-8b-a1b",
+    "OpenGVLab/InternVL3_5-8B-HF": "internvl3.5-8b",
+    "internvl3.5 38b": "internvl3.5-38b",
+    "gemma 4 31b": "gemma-4-31b",
+    "google/gemma-4-26B-A4B-it": "gemma-4-26b-a4b",
     "meta-llama/Llama-3.2-11B-Vision": "",
     "deepseek-ai/DeepSeek-V3.2": "deepseek-v3.2",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "",
@@ -148,8 +170,8 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
         load().model(name)
 
 
-def test_a_hundred_and_twenty_names_are_tried() -> None:
-    assert len(TYPED) == 120
+def test_more_than_a_hundred_names_are_tried() -> None:
+    assert len(TYPED) == 142
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -189,6 +211,8 @@ def fields(model: object) -> dict[str, object]:
         ("Mixtral-8x7B", "mixtral 8x 7b", "mixtral 8x 7b"),
         ("unsloth/Llama3.1-8B-bnb-4bit", "llama 3.1 8b bnb 4bit", "llama 3.1 8b"),
         ("granite-3.1-8b-base", "granite 3.1 8b base", "granite 3.1 8b base"),  # with a smaller vocabulary
+        ("qwen2.5vl-7b", "qwen 2.5 vl 7b", "qwen 2.5 vl 7b"),
+        ("unsloth/gpt-oss-20b-BF16", "gpt oss 20b bf16", "gpt oss 20b"),
         ("instruct", "instruct", ""),
     ],
 )

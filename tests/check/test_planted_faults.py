@@ -329,7 +329,7 @@ MODEL_FAULTS = [
         "misspelt bias", LLAMA, swap("attention_bias:", "atention_bias:"),
         ": unknown field 'config.atention_bias'; did you mean",
     ),
-    Fault("missing size", LLAMA, swap("  vocab_size: 128256\n", ""), ": missing field 'config.vocab_size'"),
+    Fault("missing size", LLAMA, swap("  vocab_size: 128256\n", ""), ": config.vocab_size: nothing given"),
     Fault(
         "heads that do not divide", LLAMA, config("num_key_value_heads", 7),
         ": config.num_key_value_heads: given 7, allowed: a divisor of num_attention_heads = 32",

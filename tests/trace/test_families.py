@@ -40,6 +40,14 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v3": DEEPSEEK,
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "gemma3_text": {"sliding_window": 512},
+    "gemma4_text": {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 2,
+                    "global_head_dim": 128, "num_global_key_value_heads": 2, "attention_k_eq_v": True,
+                    "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 16384, "num_kv_shared_layers": 2,
+                    "use_double_wide_mlp": True, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
+                    "moe_intermediate_size": 512},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "head_dim": None},
+    "lfm2_moe": {**ROUTED, "num_experts": 8, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"] * 2,
+                 "head_dim": None},
     "ministral3": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0,
                                        "original_max_position_embeddings": 1024, "llama_4_scaling_beta": 0.1}},
     "seed_oss": {"attention_dropout": 0.1, "residual_dropout": 0.1},
@@ -90,6 +98,10 @@ SEEN: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
         "image_size": 448, "patch_size": 14, "vision_use_head": False,
     },
+    "internvl": {
+        "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
+        "attention_bias": True,
+    },
 }  # fmt: skip
 
 
@@ -99,6 +111,9 @@ def seeing(family: str) -> dict[str, Any]:
     inner = {name: value for name, value in text.items() if name not in ("model_type", "bos_token_id", "eos_token_id")}
     if family == "gemma3":
         outer = {"mm_tokens_per_image": 64, "image_token_index": 16383}
+    elif family == "internvl":
+        outer = {"image_token_id": 16383, "tie_word_embeddings": False}
+        inner["model_type"] = "qwen2"
     else:
         outer = {"tie_word_embeddings": False}
         inner["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
@@ -119,7 +134,7 @@ def test_tensors_are_those_of_transformers_by_name_and_shape() -> None:
 def test_tensors_of_towers_are_those_of_transformers_by_name_and_shape() -> None:
     found = answers(HERE / "modules.py", given=lines([seeing(family) for family in SEEING]))
     for family, theirs in zip(SEEING, found, strict=True):
-        numbered = r"\.(layers|blocks|deepstack_merger_list)\.\d+\."
+        numbered = r"\.(layers?|blocks|deepstack_merger_list)\.\d+\."
         named = Counter((re.sub(numbered, r".\1.*.", name), tuple(s)) for name, s in theirs.items())
         ours = tensors(from_config(seeing(family), images=True))
         assert Counter({(t.name, t.shape): t.count for t in ours}) == named, family

@@ -856,6 +856,9 @@ ADVICE = {
     "FlashAttention-2 does not run on the {gpu}, a {kind} card: take sdpa": (
         "FlashAttention-2 不能在 {gpu}（{kind} 架构）上运行：用 sdpa"
     ),
+    "FlashAttention-2 takes no heads of {n}, as some layers of this model have: take sdpa": (
+        "FlashAttention-2 不支持大小为 {n} 的注意力头，而这个模型的一些层正是如此：用 sdpa"
+    ),
     "vLLM's wheels from 0.21 on have no kernels for the {gpu}: generate with rollout.engine hf": (
         "vLLM 自 0.21 起的发行包没有 {gpu} 的内核：用 rollout.engine hf 生成"
     ),
