@@ -112,17 +112,19 @@ def _figures(size: Size, dims: Mapping[str, int]) -> tuple[float, float, float, 
     return tokens, pairs, fixed, row, chunked
 
 
-def peaks(snapshots: list[Snapshot], dims: Mapping[str, int], apart: Container[str] = ()) -> tuple[Shot, ...]:
+def peaks(snapshots: list[Snapshot], dims: Mapping[str, int], apart: Sequence[Container[str]] = ()) -> tuple[Shot, ...]:
     """The snapshots that can be the largest for some number of tokens and length: those that no other one dominates.
 
-    Operations named in `apart` run while an engine has something else in memory, so they are compared only with each
-    other.
+    Operations named in one of `apart` run while an engine has something else in memory, so they are compared only with
+    each other.
     """
     saved = {size: _figures(size, dims) for size in {s.saved for s in snapshots}}
     keys = [(*map(add, saved[s.saved], _figures(s.passing, dims)), s.gradients, s.making) for s in snapshots]
-    inside = [n for n, s in enumerate(snapshots) if s.name in apart]
-    others = [n for n, s in enumerate(snapshots) if s.name not in apart]
-    kept = [among[n] for among in (inside, others) for n in maxima([keys[n] for n in among])]
+    groups: dict[int, list[int]] = {}
+    for n, s in enumerate(snapshots):
+        own = next((place for place, names in enumerate(apart) if s.name in names), len(apart))
+        groups.setdefault(own, []).append(n)
+    kept = [among[n] for among in groups.values() for n in maxima([keys[n] for n in among])]
     return tuple(
         [
             Shot(s.name, amount(s.saved, dims), amount(s.passing, dims), s.gradients, s.making)
@@ -146,7 +148,7 @@ class Segment:
     """A piece of the model as estimates use it: what it keeps, and its peak instants, each computed on first use."""
 
     def __init__(
-        self, tape: Tape, dims: Mapping[str, int], apart: Container[str] = (), scoring: Tape | None = None
+        self, tape: Tape, dims: Mapping[str, int], apart: Sequence[Container[str]] = (), scoring: Tape | None = None
     ) -> None:
         """Takes a tape and a model's dimensions; see `peaks` for `apart`. `scoring`: the tape without gradient, if
         another.

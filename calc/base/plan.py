@@ -62,13 +62,18 @@ class Path:
     `inside` it, of `backward`, the `step`, the `next` forward, or, in a step of several micro-batches, of the `turn`
     after their own. `kept` is the share of the positions that enter the loss, where the others are cut off by a slice
     after the head, or before the head (`tiled`).
-    `tile` is the number of tokens whose logits `tiled` has at once, whose gradients `pieces` has, or which `divergence`
-    compares at once, 0 for all, in so many `turns`. For `ahead` `summed` has the bytes of an element of the head's
-    gradients so far, and `copied` says that chunks are copies; for a `vocab-parallel` entropy, that the loss reads a
-    copy of the logits.
+    `tile` is the number of tokens whose logits `tiled` or `chunked` has at once (0: an eighth of all), whose gradients
+    `pieces` has, or which `divergence` compares at once, 0 for all, in so many `turns`. For `ahead` `summed` has the
+    bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for a `vocab-parallel`
+    entropy, for `rows` and for `selective`, that the loss reads a copy of the logits.
     `compiled`: the loss runs in kernels that `torch.compile` has fused.
     `nll` is the share of the rows that enter a cross entropy of their own, beside their log-probabilities; `shift_copy`
     then says whether that copies them.
+
+    `picked`: positions that do not enter the loss are cut off before the head, so that their logits never exist.
+    `aside` and `metrics` are bytes for each logit of the loss: those of further tensors that the caller's variables
+    keep as long as `held` says, and those that metrics take in passing once the loss is there. `hidden`: the outputs
+    also have every layer's input, and `outputs_fp32` says that they are cast to fp32 as they leave the model.
     """
 
     kind: LossKind
@@ -87,6 +92,11 @@ class Path:
     copied: bool = False
     compiled: bool = False
     nll: float = 0.0
+    picked: bool = False
+    aside: float = 0.0
+    metrics: float = 0.0
+    hidden: bool = False
+    outputs_fp32: bool = False
 
     @property
     def inside(self) -> bool:
@@ -221,7 +231,8 @@ class Stage:
 
     For `train`: `inside` is scored within the forward, while the role's graph is alive; `beside` trains at the same
     time on the same GPUs; `alternating` says that trained roles take turns micro-batch by micro-batch, so that the
-    gradients of each stay while the other runs.
+    gradients of each stay while the other runs. `joint` names a role whose forward runs before, and whose backward
+    after, in one graph with one optimizer; the role itself if it runs in two forwards of as many rows.
 
     For `serve`, `holds` names `weights` where the trained roles' weights are still on the GPU: until vLLM has started
     and generated. For `generate`, `sync` and `save`, `holds` names what the peak takes beside what is resident:
@@ -241,6 +252,7 @@ class Stage:
     engine: Awake = "asleep"
     inside: str = ""
     beside: str = ""
+    joint: str = ""
     alternating: bool = False
     holds: tuple[Holds, ...] = ()
     rows: int = 0
@@ -259,7 +271,8 @@ class Keeps:
 
     `roles` are the models of the job, `stages` one step in its order. `loading` names the roles, `rollout` among them
     where vLLM serves, in the order in which they arrive on the GPUs. `bare`: nothing but PyTorch allocates beside the
-    models, so that each block that FSDP 2 takes is known.
+    models, so that each block that FSDP 2 takes is known. `scores`: the sequences on a GPU for which generation returns
+    fp32 logits of every token of the response, which stay until the next generation has returned others.
     """
 
     roles: tuple[Role, ...]
@@ -269,6 +282,7 @@ class Keeps:
     deepspeed: DeepSpeed | None = None
     notes: tuple[str, ...] = ()
     bare: bool = False
+    scores: int = 0
 
     def without_rollout(self) -> Keeps:
         """The plan of the same job where nothing generates: responses come from elsewhere."""

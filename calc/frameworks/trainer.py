@@ -82,6 +82,23 @@ def path(s: Scenario, usual: Path) -> Path:
     return usual
 
 
+def early(s: Scenario) -> bool:
+    """True if the model casts its logits to fp32, as Transformers' do up to 4.45."""
+    return not at_least(s.versions["transformers"], "4.46")
+
+
+def own_loss(s: Scenario) -> Path:
+    """The loss of Transformers' models, `ForCausalLMLoss` (`loss/loss_utils.py`).
+
+    The cast to fp32 is in the model up to 4.45 (Mistral's own class up to 4.47) and in the loss since. Up to 4.48
+    logits were shifted by one position, which copies them unless there is a single sequence; since then labels are
+    shifted.
+    """
+    transformers = s.versions["transformers"]
+    wide = not at_least(transformers, "4.48") if s.architecture.family == "mistral" else early(s)
+    return Path("cross-entropy", head_fp32=wide, shift_copy=s.rows > 1 and not at_least(transformers, "4.49"))
+
+
 def selective(usual: Path) -> Path:
     """The loss path of TRL's `selective_log_softmax`, which takes the logsumexp of fp32 logits row by row.
 

@@ -1,4 +1,4 @@
-"""TRL 1.x's commands: `trl {sft,reward,dpo,kto,grpo}` with a file for accelerate, which names DDP, ZeRO or FSDP.
+"""TRL's commands since 0.19: `trl {sft,reward,dpo,kto,grpo}` with a file for accelerate, which names DDP, ZeRO or FSDP.
 
 Flags are fields of the trainers' configurations (`trl/trainer/*_config.py`, above Transformers' TrainingArguments),
 of `trl/trainer/model_config.py` and of the scripts. The accelerate file is the package's own of that kind
@@ -13,24 +13,33 @@ from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
 
 from calc.base.optimizers import OPTIMIZERS
+from calc.base.versions import at_least
 from calc.launch import shell
 from calc.launch.hugging_face import DEEPSPEED, deepspeed, device, mixed, optim, reentrant, synchronised, yaml
 from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own
 from calc.scenario.scenario import Scenario
 
-FIRST = "1"
+FIRST = "0.19"  # the first with grpo's --reward_funcs
 
 COMMANDS = {"sft": "sft", "rm": "reward", "dpo": "dpo", "kto": "kto", "grpo": "grpo"}
+# The first release with a command, where that is not the first of all.
+SINCE = {"rm": "0.24.0"}
 ACCELERATE, SERVER = "accelerate.yaml", "vllm_server.sh"
 BETA = 0.04  # GRPO's paper (DeepSeekMath, section 4.2); 0 leaves the reference out
 PORT = 29500
+EXPERIMENTAL = "0.26.0"  # trainers without a command moved there
 
 
 def launch(s: Scenario) -> Launch:
     """The command for `s` with its files; raises LaunchError if no flag says what the job cannot do without."""
     if s.task not in COMMANDS:
         allowed = f"allowed for a command of trl: {', '.join(COMMANDS)}"
-        raise LaunchError(f"task: given {s.task!r}, {allowed}; its trainer is a class of trl.experimental")
+        place = "trl.experimental" if at_least(s.framework_version, EXPERIMENTAL) else "trl.trainer"
+        raise LaunchError(f"task: given {s.task!r}, {allowed}; its trainer is a class of {place}")
+    if (first := SINCE.get(s.task)) and not at_least(s.framework_version, first):
+        allowed = ", ".join(task for task in COMMANDS if task not in SINCE)
+        given = f"task: given {s.task!r}, allowed for a command of trl {s.framework_version}: {allowed}"
+        raise LaunchError(f"{given}; trl {COMMANDS[s.task]} came with {first}")
     trainer = own(s, "actor") if s.rollout else s
     optim(trainer)
     command = shell.command(f"trl {COMMANDS[s.task]}", [*files_and_nodes(trainer), *flags(s, trainer)])
@@ -61,7 +70,8 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
     yield option("--dataset_name", Placeholder("DATASET", "name or path of the training data"))
     # DeepSpeed casts what was loaded, but 4-bit weights would be multiplied in the type that they were loaded in
     narrow = trainer.precision == "bf16" or (trainer.method == "qlora" and trainer.layout == "mixed")
-    yield option("--dtype", {"fp16": "float16"}.get(trainer.precision, "bfloat16") if narrow else "float32")
+    dtype = "--dtype" if at_least(s.framework_version, "0.23.0") else "--torch_dtype"
+    yield option(dtype, {"fp16": "float16"}.get(trainer.precision, "bfloat16") if narrow else "float32")
     yield option("--bf16", mixed(trainer) == "bf16")
     if mixed(trainer) == "fp16":
         yield option("--fp16", True)
@@ -129,7 +139,8 @@ def grpo(s: Scenario) -> Iterator[Words]:
     yield option("--vllm_mode", "colocate")
     yield option("--vllm_gpu_memory_utilization", s.rollout.gpu_memory_utilization)
     yield option("--vllm_tensor_parallel_size", s.rollout.tensor_parallel)
-    yield option("--vllm_enable_sleep_mode", s.rollout.sleep)
+    if at_least(s.framework_version, "0.23.0"):
+        yield option("--vllm_enable_sleep_mode", s.rollout.sleep)
 
 
 def one_node(s: Scenario) -> bool:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import assert_never
+from typing import assert_never, get_args
 
-from calc.autograd.polynomial import NO_BYTES, Amount, Segment, amount
+from calc.autograd.polynomial import Amount, Segment, amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
-from calc.base.plan import Path
+from calc.base.plan import Lasting, Path
 from calc.memory.activations import Program
 from calc.memory.linears import OUTPUTS, WIDTH
 from calc.memory.run import Run, dimensions
@@ -23,6 +23,10 @@ from calc.models.architecture import embedding_parameters
 V = of(V=1)
 ONE = Size({"": 1})
 
+# what a caller does with the outputs of a model whose own forward has the loss
+AFTER = ("outputs: to fp32", "metrics")
+# outputs that live longer than their own backward
+LASTING = get_args(Lasting)
 # pieces of a chunked loss (torchtune `modules/loss`, num_output_chunks)
 CHUNKS = 8
 # vocabulary entries of which verl's fused head sums, and whose gradients it makes, at a time (`vocab_per_split`)
@@ -35,26 +39,44 @@ class Head(Program):
     """Writes the lm_head and a loss on a tape."""
 
     held: Tensor | None = None
+    aside = NOTHING  # what the caller's variables keep with it
     before: Size | None = None  # what is saved before the loss, where that waits for another model
     grad = True
 
     def logits(self, path: Path) -> Tensor:
         """The head's output, soft-capped where the model does, as the model returns it."""
-        spread = V * (1 / self.arch.ranks)
-        x = self.linear("lm_head", self.gathered(self.input, "lm_head"), spread)
+        spread = self.whole_logits(path) * (1 / self.arch.ranks)
+        x = self.linear("lm_head", self.gathered(self.read(path), "lm_head"), spread)
         if self.arch.ranks > 1 and not self.run.sequences and not self.arch.megatron:
             # all ranks' logits, gathered one after another, then joined by a copy
             x = self.tape.op("logits: gather", [x], V, x.b, scratch=V * x.b)
         if self.arch.logits_scaled:
             x = self.tape.op("logits: scale", [x], x.width, x.b)
         if self.arch.softcap_logits:
-            x = self.tape.op("logits: over cap", [x], V, x.b)
-            x = self.tape.op("logits: tanh", [x], V, x.b, saves_out=True)
-            x = self.tape.op("logits: times cap", [x], V, x.b)
+            whole = self.whole_logits(path)
+            x = self.tape.op("logits: over cap", [x], whole, x.b)
+            x = self.tape.op("logits: tanh", [x], whole, x.b, saves_out=True)
+            x = self.tape.op("logits: times cap", [x], whole, x.b)
         self.tape.returns(self.input)
         if self.run.sequences:
             self.tape.hold(self.input)  # `last_hidden_state`, which the head itself keeps where it is not gathered
+        if not path.inside:
+            self.leave()
         return self.cast(x, 4, "logits") if path.head_fp32 else x
+
+    def whole_logits(self, path: Path) -> Size:
+        """The logits that the model returns, over the tokens of its input."""
+        return V * path.kept if path.picked else V
+
+    def read(self, path: Path) -> Tensor:
+        """The hidden states that the head reads: all, or those of the last positions (Transformers' `logits_to_keep`).
+
+        The slice is copied where the product sees a matrix, unless autocast copies it anyway.
+        """
+        if not path.picked:
+            return self.input
+        cast = self.autocast and self.input.b > self.c
+        return self.tape.op("hidden states: slice", [self.input], WIDTH * path.kept, self.input.b, view=cast)
 
     def write(self, path: Path) -> Tape:
         """The whole head with the loss of `path`."""
@@ -103,7 +125,10 @@ class Head(Program):
     def of_logits(self, path: Path, loss: Callable[[Tensor, Path], None]) -> Tape:
         """The head, what becomes of its logits on the way to `loss`, and `loss` itself."""
         tape = self.tape
-        x = self.divided(tape.hold(self.logits(path)), path)
+        whole = self.logits(path)
+        if not path.metrics:
+            tape.hold(whole)  # as long as the outputs, of which metrics take the place
+        x = self.divided(whole, path)
         nll = self.nll(x, path) if path.nll else None
         if sliced(path):
             # backward makes zeros of all positions, into which it copies
@@ -111,6 +136,9 @@ class Head(Program):
         if path.upcast:
             x = self.cast(x, 4, "logits")
         self.keep(x, path)
+        self.aside = x.width * path.aside
+        if path.aside and path.held not in LASTING:
+            tape.hold(tape.op("aside", [_detached(x)], x.width, path.aside))
         if path.entropy == "vocab-parallel":
             return self.beside_entropy(x, path, loss)
         loss(x, path)
@@ -118,7 +146,31 @@ class Head(Program):
         self.entropy(x, path)
         if nll:
             tape.op("loss", [tape.final, nll], ONE, 4)
+        self.measured(x, path)
         return tape
+
+    def leave(self) -> None:
+        """The model's forward ends, and with it an autocast of its own, whose copies only backward still needs."""
+        tape = self.tape
+        if self.run.wrapped and tape.cached:
+            tape.held = [t for t in tape.held if t not in tape.cached]
+            tape.returns(*tape.cached)
+
+    def measured(self, logits: Tensor, path: Path) -> None:
+        """What the caller's metrics take of the logits and beside them, once the loss is there, outside autograd.
+
+        A loss inside the model has its outputs cast to fp32 first, where Accelerate wraps the model: the caller reads
+        those.
+        """
+        if not (path.aside or path.metrics):
+            return
+        if path.inside:
+            self.leave()
+        tape, last, read = self.tape, self.tape.final, _detached(logits)
+        if path.outputs_fp32 and path.inside and logits.b < 4:
+            read = tape.op("outputs: to fp32", [read], logits.width, 4)
+        tape.op("metrics", [read], ONE, 4, scratch=logits.width * path.metrics)
+        tape.op("loss", [last], ONE, 4)
 
     def nll(self, x: Tensor, path: Path) -> Tensor:
         """`CrossEntropyLoss` of some rows of the logits without their last position, in the type that logits have.
@@ -138,7 +190,7 @@ class Head(Program):
         """The logits over the temperature."""
 
         def divide(view: bool, clones: Size = NOTHING) -> Tensor:
-            return self.tape.op("logits: divide", [x], V, x.b, view=view, backward_scratch=clones)
+            return self.tape.op("logits: divide", [x], self.whole_logits(path), x.b, view=view, backward_scratch=clones)
 
         match path.scaled:
             case "":
@@ -152,6 +204,14 @@ class Head(Program):
                 return divide(view=True, clones=x.size * 2)
             case other:
                 assert_never(other)
+
+    def variables(self, path: Path) -> Size:
+        """The outputs that the caller's variables keep, but for what waits for backward anyway."""
+        if self.held is None:
+            return NOTHING
+        saved = {t.storage for op in self.tape.ops for t in op.saves}
+        waits = path.held == "inside" and self.before is None and self.held.storage in saved
+        return self.aside if waits else self.held.storage.size + self.aside
 
     def keep(self, output: Tensor, path: Path) -> None:
         """Outputs that the caller references live through the whole backward, as if the first operation saved them."""
@@ -167,7 +227,7 @@ class Head(Program):
         logits for the softmax and for the logsumexp, whose cast is kept beside the probabilities; backward makes the
         product's gradients in fp32, then the logsumexp's as `logsumexp` here does, then the softmax's.
         """
-        tape, log_probability, wide = self.tape, self.tape.ops[-1].outs[0], x.width * 4
+        tape, log_probability, wide = self.tape, self.tape.final, x.width * 4
         match path.entropy:
             case "":
                 return
@@ -216,12 +276,14 @@ class Head(Program):
             tape.hold(self.input)
         if path.compiled:
             return self.fused_cross_entropy(x)
-        x = tape.hold(self.cast(x, 4, "logits"))
-        x = tape.hold(self.shifted(x, path))
+        wide = self.cast(x, 4, "logits")
+        x = self.shifted(wide, path)
+        own = wide, x
         # over a part of the vocabulary step by step (torch `distributed/tensor/parallel/loss.py`)
         shifted = x.size if self.run.sequences else NOTHING
         x = tape.op("log-softmax", [x], x.width, x.b, saves_out=True, scratch=shifted)
         tape.op("nll", [x], ONE, 4)
+        tape.returns(*own)
 
     def fused_cross_entropy(self, x: Tensor) -> None:
         """The loss as `torch.compile` has it: keeps the logits, and two numbers in fp32 of each position.
@@ -235,7 +297,11 @@ class Head(Program):
         """`F.log_softmax(logits).gather(labels)`, in the type that the logits have by then."""
         tape = self.tape
         x = self.shifted(x, path)
-        x = tape.hold(tape.op("log-softmax", [x], x.width, x.b, saves_out=True))
+        x = tape.op("log-softmax", [x], x.width, x.b, saves_out=True)
+        if not path.metrics:
+            tape.hold(x)
+        if path.aside and path.held in LASTING:
+            tape.ops[0].saves += (x,)  # a variable of the caller, too
         tape.op("gather", [x], ONE, x.b)
 
     def selective(self, x: Tensor, path: Path) -> None:
@@ -244,6 +310,7 @@ class Head(Program):
         Backward holds a row's two gradients beside what it has not released yet, then all rows' and their stack.
         """
         tape, row = self.tape, Size({}, {"V·S": path.kept})
+        x = self.contiguous(x, path)
         rows = tape.op("logits: rows", [x], x.width, x.b, view=True)
         if self.grad:
             kept = Tensor(x.width, x.b, apart=True)
@@ -299,7 +366,15 @@ class Head(Program):
 
     def rows(self, x: Tensor, path: Path) -> None:
         """`logsumexp` row by row: nothing of all rows in forward, their gradients and a stack of these in backward."""
+        x = self.contiguous(x, path)
         self.tape.op("logsumexp of rows", [x], ONE, x.b, saves=[x], backward_scratch=x.size)
+
+    def contiguous(self, x: Tensor, path: Path) -> Tensor:
+        """A copy of the positions that enter the loss, where the caller asks for one."""
+        own = [x] if sliced(path) else []
+        if not path.copied:
+            return x
+        return self.tape.hold(self.tape.op("logits: shift", [x], x.width, x.b, aliases=own))
 
     def divergence(self, x: Tensor, path: Path) -> None:
         """The generalised Jensen-Shannon divergence of GKD, between the student's and a teacher's distributions.
@@ -374,13 +449,16 @@ class Head(Program):
         """The head and its loss a piece at a time, so that whole logits never exist.
 
         `chunked`: eight pieces of the tokens, each recomputed for its backward, which adds a gradient of the whole head
-        into the one so far. `fused` (Liger `ops/fused_linear_cross_entropy.py`): forward makes both gradients at once,
-        of the input and of the head, in pieces of at most twice T·h/V rows.
+        into the one so far; or pieces of `tile` tokens, see `of_tokens`. `fused` (Liger
+        `ops/fused_linear_cross_entropy.py`): forward makes both gradients at once, of the input and of the head, in
+        pieces of at most twice T·h/V rows.
         """
         tape, c, trained = self.tape, self.c, self.run.trained
         head = Size({}, {"W_lm_head": 1}) if trained else NOTHING
         elements = self.elements["lm_head"] if trained else 0
         chunked = path.kind == "chunked"
+        if path.tile:
+            return self.of_tokens(path)
         x = tape.op("lm_head", [self.input], WIDTH, self.input.b, view=True, aliases=[self.input],
                     weight=0 if chunked else elements)  # fmt: skip
         if chunked:
@@ -392,6 +470,25 @@ class Head(Program):
         else:
             made = [Tensor(WIDTH, c), Tensor(head, c)]
             tape.op("fused loss", [x], ONE, 4, saves=made, scratch=WIDTH * (2 * c))
+        return tape
+
+    def of_tokens(self, path: Path) -> Tape:
+        """TRL's `chunked_nll`: pieces of some tokens that count, each run again for its backward, with its entropy.
+
+        Forward has a piece's logits and their log-softmax, its exponential and the product of both in fp32; 16-bit
+        weights are cast to fp32 for each piece, others by autocast. Backward has the log-softmax, two gradients of it
+        and the head's new gradient, in fp32 and in the type of the weights. Hidden states without the last position are
+        a copy, and those that count another. trl 1.7 `trainer/sft_trainer.py:_chunk`.
+        """
+        tape, b, c = self.tape, self.input.b, self.c
+        trained = self.elements["lm_head"] if self.run.trained else 0
+        piece = Size({}, {"V": path.tile * 4})
+        cast = Size({}, {"W_lm_head": 4 if b < 4 else 2 if c < b else 0})
+        made = Size({}, {"W_lm_head": (4 if b < 4 else 0) + b}) if trained else NOTHING
+        shifted = tape.op("hidden states: shift", [self.input], WIDTH, b)
+        x = tape.op("hidden states: pick", [shifted], WIDTH, b, saves=[Tensor(ONE, 8)])
+        tape.op("loss in pieces", [x], ONE, 4, saves=[x], scratch=piece * 4 + cast,
+                backward_scratch=piece * 3 + cast + made, weight=trained)  # fmt: skip
         return tape
 
     def of_chunks(self, path: Path) -> Tape:
@@ -500,7 +597,12 @@ class Head(Program):
 
 def sliced(path: Path) -> bool:
     """True if the loss reads a view of some positions."""
-    return path.cut == "slice" or path.kept < 1
+    return path.cut == "slice" or (path.kept < 1 and not path.picked)
+
+
+def _detached(x: Tensor) -> Tensor:
+    """The tensor outside autograd."""
+    return Tensor(x.width, x.b, differentiable=False, view_of=x)
 
 
 def written(run: Run, path: Path, *, grad: bool = True) -> Head:
@@ -521,8 +623,8 @@ def head(run: Run, path: Path) -> tuple[Segment, Amount, Amount]:
     program = written(run, path)
     dims = head_dimensions(run)
     alone = written(run, path, grad=False).tape if path.kind == "selective" else None
-    compiled = Segment(program.tape, dims, OUTPUTS, alone)
-    held = amount(program.held.size, dims) if program.held else NO_BYTES
+    compiled = Segment(program.tape, dims, (OUTPUTS, AFTER), alone)
+    held = amount(program.variables(path), dims)
     return compiled, held, compiled.saved if program.before is None else amount(program.before, dims)
 
 

@@ -56,7 +56,7 @@ def known(roles: Roles) -> bool:
     if len(stages) != 1 or stages[0].does not in ("train", "score"):
         return False
     return (
-        not stages[0].beside
+        not (stages[0].beside or stages[0].joint)
         and all(_known(own, roles.keeps.bare) and own.role.path.held != "inside" for own in placed)
         and len(placed) == 1 + bool(stages[0].inside)
     )

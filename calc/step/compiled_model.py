@@ -74,6 +74,8 @@ class Stack(NamedTuple):
     fsdp: int  # version of FSDP; 0: none
     bucket: int  # elements whose gradients are reduced together; 0: all at once, or each unit's
     residual: Amount  # one tensor of the residual stream
+    states: Amount  # one of the layers' inputs that the outputs have
+    converted: bool  # these are copies in fp32
     embedding_passing: Amount
     embedding_scratch: Amount
     dims: dict[str, int]
@@ -162,6 +164,8 @@ def stack(
         fsdp=fsdp,
         bucket=bucket,
         residual=amount(stream, dims),
+        states=amount(of(h=4 if path.outputs_fp32 else run.residual), dims) if path.hidden else NO_BYTES,
+        converted=path.outputs_fp32 and run.residual < 4,
         embedding_passing=amount(stream + whole, dims),
         embedding_scratch=amount(stream + whole + of(h=SORTING), dims),
         dims=dims,

@@ -12,6 +12,7 @@ from calc.base.ledger import Line
 from calc.base.plan import Held, Lasting, Path, Streams
 from calc.engines.replica import Place, Where
 from calc.memory.linears import OUTPUTS
+from calc.memory.loss import AFTER
 from calc.memory.run import Run
 from calc.scenario.words import Checkpointing
 from calc.step.compiled_model import Stack, Stop, stack
@@ -84,7 +85,30 @@ class Layout:
         """Logits of the previous micro batch that are still referenced during the `step` or the `next` forward."""
         if self.held == "forward" or self.held == "inside" or self.held == "backward":
             return []
-        return [Part("logits", self.stack.held, "loss#held")] if during in LASTING[self.held] else []
+        if during not in LASTING[self.held]:
+            return []
+        return [Part("logits", self.stack.held, "loss#held"), *self.states(self.stack.layers + 1)]
+
+    def states(self, number: int) -> list[Part]:
+        """So many of the layers' inputs that the outputs have."""
+        kept = self.stack.states
+        return [Part("activations", kept, "loss#held", number)] if number and kept.formula != "0" else []
+
+    def returned(self, *, grad: bool, inside: bool) -> list[Part]:
+        """The layers' inputs that the outputs have, at the head; `inside`: the model has not returned yet.
+
+        Those of checkpointed layers are what checkpointing keeps, unless they are cast to fp32 as they are returned.
+        """
+        stack = self.stack
+        if not grad:
+            return self.states(stack.layers + 1)
+        return self.states(stack.layers + 1) if stack.converted and not inside else []
+
+    def lasting(self, checkpoints: int) -> list[Part]:
+        """The layers' inputs that variables keep in backward, beside so many `checkpoints`."""
+        if self.held not in LASTING:
+            return []
+        return self.states(self.stack.layers + 1 - (0 if self.stack.converted else checkpoints))
 
     def bottom(self) -> list[Part]:
         """Activations kept below the first layer."""
@@ -138,12 +162,14 @@ class Layout:
         """The tensors that all layers keep once forward has passed them."""
         return self.lowest([block.number for block in self.stack.blocks], self.stack.layers, "head")
 
-    def waiting(self) -> list[Part]:
+    def waiting(self, *, spanned: bool | None = None) -> list[Part]:
         """Everything alive while another model's forward runs.
 
-        That is what backward needs, and the cache of an autocast that spans both forwards.
+        That is what backward needs, and the cache of an autocast that spans both forwards; `spanned` says whether one
+        does, where the model's own may not be all.
         """
-        cache = [] if self.stack.wrapped else self.casts(self.stack.casts)
+        spans = not self.stack.wrapped if spanned is None else spanned
+        cache = self.casts(self.stack.casts) if spans else []
         norm = Part("activations", self.stack.norm.saved, "activations#final-norm")
         held = [Part("logits", self.stack.held, "loss#held")] if self.held == "inside" else []
         return [*self.layers(), norm, Part("logits", self.stack.head_waiting, "loss#kept"), *held, *cache]
@@ -159,6 +185,8 @@ class Layout:
             return "head"
         if shot.name in CAPPED:
             return "loss"
+        if shot.name in AFTER:
+            return "outside"
         return "loss" if self.stack.loss_inside else "outside"
 
     def forward(self, *, grad: bool = True) -> Iterator[Instant]:
@@ -178,7 +206,7 @@ class Layout:
         for stop in {stop.kind: stop for stop in sorted(stack.stops)}.values():
             segment = stack.blocks[stop.kind].segment
             shots = (segment.once if self.recompute else segment.forward) if grad else segment.without_grad
-            kept = [*(self.below(stop, "forward") if grad else []), *before, *cast]
+            kept = [*(self.below(stop, "forward") if grad else self.states(stop.layer)), *before, *cast]
             for shot in shots:
                 yield instant(f"layer: {shot.name}", Where("layer", stop.layer, False), [*kept, *alive(shot)])
         if not stack.ends:
@@ -189,8 +217,10 @@ class Layout:
             # a loss that is computed after the turn: the new outputs have replaced the old ones by then
             over = [] if self.held == "turn" and where.segment == "outside" else before
             # an autocast of the model's own ends with its forward, and drops its copies
-            copies = [] if stack.wrapped and where.segment == "outside" else cached
-            everything = [*(self.layers() if grad else []), *over, *copies, *([norm] if grad else [])]
+            outside = where.segment == "outside"
+            copies = [] if stack.wrapped and outside else cached
+            there = self.returned(grad=grad, inside=not outside)
+            everything = [*(self.layers() if grad else []), *there, *over, *copies, *([norm] if grad else [])]
             yield instant(f"logits: {shot.name}", where, [*everything, *alive(shot, "logits", "logits")])
 
     def backward(self) -> Iterator[Instant]:
@@ -198,6 +228,7 @@ class Layout:
         stack = self.stack
         layers, held = self.layers(), Part("logits", self.outputs, "loss#held")
         norm = Part("activations", stack.norm.saved, "activations#final-norm")
+        layers += self.lasting(stack.layers)
         for shot in stack.head.backward if stack.ends else ():
             where = Where(self.place(shot), stack.layers, True, root=shot.gradients, making=shot.making)
             yield instant(f"loss: {shot.name}", where, [*layers, norm, *alive(shot, "logits", "logits")])
@@ -207,12 +238,13 @@ class Layout:
         last = stack.layers - 1
         for stop in stack.stops:
             segment = stack.blocks[stop.kind].segment
+            lasting = self.lasting(stop.layer + 1)
             sums = [Part("temporary", stack.layer_inputs, "activations#embedding")] if stop.layer < last else []
             sums += [Part("temporary", made, "activations#passing") for n, made in stack.lent if stop.layer < n]
-            below = [*self.below(stop, "backward"), *self.retained(stop), held, *sums]
+            below = [*self.below(stop, "backward"), *self.retained(stop), *lasting, held, *sums]
             if self.recompute:
                 gradient = Part("temporary", segment.waiting, "activations#passing")
-                again = [*self.below(stop, "again"), *self.retained(stop), held, *sums]
+                again = [*self.below(stop, "again"), *self.retained(stop), *lasting, held, *sums]
                 for shot in segment.again:
                     where = Where("layer", stop.layer, True, stack.root_trained, stop.above)
                     yield instant(f"recompute: {shot.name}", where, [*again, *alive(shot), gradient])
@@ -228,7 +260,7 @@ class Layout:
             yield self.embedding(stack.embedding_passing, sorting=False)
         if stack.fsdp or stack.bucket:
             where = Where("reduce", 0, True, stack.root_trained, stack.layers_trained, stack.embedding_own)
-            yield instant("reduction of the last gradients", where, [held])
+            yield instant("reduction of the last gradients", where, [held, *self.lasting(0)])
 
     def embedding(self, scratch: Amount, *, sorting: bool) -> Instant:
         """The end of backward: all gradients exist, and the embedding's is being made or, if tied, summed."""
@@ -244,7 +276,7 @@ class Layout:
             sorting,
         )
         parts = [Part("logits", self.outputs, "loss#held"), Part("temporary", scratch, "activations#embedding")]
-        return instant("embedding", where, parts)
+        return instant("embedding", where, [*parts, *self.lasting(0)])
 
 
 def alive(shot: Shot, saved: str = "activations", passing: str = "temporary") -> list[Part]:

@@ -301,7 +301,9 @@ class Placed(NamedTuple):
 def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
     """`role` of the job `s` under its engine."""
     own = s.role(role.model or role.name) or s
-    trained = any(role.name in (stage.role, stage.beside) for stage in keeps.stages if stage.does == "train")
+    trained = any(
+        role.name in (stage.role, stage.beside, stage.joint) for stage in keeps.stages if stage.does == "train"
+    )
     model = replica(own, role, trained=trained)
     frozen = replace(
         model,

@@ -19,8 +19,8 @@ from calc.engines.replica import TrainingEngine, Where
 from calc.engines.rollout import STARTING, Starting
 from calc.memory import kv_cache, runtime
 from calc.models.slices import chunk, part
-from calc.step import peaks, schedule_1f1b, schedule_megatron
-from calc.step.instants import Batch, Step
+from calc.step import peaks, placement, schedule_1f1b, schedule_megatron
+from calc.step.instants import Batch, Instant, Step
 from calc.step.placement import Placed
 from calc.step.roles import Roles
 from calc.step.tower import Seen
@@ -127,7 +127,7 @@ class Stages:
                 engine = "asleep"
             else:
                 for at, lines in self.placed[name].engine.loading():
-                    yield Candidate("load", f"{name}: {at}", [*there, *lines], engine)
+                    yield Candidate("load", f"{name}: {at}", [*there, *self.unjoined(name, lines)], engine)
                 there += self.arrived(name)
 
     def arrived(self, name: str) -> list[Line]:
@@ -135,18 +135,29 @@ class Stages:
         placed = self.placed[name]
         staying = {word for stage in self.roles.keeps.stages if stage.does == "serve" for word in stage.holds}
         leaves = placed.engine.replica.leaves - (staying if placed.trained else set())
-        loaded = [lines for _, lines in placed.engine.loading()][-1]
+        loaded = self.unjoined(name, [lines for _, lines in placed.engine.loading()][-1])
         return [line for line in loaded if placed.engine.goes(line) not in leaves]
 
     def beside(self, stage: Stage, *running: str) -> list[Line]:
         """The lines that the roles that do not run keep on the GPU."""
-        lines = []
+        lines = self.scores()
         for name, placed in self.placed.items():
             if name not in running:
                 lines += self.idle(placed)
                 if stage.alternating and placed.trained:
                     lines += [x for x in placed.engine.at(BETWEEN) if x.component == "gradients"]
         return lines
+
+    def scores(self, copies: int = 1) -> list[Line]:
+        """The logits that generation has returned, `copies` of them; none where it returns tokens alone."""
+        keeps, s = self.roles.keeps, self.roles.s
+        generates = next((stage.role for stage in keeps.stages if stage.does == "generate"), "")
+        if not keeps.scores or generates not in self.placed:
+            return []
+        found = self.placed[generates].engine.replica
+        values = {"k": copies, "n": keeps.scores, "R": s.response_len, "V": found.arch.vocab}
+        size = 4 * copies * keeps.scores * s.response_len * found.arch.vocab
+        return [Line("logits", generates, size, "4·k·n·R·V", values, "loss#held")]
 
     def idle(self, placed: Placed) -> list[Line]:
         """The lines that a role keeps on the GPU outside its own phases."""
@@ -155,18 +166,23 @@ class Stages:
             return []
         return [
             *([] if "weights" in placed.role.leaves else engine.weights()),
-            *engine.staying(),
+            *self.unjoined(placed.role.name, engine.staying()),
             *(engine.root() if placed.role.name in self.gathered else []),
         ]
+
+    def unjoined(self, name: str, lines: list[Line]) -> list[Line]:
+        """Less the buffers of a role in another one's graph, as one engine of DeepSpeed has those of both."""
+        joins = any(stage.joint == name != stage.role for stage in self.roles.keeps.stages)
+        return [line for line in lines if line.component != "communication"] if joins else lines
 
     def resident(self) -> int:
         """Bytes that are resident whenever a role trains, whatever it computes, and cannot leave for the host."""
         most = 0
         for stage in self.roles.keeps.stages:
             if stage.does == "train" and stage.role in self.placed:
-                there = self.beside(stage, stage.role, stage.beside)
-                for name in filter(None, (stage.role, stage.beside)):
-                    there += self.placed[name].engine.resident()
+                there = self.beside(stage, stage.role, stage.beside, stage.joint)
+                for name in dict.fromkeys(filter(None, (stage.role, stage.beside, stage.joint))):
+                    there += self.unjoined(name, self.placed[name].engine.resident())
                 most = max(most, staying(there))
         return most
 
@@ -186,7 +202,7 @@ class Stages:
         """The lines that a role has on the GPU while it computes without training."""
         if placed.role.shares:
             return []
-        return [*placed.engine.weights(), *placed.engine.staying()]
+        return [*placed.engine.weights(), *self.unjoined(placed.role.name, placed.engine.staying())]
 
     def score(self, stage: Stage) -> Moments:
         """The peak instant of a forward without gradient, with everything else that is on the GPU."""
@@ -210,12 +226,14 @@ class Stages:
     def train(self, stage: Stage) -> Moments:
         """Forward, backward and optimizer step of a role, and of another one that trains beside it."""
         name, placed = stage.role, self.placed[stage.role]
-        several = len(self.roles.keeps.roles) > 1 and not stage.inside and not placed.role.model
-        others = self.beside(stage, name, stage.beside, stage.inside)
+        several = len(self.roles.keeps.roles) > 1 and not (stage.inside or stage.joint) and not placed.role.model
+        others = self.beside(stage, name, stage.beside, stage.inside, stage.joint)
         if stage.beside:
             other = self.placed[stage.beside]
             _, lines = peaks.largest((at, lines) for _, at, lines in self.training(other, stage))
             others += [*other.engine.resident(), *lines]
+        if stage.joint and stage.joint != name:
+            others += self.unjoined(stage.joint, self.placed[stage.joint].engine.resident())
         kept = [*others, *placed.engine.resident()]
         for phase, at, lines in self.training(placed, stage):
             yield phase, f"{name}: {at}" if several else at, [*kept, *lines]
@@ -224,7 +242,47 @@ class Stages:
         """The peak instant of each phase of one role's update, without the resident tensors."""
         # a frozen role that is scored inside may have its root FSDP unit gathered already
         what = placed.role.name, stage, stage.inside in self.gathered
+        if stage.joint:
+            other = self.roles.placed[stage.joint]
+            return self.roles.training.once(what, lambda: [*self._together(placed, other)])
         return self.roles.training.once(what, lambda: [*self._training(placed, stage)])
+
+    def _together(self, placed: Placed, other: Placed) -> Moments:
+        """The peak instant of each phase of two forwards in one graph: the `other`'s comes first, its backward last.
+
+        Of one model that runs twice, the first backward leaves gradients that the second adds to.
+        """
+        first, second = self._step(other), self._step(placed)
+        twice, layout = placed is other, first.plan.layout
+        there = other.engine.at(Where("waiting", layout.stack.layers, False))
+        # the two run in one module, whose autocast spans both forwards
+        begun = [*first.lines(layout.waiting(spanned=not twice)), *there]
+        waiting = [*first.lines(layout.waiting(spanned=False)), *there]
+        over = [] if twice else second.lines(second.plan.layout.over("step"))
+        made = [] if twice else _complete(placed)
+        r, last = placed.engine.replica, other.engine
+        if twice:
+            adding = replace(r, micro_batches=max(2, r.micro_batches))
+            last = placement.engine(placed.s, adding, self.roles.keeps, unused=placed.role.finds_unused)
+
+        def peak(
+            own: Placed, step: Step, instants: Iterable[Instant], engine: TrainingEngine | None = None
+        ) -> tuple[str, list[Line]]:
+            at, lines = peaks.peak(engine or own.engine, step, instants)
+            return (at, lines) if twice else (f"{own.role.name}: {at}", lines)
+
+        yield "forward", *peaks.largest([
+            peak(other, first, first.plan.forward),
+            peaks.beside(begun, peak(placed, second, second.plan.forward)),
+        ])  # fmt: skip
+        yield "backward", *peaks.largest([
+            peaks.beside(waiting, peak(placed, second, second.backward())),
+            peaks.beside([*over, *made], peak(other, first, first.backward(), last)),
+        ])  # fmt: skip
+        at, lines = peaks.largest(placed.engine.stepping())
+        also = [] if twice else peaks.largest(other.engine.stepping())[1]
+        lasting = [] if twice else first.lines(layout.over("step"))
+        yield "step", at, [*over, *lasting, *also, *lines]
 
     def _training(self, placed: Placed, stage: Stage) -> Moments:
         engine, own = placed.engine, self._step(placed)
@@ -362,7 +420,10 @@ class Stages:
         token = self.roles.step(model, placed.s, last)
         at, lines = peaks.peak(placed.scorer, token, token.plan.scoring)
         cache = [kv_cache.dynamic(r.role, r.arch, total, b), *states, kv_cache.grown(r.role, r.arch, total, b)]
-        yield "rollout", f"last token: {at}", [*kept, *cache, *lines]
+        yield "rollout", f"last token: {at}", [*kept, *self.scores(), *cache, *lines]
+        if joined := self.scores(copies=2):
+            # one tensor of each token's logits; padded, it is copied once more
+            yield "rollout", "logits of the responses joined", [*kept, *joined]
 
     def sync(self, stage: Stage) -> Moments:
         """The instant at which the engine gets the new weights."""
@@ -377,6 +438,12 @@ class Stages:
         placed = self.placed[stage.role]
         held = [line for word in stage.handed if (line := placed.engine.handing(word)).bytes]
         return [*self.beside(stage, stage.role), *self.present(placed), *held]
+
+
+def _complete(placed: Placed) -> list[Line]:
+    """The gradients of a role once its backward has ended."""
+    _, lines = peaks.largest(placed.engine.stepping())
+    return [line for line in lines if line.component == "gradients"]
 
 
 def largest(moments: Iterable[Candidate]) -> list[tuple[Candidate, Sums]]:

@@ -109,7 +109,7 @@ def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None) -> list
                     synced_to.add(stage.role)
                     terms += synced(s, r, keeps.role(stage.role).model or stage.role)
             case "score" | "train":
-                for name in filter(None, (stage.role, stage.beside, stage.inside)):
+                for name in dict.fromkeys(filter(None, (stage.role, stage.beside, stage.joint, stage.inside))):
                     trained = stage.does == "train" and name != stage.inside
                     group = s.group(name) if s.placement == "separate" else ""
                     known = keeps.role(name).model or name

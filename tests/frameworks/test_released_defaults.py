@@ -364,54 +364,96 @@ def test_verl_states_libraries_that_it_allows(released: Released, version: str) 
 # ---------------------------------------------------------------------------------------------------------------- TRL
 
 # Fields by their module. per_device_train_batch_size and optim are in none: they are Transformers' TrainingArguments.
-SFT, DPO, REWARD, GRPO, BASE, MODEL_CONFIG = (
-    f"trainer/{name}_config" for name in ("sft", "dpo", "reward", "grpo", "base", "model")
+SFT, DPO, REWARD, KTO, GRPO, BASE, MODEL_CONFIG = (
+    f"trainer/{name}_config" for name in ("sft", "dpo", "reward", "kto", "grpo", "base", "model")
 )
+UTILS, SERVE, PPO = "trainer/utils", "scripts/vllm_serve", "experimental/ppo/ppo_config"
 SERVED = {"gpus": 2, "placement": "separate", "rollout.gpus": 1}
+AUTOCAST, LENGTH = {None: "autocast"}, {None: 512}
+FULL = {True: "full"}
 
 
-def of(module: str, name: str) -> dict[str, str]:
-    """A field of the only release that is known."""
-    return {"1.16.0": f"{module}.{name}"}
+def of(name: str, **modules: str) -> dict[str, str]:
+    """A field by the modules that have it: `since_0_14_0="trainer/dpo_config"`; "" where none has."""
+    named = {since.removeprefix("since_").replace("_", "."): module for since, module in modules.items()}
+    return {since: f"{module}.{name}" if module else "" for since, module in named.items()}
 
 
+def moved(kin: str, name: str, first: str, to: str) -> dict[str, str]:
+    """A field of a trainer that became experimental with the release `to`."""
+    return {first: f"trainer/{kin}_config.{name}", to: f"experimental/{kin}/{kin}_config.{name}"}
+
+
+ORPO = {"seq_len": "max_length", "lora.dropout": "disable_dropout"}
 TRL = (
-    Row("seq_len", of(SFT, "max_length"), scripts=("sft",)),
-    Row("seq_len", of(DPO, "max_length"), scripts=("dpo",)),
-    Row("seq_len", of(REWARD, "max_length"), scripts=("rm",)),
-    Row("packing", of(SFT, "packing"), scripts=("sft",)),
-    Row("checkpointing", of(BASE, "gradient_checkpointing"), {True: "full"}),
-    Row("precision", of(BASE, "bf16"), {None: "autocast"}),  # __post_init__: true unless fp16 is
-    Row("precision", of(MODEL_CONFIG, "dtype"), {"float32": "autocast"}),
-    Row("attention", of(MODEL_CONFIG, "attn_implementation"), {None: "sdpa"}),  # Transformers' choice
-    Row("double_quantization", of(MODEL_CONFIG, "use_bnb_nested_quant"), given={**LORA, "method": "qlora"}),
-    Row("lora.rank", of(MODEL_CONFIG, "lora_r"), given=LORA),
-    Row("lora.dropout", of(MODEL_CONFIG, "lora_dropout"), given=LORA, scripts=("sft", "grpo")),
-    Row("lora.dropout", of(REWARD, "disable_dropout"), {True: 0}, LORA, ("rm",)),
-    Row("lora.dropout", of(DPO, "disable_dropout"), {True: 0}, LORA, ("dpo",)),
-    Row("lora.dropout", of("trainer/kto_config", "disable_dropout"), {True: 0}, LORA, ("kto",)),
-    Row("lora.dropout", of("experimental/orpo/orpo_config", "disable_dropout"), {True: 0}, LORA, ("orpo",)),
-    Row("lora.dropout", of("experimental/cpo/cpo_config", "disable_dropout"), {True: 0}, LORA, ("simpo",)),
-    Row("lora.dropout", of("experimental/gkd/gkd_config", "disable_dropout"), {True: 0}, LORA, ("gkd",)),
-    Row("on_policy", of("experimental/gkd/gkd_config", "lmbda"), scripts=("gkd",)),
-    Row("seq_len", of("trainer/kto_config", "max_length"), scripts=("kto",)),
-    Row("seq_len", of("experimental/orpo/orpo_config", "max_length"), scripts=("orpo",)),
-    Row("seq_len", of("experimental/cpo/cpo_config", "max_length"), scripts=("simpo",)),
-    Row("lora.targets", of(MODEL_CONFIG, "lora_target_modules"), {None: "all-linear"}, LORA),
-    Row("response_len", of(GRPO, "max_completion_length"), scripts=("grpo",)),
-    Row("placement", of(GRPO, "vllm_mode"), {"colocate": None}, scripts=("grpo",)),  # what no framework need say
-    Row("rollout.engine", of(GRPO, "use_vllm"), {False: "hf"}, scripts=("grpo",)),
-    Row("rollout.n", of(GRPO, "num_generations"), scripts=("grpo",)),
-    Row("rollout.sleep", of(GRPO, "vllm_enable_sleep_mode"), scripts=("grpo",)),
-    Row("rollout.tensor_parallel", of(GRPO, "vllm_tensor_parallel_size"), scripts=("grpo",)),
-    Row("rollout.tensor_parallel", of("scripts/vllm_serve", "tensor_parallel_size"), {}, SERVED, ("grpo",)),
-    Row("rollout.gpu_memory_utilization", of(GRPO, "vllm_gpu_memory_utilization"), scripts=("grpo",)),
-    Row("rollout.gpu_memory_utilization", of("scripts/vllm_serve", "gpu_memory_utilization"), {}, SERVED, ("grpo",)),
-    Row("roles.reference", of(GRPO, "beta"), {0.0: "none"}, scripts=("grpo",)),
-)
+    Row("seq_len", of("max_seq_length", since_0_15_0=SFT, since_0_16_0="", ), scripts=("sft",)),
+    Row("seq_len", of("max_seq_length", since_0_9_2=SFT, since_0_15_0=""), {None: 1024}, scripts=("sft",)),
+    Row("seq_len", of("max_length", since_0_16_0=SFT), scripts=("sft",)),
+    Row("seq_len", of("max_length", since_0_9_2=DPO), LENGTH, scripts=("dpo",)),
+    Row("seq_len", of("max_length", since_0_7_11=REWARD), LENGTH, scripts=("rm",)),
+    Row("seq_len", of("max_length", since_0_8_0=KTO, since_0_26_0="", since_1_10_0=KTO), LENGTH, scripts=("kto",)),
+    Row("seq_len", moved("orpo", "max_length", "0.8.2", "0.26.0"), LENGTH, scripts=("orpo",)),
+    Row("seq_len", moved("cpo", "max_length", "0.9.6", "0.26.0"), LENGTH, scripts=("simpo",)),
+    Row("packing", of("packing", since_0_9_2=SFT), scripts=("sft",)),
+    # what TrainingArguments have until a configuration says otherwise
+    Row("checkpointing", of("gradient_checkpointing", since_0_22_0=SFT, since_0_29_0=BASE), FULL, scripts=("sft",)),
+    Row("checkpointing", of("gradient_checkpointing", since_0_22_0=DPO, since_0_29_0=BASE), FULL, scripts=("dpo",)),
+    Row("checkpointing", of("gradient_checkpointing", since_0_22_0=REWARD, since_0_29_0=BASE), FULL, scripts=("rm",)),
+    Row("checkpointing", of("gradient_checkpointing", since_0_22_0=GRPO, since_0_29_0=BASE), FULL, scripts=("grpo",)),
+    Row("precision", of("bf16", since_0_19_0=SFT, since_0_29_0=BASE), AUTOCAST, scripts=("sft",)),
+    Row("precision", of("bf16", since_0_19_0=DPO, since_0_29_0=BASE), AUTOCAST, scripts=("dpo",)),
+    Row("precision", of("bf16", since_0_19_0=REWARD, since_0_29_0=BASE), AUTOCAST, scripts=("rm",)),
+    Row("precision", of("bf16", since_0_19_0=GRPO, since_0_29_0=BASE), AUTOCAST, scripts=("grpo",)),
+    # fp32, as Transformers 4 loads where nothing is asked
+    Row("precision", of("torch_dtype", since_0_7_11=MODEL_CONFIG, since_0_19_0=""), {None: "fp32"}),
+    Row("precision", of("torch_dtype", since_0_19_0=MODEL_CONFIG, since_0_27_0=""), AUTOCAST),
+    Row("precision", of("dtype", since_0_27_0=MODEL_CONFIG), {"float32": "autocast"}),
+    Row("attention", of("attn_implementation", since_0_7_11=MODEL_CONFIG), {None: "sdpa"}),  # Transformers' choice
+    Row(
+        "double_quantization",
+        of("use_bnb_nested_quant", since_0_7_11=MODEL_CONFIG),
+        given={**LORA, "method": "qlora"},
+    ),
+    Row("lora.rank", of("lora_r", since_0_7_11=MODEL_CONFIG), given=LORA),
+    Row("lora.dropout", of("lora_dropout", since_0_7_11=MODEL_CONFIG), given=LORA, scripts=("sft", "grpo")),
+    Row("lora.dropout", of("lora_dropout", since_0_7_11=MODEL_CONFIG, since_0_14_0=""), {}, LORA, ("rm",)),
+    Row("lora.dropout", of("disable_dropout", since_0_14_0=REWARD), {True: 0}, LORA, ("rm",)),
+    Row("lora.dropout", of("disable_dropout", since_0_9_2=DPO), {True: 0}, LORA, ("dpo",)),
+    Row("lora.dropout", of("disable_dropout", since_0_12_0=KTO, since_0_26_0="", since_1_10_0=KTO),
+        {True: 0}, LORA, ("kto",)),
+    Row("lora.dropout", moved("orpo", "disable_dropout", "0.8.2", "0.26.0"), {True: 0}, LORA, ("orpo",)),
+    Row("lora.dropout", moved("cpo", "disable_dropout", "0.9.6", "0.26.0"), {True: 0}, LORA, ("simpo",)),
+    Row("lora.dropout", moved("gkd", "disable_dropout", "0.11.0", "0.26.0"), {True: 0}, LORA, ("gkd",)),
+    Row("on_policy", moved("gkd", "lmbda", "0.11.0", "0.26.0"), scripts=("gkd",)),
+    Row("lora.targets", of("lora_target_modules", since_0_7_11=MODEL_CONFIG), {None: "all-linear"}, LORA),
+    Row("prompt_len", of("max_prompt_length", since_0_14_0=GRPO, since_0_26_0=""), scripts=("grpo",)),
+    Row("response_len", of("max_completion_length", since_0_14_0=GRPO), scripts=("grpo",)),
+    Row("placement", of("vllm_mode", since_1_0_0=GRPO), {"colocate": None}, scripts=("grpo",)),  # need not be said
+    Row("rollout.engine", of("use_vllm", since_0_14_0=GRPO), {False: "hf"}, scripts=("grpo",)),
+    Row("rollout.n", of("num_generations", since_0_14_0=GRPO), scripts=("grpo",)),
+    Row("rollout.sleep", of("vllm_enable_sleep_mode", since_0_23_0=GRPO), scripts=("grpo",)),
+    Row("rollout.tensor_parallel", of("vllm_tensor_parallel_size", since_0_18_0=GRPO), scripts=("grpo",)),
+    Row("rollout.tensor_parallel", of("tensor_parallel_size", since_0_16_0=SERVE), {}, SERVED, ("grpo",)),
+    Row(
+        "rollout.gpu_memory_utilization",
+        of("vllm_gpu_memory_utilization", since_0_14_0=GRPO, since_0_16_0="", since_0_18_0=GRPO),
+        scripts=("grpo",),
+    ),
+    Row(
+        "rollout.gpu_memory_utilization", of("gpu_memory_utilization", since_0_16_0=SERVE), {}, SERVED, ("grpo",)
+    ),
+    Row("micro_batch", of("per_device_train_batch_size", since_0_14_0=GRPO, since_0_15_0=""), {1: 8}, {}, ("grpo",)),
+    Row("roles.reference", of("beta", since_0_14_0=GRPO), {0.04: None, 0.0: "none"}, scripts=("grpo",)),
+    Row("response_len", of("response_length", since_0_12_0=UTILS, since_0_27_0=PPO), scripts=("ppo",)),
+    Row(
+        "rollout.micro_batch",
+        of("local_rollout_forward_batch_size", since_0_12_0=UTILS, since_0_27_0=PPO),
+        scripts=("ppo",),
+    ),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("version", "script", "rows"), cases("trl", TRL, lambda version: trl.TASKS))
+@pytest.mark.parametrize(("version", "script", "rows"), cases("trl", TRL, trl.tasks))
 def test_trl_states_its_configurations(released: Released, version: str, script: str, rows: list[Row]) -> None:
     release = released("trl", version)
     for row in rows:
@@ -420,12 +462,82 @@ def test_trl_states_its_configurations(released: Released, version: str, script:
         compare(release, f"{path}: {name}", release.field(path, name), row, stated)
 
 
-@pytest.mark.parametrize("library", ["vllm", "transformers", "deepspeed"])
+@pytest.mark.parametrize("library", ["vllm", "transformers", "deepspeed", "accelerate"])
 @pytest.mark.parametrize("version", packaged("trl"))
 def test_trl_states_libraries_that_it_allows(released: Released, version: str, library: str) -> None:
-    release, pin = released("trl", version), trl.defaults("grpo", version, {})[f"versions.{library}"]
+    release, pin = released("trl", version), getattr(trl.RELEASES[version], library)
+    assert trl.defaults("sft", version, {}).get(f"versions.{library}", pin) == pin
+    if not pin:
+        assert not any("vllm" in name for name in release.members), f"{release.name} knows vLLM"
+        return
     allowed = release.requires(library, library)
     assert allowed.contains(pin), f"{release.name}, METADATA: {library} {allowed}; stated: {pin}"
+
+
+# What no field tells, as it is in a trainer's code: the words that each release's module has, or no longer.
+CODE = {
+    "trainer/dpo_trainer": {
+        "get_batch_logps": ("0.7.11", "0.12.0"),
+        "log_softmax(-1)": ("0.7.11", "0.15.0"),
+        "nll_loss = cross_entropy_loss(all_logits[:len_chosen]": ("0.9.6", "0.12.0"),
+        'output["mean_chosen_logits"]': ("0.12.0", "0.29.0"),
+        'model_kwargs["output_hidden_states"] = True': ("0.19.0", "0.29.0"),
+        "outputs.logits[..., :-1, :].contiguous()": ("0.29.0", "1.6.0"),
+        "torch.roll(input_ids, shifts=-1, dims=1)": ("0.14.0", "0.29.0"),
+        "create_reference_model(model)": ("0.7.11", "0.29.0"),
+        "fused_lm_head=True": ("1.15.0", ""),
+    },
+    "trainer/sft_trainer": {
+        "mean_token_accuracy": ("0.15.0", ""),
+        "gather_for_metrics(shift_logits)": ("0.15.0", "0.15.2"),
+        "entropy_from_logits(": ("0.22.0", "1.15.0"),
+        "patch_chunked_ce_lm_head(": ("1.6.0", "1.15.0"),
+        "fused_lm_head=True": ("1.15.0", ""),
+    },
+    "trainer/reward_trainer": {'model(\n            input_ids=inputs["input_ids_chosen"]': ("0.7.11", "0.24.0")},
+    "trainer/grpo_trainer": {
+        "log_softmax(dim=-1)": ("0.14.0", "0.15.0"),
+        "logits.div_(self.temperature)": ("1.0.0", "1.10.0"),
+        "split_tensor_dict(": ("0.17.0", ""),
+        'vllm_mode == "colocate"': ("0.18.0", ""),
+        "vllm_importance_sampling_correction": ("0.23.0", ""),
+    },
+    "trainer/utils": {
+        "def selective_log_softmax": ("0.15.0", ""),
+        "chunk_size: int = 128": ("0.23.0", ""),
+        "_fused_logprob_entropy(": ("1.14.0", ""),
+    },
+}
+
+
+@pytest.mark.parametrize("version", packaged("trl"))
+def test_trl_has_in_its_code_what_is_stated_of_it(released: Released, version: str) -> None:
+    """The turning points of `calc.frameworks.trl.paths` and `calc.frameworks.trl.rl`."""
+    release = released("trl", version)
+    for module, words in CODE.items():
+        if (path := f"trl/{module}.py") not in release.members:
+            continue
+        text = release.text(path)
+        for word, span in words.items():
+            first, end = span
+            there = at_least(version, first) and not (end and at_least(version, end))
+            assert (word in text) is there, f"{release.name}, {path}: {word} is {'not ' * there}there"
+
+
+@pytest.mark.parametrize("version", packaged("trl"))
+def test_trl_has_the_trainers_of_its_tasks_and_no_others(released: Released, version: str) -> None:
+    """A class in `trl.trainer` or `trl.experimental`; PPOTrainer means another one before 0.12."""
+    release = released("trl", version)
+    kin = {"rm": "reward", "simpo": "cpo"}
+    for task in trl.TASKS:
+        name = kin.get(task, task)
+        folders = "trainer", f"experimental/{name}"
+        there = any(f"trl/{folder}/{name}_trainer.py" in release.members for folder in folders)
+        if task == "ppo":
+            there = there and at_least(version, "0.12.0")
+        if task == "simpo":
+            there = there and at_least(version, "0.9.6")  # loss_type simpo
+        assert there is (task in trl.tasks(version)), f"{release.name}: {task}"
 
 
 # ---------------------------------------------------------------------------------------------------- nothing is left
@@ -440,7 +552,7 @@ UNTOLD = {
     | {"rollout.max_tokens_per_gpu"}  # a reference to the actor's
     | {"roles.reference.micro_batch", "roles.reward.precision", "roles.reward.offload.parameters"},
     "trl": IN_CODE
-    | {"micro_batch", "global_batch", "sharding", "offload.optimizer", "offload.parameters", "loss", "prompt_len"}
+    | {"global_batch", "sharding", "offload.optimizer", "offload.parameters", "loss"}
     | {
         "no_sync",
         "reentrant",
@@ -451,6 +563,9 @@ UNTOLD = {
         "roles.reward.sharding",
         "roles.teacher.precision",
         "roles.teacher.sharding",
+        "roles.reference.precision",
+        "roles.reference.sharding",
+        "roles.critic.method",
     },
 }
 

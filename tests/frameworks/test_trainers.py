@@ -249,7 +249,7 @@ def test_a_trainer_that_is_given_as_a_framework_is_named(given: str) -> None:
 
 
 def test_llamafactorys_dpo_keeps_the_policys_logits_while_the_reference_runs() -> None:
-    """In fp32, for its metrics, all positions of both sequences but the last, beside the log-softmax for backward."""
+    """In fp32, for its metrics, a slice without the last position, which keeps all, beside the log-softmax."""
 
     def waiting(trainer: str) -> int:
         s = run(trainer, task="dpo", seq_len=512, micro_batch=1, logprob="log-softmax-fp32", precision="bf16")
@@ -257,5 +257,5 @@ def test_llamafactorys_dpo_keeps_the_policys_logits_while_the_reference_runs() -
         (forward,) = (phase for phase in group.phases if phase.name == "forward")
         return sum(x.bytes for x in forward.moment.lines if x.source == "loss#held")
 
-    assert waiting("llamafactory") == 4 * 2 * 511 * 128_256
+    assert waiting("llamafactory") == 4 * 2 * 512 * 128_256
     assert waiting("axolotl") == 0

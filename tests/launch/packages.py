@@ -8,6 +8,7 @@ import argparse
 import ast
 import fcntl
 import functools
+import re
 import subprocess
 import sys
 import tarfile
@@ -23,7 +24,7 @@ from frameworks.released import LOADER, Release, Unreachable, read
 VERSIONS = {
     "openrlhf": ("0.11.0", "0.11.2"),
     "verl": ("0.9.0", "0.9.1"),
-    "trl": ("1.16.0",),
+    "trl": ("0.19.0", "0.24.0", "1.0.0", "1.16.0"),
     "transformers": ("5.23.0",),
     "accelerate": ("1.15.0",),
     "llamafactory": ("0.9.5",),
@@ -222,7 +223,7 @@ def members(release: Release, path: str, name: str) -> set[str]:
 def add(parser: Parser, of: Iterator[tuple[str, str, dict[str, Any]]], choices: dict[str, set[str]]) -> None:
     """Adds dataclass fields to a parser as HfArgumentParser does: by type, choices, and several for a list."""
     for name, annotation, told in of:
-        plain = annotation.removesuffix(" | None")
+        plain = re.sub(r"^Optional\[(.*)\]$", r"\1", annotation).removesuffix(" | None")  # earlier releases' way
         kind = TYPES.get(plain.removeprefix("list[").removesuffix("]"), str)
         allowed = told.get("choices") or choices.get(name)
         more: dict[str, Any] = {"nargs": "+"} if plain.startswith("list[") else {}
@@ -233,22 +234,27 @@ def add(parser: Parser, of: Iterator[tuple[str, str, dict[str, Any]]], choices: 
 
 
 @functools.cache
-def trl(packages: Packages, command: str) -> Parser:
+def trl(packages: Packages, command: str, version: str = "") -> Parser:
     """The command line of `trl <command>`."""
-    release, transformers = packages.release("trl"), packages.release("transformers")
-    named = {
-        node.args[0].value
-        for node in ast.walk(release.tree("trl/cli/commands/__init__.py"))
-        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)
-    }
+    release, transformers = packages.release("trl", version), packages.release("transformers")
+    if (cli := "trl/cli/commands/__init__.py") in release.members:
+        calls = [node for node in ast.walk(release.tree(cli)) if isinstance(node, ast.Call) and node.args]
+        named = {node.args[0].value for node in calls if isinstance(node.args[0], ast.Constant)}
+    else:  # before 0.29: `make_sft_parser(subparsers)`, which names a script of trl/scripts
+        text = release.text("trl/cli.py")
+        named = {name for name in re.findall(r"make_(\w+)_parser\(subparsers\)", text)}
     assert command in named, f"{release.name}: no command {command}"
     [config] = [name for name in ("SFT", "Reward", "DPO", "KTO", "GRPO") if name.lower() == command]
     training = "transformers/training_args.py"
     choices = {"optim": members(transformers, training, "OptimizerNames"), "vllm_mode": {"server", "colocate"}}
     parser = Parser()
     add(parser, fields(transformers, training, "TrainingArguments"), choices)
-    add(parser, fields(release, "trl/trainer/base_config.py", "_BaseConfig"), choices)
-    add(parser, fields(release, f"trl/trainer/{command}_config.py", f"{config}Config"), choices)
+    if (base := "trl/trainer/base_config.py") in release.members:  # since 0.29
+        add(parser, fields(release, base, "_BaseConfig"), choices)
+    # from 0.26 to 1.7 KTO's is experimental, and trl.trainer hands it on
+    folders = (f"experimental/{command}", "trainer")
+    own = next(p for f in folders if (p := f"trl/{f}/{command}_config.py") in release.members)
+    add(parser, fields(release, own, f"{config}Config"), choices)
     add(parser, fields(release, "trl/trainer/model_config.py", "ModelConfig"), choices)
     add(parser, fields(release, "trl/scripts/utils.py", "ScriptArguments"), choices)
     if command == "grpo":
@@ -261,10 +267,11 @@ def trl(packages: Packages, command: str) -> Parser:
 
 
 @functools.cache
-def vllm_serve(packages: Packages) -> Parser:
+def vllm_serve(packages: Packages, version: str = "") -> Parser:
     """The command line of `trl vllm-serve`."""
-    release = packages.release("trl")
-    assert '"vllm-serve"' in release.text("trl/cli/commands/vllm_serve.py")
+    release = packages.release("trl", version)
+    cli = next(path for path in ("trl/cli/commands/vllm_serve.py", "trl/cli.py") if path in release.members)
+    assert '"vllm-serve"' in release.text(cli)
     parser = Parser()
     add(parser, fields(release, "trl/scripts/vllm_serve.py", "ScriptArguments"), {})
     return parser

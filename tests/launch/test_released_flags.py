@@ -7,6 +7,7 @@ Skipped where the registry cannot be reached. What a package does not hold, or w
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -34,7 +35,8 @@ from calc.catalog.catalog import load
 from calc.launch import LaunchError, launch
 from calc.launch.shell import Launch
 from calc.launch.trl import ACCELERATE, BETA, DEEPSPEED, SERVER
-from calc.scenario.scenario import Scenario
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario, ScenarioError
 
 ATTENTION = {"flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager"}
 
@@ -66,6 +68,21 @@ def test_commands_say_the_scenario_in_words_of_the_release(packages: Packages, n
         except AssertionError as error:
             raise AssertionError(f"{error}\n{s.as_dict()}\n{found.command}") from None
     assert count > 500
+
+
+@pytest.mark.parametrize("version", ["0.19.0", "0.24.0", "1.0.0"])
+def test_commands_of_earlier_releases_of_trl_are_in_their_words(packages: Packages, version: str) -> None:
+    """`--torch_dtype` until 0.22, no `trl reward` until 0.23, no sleep until 0.22."""
+    count = 0
+    for data in itertools.islice(grid.trl(), 0, None, 97):
+        try:
+            s = parse({**data, "framework": f"trl=={version}"})
+            found = launch(s)
+        except (ScenarioError, LaunchError):
+            continue
+        count += 1
+        grid.same(check_trl(packages, s, found), s)
+    assert count > 50
 
 
 def hf(s: Scenario, name: str = "") -> str:
@@ -368,9 +385,11 @@ def check_trl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
         servers += grid.processes(found.files[SERVER].rstrip())
     assert program == "trl"
     assert command == {"rm": "reward"}.get(s.task, s.task)
-    args, left = trl(packages, command).parse_known_args(words)
+    args, left = trl(packages, command, s.framework_version).parse_known_args(words)
     assert left[0] == "--accelerate_config"
-    assert '"--accelerate_config"' in packages.release("trl").text("trl/cli/accelerate_config.py")
+    release = packages.release("trl", s.framework_version)
+    reads = ("trl/cli/accelerate_config.py", "trl/cli.py")  # the older one does
+    assert '"--accelerate_config"' in release.text(next(path for path in reads if path in release.members))
     node = accelerate(packages).parse_args([word.replace("${NODE_RANK}", "1") for word in left[2:]])
     said, files = vars(args), {name: yaml.load(text, Loader=LOADER) for name, text in found.files.items()}
     settings = files[left[1]]
@@ -413,15 +432,20 @@ def check_trl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
     return fields | generation(packages, s, said, servers)
 
 
+def loads(said: Mapping[str, Any]) -> str:
+    """The type that weights load in, a flag of another name before 0.23."""
+    return str(said.get("dtype", said.get("torch_dtype")))
+
+
 def precision(settings: Mapping[str, Any], said: Mapping[str, Any]) -> str:
     """Number formats from the type that weights load in, autocast, and who shards them."""
     if not said["bf16"]:
         assert settings["mixed_precision"] == "no"
-        return {"bfloat16": "bf16", "float32": "fp32"}[said["dtype"]]
+        return {"bfloat16": "bf16", "float32": "fp32"}[loads(said)]
     assert settings.get("mixed_precision", "bf16") == "bf16"
     placed = settings["distributed_type"]
     # four bits are multiplied in the type that was loaded, which DeepSpeed casts anyway
-    narrow = said["dtype"] == "bfloat16"
+    narrow = loads(said) == "bfloat16"
     assert not narrow or placed in ("NO", "MULTI_GPU") or (placed == "DEEPSPEED" and said.get("load_in_4bit"))
     return {"DEEPSPEED": "mixed", "FSDP": "fsdp-mixed"}.get(placed, "bf16" if narrow else "autocast")
 
@@ -494,11 +518,11 @@ def generation(packages: Packages, s: Scenario, said: Mapping[str, Any], servers
         return fields | {
             "rollout.tensor_parallel": said["vllm_tensor_parallel_size"],
             "rollout.gpu_memory_utilization": said["vllm_gpu_memory_utilization"],
-            "rollout.sleep": said["vllm_enable_sleep_mode"],
+            "rollout.sleep": said.get("vllm_enable_sleep_mode", False),
         }
     [[program, command, *words]] = servers
     assert (program, command) == ("trl", "vllm-serve")
-    args: argparse.Namespace = vllm_serve(packages).parse_args(words)
+    args: argparse.Namespace = vllm_serve(packages, s.framework_version).parse_args(words)
     assert args.model == said["model_name_or_path"]
     assert ("vllm_server_host" in said) == (s.gpus > s.gpus_per_node)
     return fields | {

@@ -202,6 +202,57 @@ def test_a_likelihood_of_half_the_rows_beside_log_probabilities() -> None:
     assert "nll: shift" not in logits(forward_of(tape(replace(path, shift_copy=False))))
 
 
+def test_metrics_take_copies_once_the_loss_is_there() -> None:
+    """trl 0.15.2 `trainer/sft_trainer.py`, `compute_loss`: bf16 logits cast by Accelerate, 4, and a copy without the
+    last position, 4, beside the log-softmax, 4. The loss has returned by then, and its fp32 cast is gone.
+    """
+    path = Path("cross-entropy", metrics=4, outputs_fp32=True)
+    made = tape(path)
+    forward = logits(forward_of(made))
+    assert forward["log-softmax"] == 2 + 4 + 4
+    assert forward["outputs: to fp32"] == 2 + 4 + 4
+    assert forward["metrics"] == 4 + 4 + 4
+    plain = logits(backward_of(tape(Path("cross-entropy"))))
+    assert {name: size for name, size in logits(backward_of(made)).items() if name != "loss"} == plain
+
+
+def test_positions_that_are_not_scored_have_no_logits_where_the_head_is_told() -> None:
+    """`logits_to_keep` (transformers `modeling_llama.py`): half of the logits, and no zeros of all in backward."""
+    picked, cut = (tape(Path("rows", kept=0.5, picked=told)) for told in (True, False))
+    assert logits(forward_of(picked))["lm_head"] == 1
+    assert logits(forward_of(cut))["lm_head"] == 2
+    assert logits(backward_of(picked)) == {"logsumexp of rows": 1 + 1 + 1, "lm_head": 1, "hidden states: slice": 0}
+    # the rows' gradients and their stack, each of half the positions, then zeros of all
+    assert logits(backward_of(cut)) == {"logsumexp of rows": 2 + 1 + 1, "logits: slice": 1 + 2, "lm_head": 2}
+
+
+def test_a_contiguous_copy_is_kept_in_place_of_the_outputs() -> None:
+    """trl 0.29 `trainer/dpo_trainer.py`: `outputs.logits[..., :-1, :].contiguous()`, of which each row is read."""
+    made = tape(Path("rows", head_fp32=True, kept=0.5, copied=True))
+    assert made.saved().tokens["V"] == 4 * 0.5
+    assert logits(forward_of(made))["logsumexp of rows"] == 4 + 2
+
+
+def test_tensors_beside_the_logits_live_as_long() -> None:
+    """trl 0.17 `trainer/kto_trainer.py`: logits that backward needs, 4, and copies, which wait for a reference."""
+    run = Run(LLAMA)
+    _, held, waiting = head(run, Path("rows", head_fp32=True, held="inside", aside=4))
+    assert (held.tokens, waiting.tokens) == (4 * run.arch.vocab, 4 * run.arch.vocab + 2 * run.arch.hidden)
+    # the outputs of a log-softmax wait apart from what it saves
+    _, held, _ = head(run, Path("log-softmax", head_fp32=True, held="inside"))
+    assert held.tokens == 4 * run.arch.vocab
+
+
+def test_pieces_of_so_many_tokens_have_their_logits_in_turn() -> None:
+    """trl 1.7 `trainer/sft_trainer.py`, `_chunk`, 256 tokens: four tensors of a piece, the head's weight in fp32."""
+    made = tape(Path("chunked", tile=256))
+    [forward] = [s.passing.fixed for s in forward_of(made) if s.name == "loss in pieces"]
+    [backward] = [s.passing.fixed for s in backward_of(made) if s.name == "loss in pieces"]
+    assert forward == {"V": 4 * 256 * 4, "W_lm_head": 4}
+    assert backward == {"V": 3 * 256 * 4, "W_lm_head": 4 + 4 + 2}
+    assert "V" not in made.saved().tokens
+
+
 def test_a_loss_puts_out_one_fp32_number_a_token() -> None:
     """4 bytes a token, beside the logits that flash-attn's kernel and nll read."""
     for path in (Path("cross-entropy"), Path("flash", head_fp32=True)):

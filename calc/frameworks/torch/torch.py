@@ -295,15 +295,12 @@ def _loss_path(s: Scenario) -> Path:
     the chosen sequences' cross entropy (its paper, section 4.3). GKD compares a student's logits, which its caller
     names, with a teacher's: TRL's `generalized_jsd_loss`.
 
-    Transformers cast logits to fp32 in the model up to 4.45 (Mistral's own class up to 4.47) and in the loss since. Up
-    to 4.48 logits were shifted by one position, which copies them unless there is a single sequence; since then labels
-    are shifted. Outputs under Accelerate's autocast are fp32, too. RL takes the log-probabilities of the response, cut
-    off behind the head.
+    Transformers cast logits to fp32 in the model up to 4.45. Outputs under Accelerate's autocast are fp32, too. RL
+    takes the log-probabilities of the response, cut off behind the head.
     """
     if s.task == "rm":
         return Path("scalar")
-    transformers = s.versions["transformers"]
-    early = not at_least(transformers, "4.46")
+    early = trainer.early(s)
     if s.task in PREFERENCE or s.task in RL:
         kind = "log-softmax" if s.logprob == "log-softmax-fp32" else s.logprob
         kept = s.response_len / s.seq_len if s.task in RL else (s.longest_len - 1) / s.longest_len
@@ -315,6 +312,4 @@ def _loss_path(s: Scenario) -> Path:
         return Path("divergence", head_fp32=wide, kept=(s.longest_len - 1) / s.longest_len, held="inside")
     if s.loss != "full":
         return Path(s.loss)
-    early = not at_least(transformers, "4.48" if s.architecture.family == "mistral" else "4.46")
-    shifts = s.rows > 1 and not at_least(transformers, "4.49")
-    return Path("cross-entropy", head_fp32=early, shift_copy=shifts)
+    return trainer.own_loss(s)

@@ -85,7 +85,8 @@ def _model(s: Scenario) -> Cell:
 
 def _does(job: Job, name: str) -> str:
     """A role's work in a step: `scores, trained`."""
-    done = [DOES[stage.does] for stage in job.keeps.stages if name in (stage.role, stage.beside) and stage.does in DOES]
+    at_work = [stage for stage in job.keeps.stages if name in (stage.role, stage.beside, stage.joint)]
+    done = [DOES[stage.does] for stage in at_work if stage.does in DOES]
     done += ["scores" for stage in job.keeps.stages if stage.inside == name]
     return ", ".join(dict.fromkeys(done)) or "nothing on the GPU"
 

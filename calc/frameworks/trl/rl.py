@@ -1,0 +1,352 @@
+"""TRL's GRPOTrainer and PPOTrainer by release: the half of `calc.frameworks.trl.trl` that generates.
+
+Files are named as there. PPOTrainer is that of 0.12 to 1.12 (trainer/ppo_trainer.py, since 0.26 experimental/ppo/):
+`ppov2_trainer.py` before 0.12, and the trainer of a policy with a value head before that, are loops of their users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import lcm
+from typing import Any
+
+from calc.base.plan import DeepSpeed, Holds, Keeps, Path, Role, Serving, Stage
+from calc.base.versions import at_least
+from calc.frameworks import trainer
+from calc.frameworks.constraints import segments_fault
+from calc.frameworks.releases import NOTHING, stated
+from calc.frameworks.trl import paths
+from calc.frameworks.trl.releases import GENERATING, PPO, SERVER
+from calc.scenario.scenario import Scenario
+from calc.scenario.words import DEEPSPEED, FSDP, Sharding
+
+# The first release with a task's trainer, and the first without it again.
+TASKS: Mapping[str, tuple[str, str]] = {"ppo": ("0.12.0", "1.13.0"), "grpo": ("0.14.0", "")}
+# The first release that shards a reference with FSDP (`prepare_fsdp`), by task: before, it lies whole on each GPU.
+SHARDS_REFERENCES = {"dpo": "0.17.0", "kto": "1.6.0", "grpo": "0.18.0"}
+COLOCATES = "0.18.0"  # vllm_mode colocate
+SERVES = "0.16.0"  # trl vllm-serve; before, the first rank's process has an engine on the GPU after the trainer's
+AT_ONCE = "0.17.0"  # a generation is one of a whole step's completions, before of a micro batch's
+STEPS = 8  # gradient_accumulation_steps of 0.14 (trainer/grpo_config.py)
+
+# the weights that a sharding gathers to hand them on, on top of those already there
+HANDED: Mapping[Sharding, tuple[Holds, ...]] = {"zero3": ("parameter",), "fsdp1": ("units",), "fsdp2": ("parameter",)}
+
+
+def trainers(given: Mapping[str, Any]) -> int:
+    """The number of GPUs that train: all, or those that a vLLM server leaves (vllm_mode server)."""
+    gpus = int(given.get("gpus", 1))
+    if given.get("placement", "colocated") == "colocated":
+        return gpus
+    return int(given.get("roles.actor.gpus") or max(1, gpus - int(given.get("rollout.gpus") or 0)))
+
+
+def defaults(task: str, version: str, given: Mapping[str, Any], least: int) -> dict[str, Any]:
+    """Defaults of RL alone; a generation batch is one optimizer step's completions, of which `least` run at once."""
+    if task == "ppo":
+        return of_ppo(version, given, least)
+    server = given.get("placement", "colocated") != "colocated"
+    values = stated(task, version, GENERATING, SERVER if server else NOTHING)
+    n = int(given.get("rollout.n", values["rollout.n"]))
+    if not at_least(version, "0.15.0"):
+        # a micro batch is of prompts, one of them, and each has n completions; eight are accumulated
+        values["micro_batch"] = int(given.get("micro_batch", n))
+        least = values["micro_batch"] * trainers(given) * STEPS
+    # n must divide the generation batch (trainer/grpo_config.py:1131): as few accumulation steps as do that
+    completions = int(given.get("global_batch", lcm(least, n)))
+    values |= {"global_batch": completions, "rollout.n": n, "rollout.batch": max(1, completions // n)}
+    return values
+
+
+def of_ppo(version: str, given: Mapping[str, Any], least: int) -> dict[str, Any]:
+    """Defaults of PPOTrainer: a rollout is one optimizer step's prompts, with one response each.
+
+    The critic is of the reward model, whose weights it starts from, and no PEFT model (examples/scripts/ppo/ppo.py).
+    """
+    values = stated("ppo", version, PPO)
+    responses = int(given.get("global_batch", least))
+    values |= {"global_batch": responses, "rollout.batch": responses}
+    if "roles.reward.model" in given:
+        values["roles.critic.model"] = given["roles.reward.model"]
+    if given.get("method", "full") != "full":
+        values["roles.critic.method"] = "full"
+    if given.get("sharding") in DEEPSPEED:
+        return values
+    placed = "ddp" if trainers(given) > 1 else "none"
+    narrow = given.get("precision") == "bf16"
+    for name in ("reference", "reward"):
+        # moved to the GPU as they are: no Accelerate around them (trainer/ppo_trainer.py, __init__)
+        values[f"roles.{name}.precision"] = "bf16" if narrow else "fp32"
+        values[f"roles.{name}.sharding"] = placed
+    return values
+
+
+def alone(role: str, given: Mapping[str, Any], known: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    """The defaults of a model that only DeepSpeed shards, and that loads in its checkpoint's type by Transformers 5.
+
+    Transformers 4 loads it in fp32, or as the policy. A reward model: trainer/grpo_trainer.py:1208; a teacher:
+    experimental/gkd/gkd_trainer.py:176-195, `prepare_model` with `evaluation_mode`.
+    """
+    if given.get("sharding") in DEEPSPEED:
+        return {}
+    narrow = at_least(str(known["versions.transformers"]), "5")
+    own = "bf16" if narrow else {"fsdp-mixed": "autocast"}.get(precision, precision)
+    return {f"roles.{role}.precision": own, f"roles.{role}.sharding": "ddp" if trainers(given) > 1 else "none"}
+
+
+def unsharded(task: str, version: str, given: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    """The defaults of a reference beside a policy under FSDP, where the release leaves it whole.
+
+    `prepare_model` with `evaluation_mode` moves it and puts autocast around it, no more.
+    """
+    if given.get("sharding") not in FSDP or at_least(version, SHARDS_REFERENCES.get(task, version)):
+        return {}
+    own = "autocast" if precision == "fsdp-mixed" else precision
+    return {"roles.reference.precision": own, "roles.reference.sharding": "ddp"}
+
+
+def refuse(s: Scenario) -> str | None:
+    """The reason why a trainer that generates cannot run `s`, in one line, or None."""
+    assert s.rollout
+    if not s.has("actor"):
+        return "roles.actor: given 'none', allowed with trl: the policy, which it trains"
+    if s.task == "ppo":
+        return _refuse_ppo(s)
+    engine, n, version = s.rollout.engine, s.rollout.n, s.framework_version
+    if engine == "none":
+        return "rollout.engine: given 'none', allowed with trl: hf, vllm"
+    if n < 2:  # trainer/grpo_config.py: "GRPO requires at least 2 generations per prompt"
+        return f"rollout.n: given {n}, allowed with trl: at least 2"
+    if fault := segments_fault(s) or _serving_fault(s):
+        return fault
+    step = s.micro_batch * s.gpus_of(s.group("actor"))
+    if s.rollout.batch * n % step:  # trainer/grpo_config.py:1103
+        return (
+            f"rollout.batch: given {s.rollout.batch} with rollout.n = {n}, allowed: completions that are a multiple of "
+            f"micro_batch x GPUs of the actor = {step}"
+        )
+    whole = s.micro_batch if not at_least(version, "0.15.0") else step
+    if not at_least(version, AT_ONCE) and whole % n:
+        # a micro batch has its own generation (trainer/grpo_trainer.py:317 of 0.15.2)
+        return (
+            f"rollout.n: given {n}, allowed with trl {version}: a divisor of the {whole} completions of a micro batch"
+        )
+    if s.placement == "separate":
+        if engine != "vllm":
+            return f"placement: given 'separate' with rollout.engine {engine!r}, allowed: with vllm, as a server"
+        for name in ("reference", "reward"):
+            if s.has(name) and "gpus" in s.roles[name]:
+                return (
+                    f"roles.{name}.gpus: given for a role of the trainer, allowed with trl: none, it shares the actor's"
+                )
+    return _other_reference(s)
+
+
+def _other_reference(s: Scenario) -> str | None:
+    own = s.role("reference")
+    if own and own.model != s.model:  # get_config_model_id(self.model.config)
+        return f"roles.reference.model: given {own.model!r}, allowed with trl for {s.task}: {s.model}, the policy's own"
+    return None
+
+
+def _serving_fault(s: Scenario) -> str | None:
+    """The reason why this release cannot have vLLM where `s` has it, in one line, or None."""
+    assert s.rollout
+    version = s.framework_version
+    if s.rollout.engine != "vllm":
+        return None
+    if s.placement == "colocated" and not at_least(version, COLOCATES):
+        return (
+            f"rollout.engine: given 'vllm' with placement colocated, allowed with trl {version}: hf, or vllm with "
+            "placement separate"
+        )
+    if not at_least(version, SERVES) and s.rollout.gpus > 1:  # LLM(device=...), trainer/grpo_trainer.py:404 of 0.15.2
+        return f"rollout.gpus: given {s.rollout.gpus}, allowed with trl {version}: 1, as one process has the engine"
+    if s.sharding in FSDP and not at_least(version, COLOCATES):
+        return (
+            f"sharding: given {s.sharding!r} with vllm, allowed with trl {version}: none, ddp, {', '.join(DEEPSPEED)}"
+        )
+    if s.rollout.sleep and not at_least(version, "0.23.0"):
+        return f"rollout.sleep: given true, allowed with trl {version}: false, until 0.23.0"
+    return None
+
+
+def _refuse_ppo(s: Scenario) -> str | None:
+    """The reason why PPOTrainer cannot run `s`, in one line, or None."""
+    assert s.rollout
+    version = s.framework_version
+    if s.rollout.engine != "hf":
+        return f"rollout.engine: given {s.rollout.engine!r}, allowed with trl for ppo: hf"
+    if s.placement == "separate":
+        return "placement: given 'separate', allowed with trl for ppo: colocated"
+    if s.rollout.n != 1:
+        return f"rollout.n: given {s.rollout.n}, allowed with trl for ppo: 1"
+    if s.lora and not at_least(version, "0.13.0"):
+        return f"method: given {s.method!r}, allowed with trl {version} for ppo: full; adapters came with 0.13.0"
+    for name in ("critic", "reward", "reference"):
+        if not s.has(name):
+            return f"roles.{name}: given 'none', allowed with trl for ppo: a model, as PPOTrainer takes all four"
+    return _other_reference(s)
+
+
+def unpacks(s: Scenario) -> int:
+    """Bytes of an unpacked 4-bit element while it multiplies, if its type is not that of other products; else 0.
+
+    Weights loaded as fp32 come back as fp32 (trainer/utils.py:265), which autocast casts for the product.
+    """
+    return 4 + 2 if (s.method, s.layout) == ("qlora", "autocast") else 0
+
+
+def reference(s: Scenario, path: Path) -> Role:
+    """The reference, built like the policy, or the policy itself without its adapters.
+
+    A copy of the policy is frozen (`create_reference_model`, until 0.28 in DPOTrainer, until 0.18 in GRPOTrainer), a
+    model of its own is not.
+    """
+    own = s.role("reference")
+    assert own
+    shares = bool(s.lora) and own.model == s.model
+    first = "0.19.0" if s.task == "grpo" else "0.29.0"
+    return Role("reference", path, path, s.rows, s.rows, root_stays=own.sharding == "fsdp1", shares=shares,
+                wrapped=trainer.wrapped(own), unfrozen=at_least(s.framework_version, first),
+                unpacks=unpacks(own))  # fmt: skip
+
+
+def grpo(s: Scenario, trained: Mapping[str, Any], deepspeed: DeepSpeed | None) -> Keeps:
+    """The plan of GRPO: roles in the order in which they load, and a step of sync, rollout, scores, update, checkpoint.
+
+    trainer/grpo_trainer.py, __init__: policy, vLLM, then reference and reward model move to the GPU. PyTorch's FSDP
+    leaves the root gathered after a forward (`_runtime_utils.py`); FSDP2 as Accelerate calls it does not.
+    """
+    assert s.rollout
+    version = s.framework_version
+    # labels of the prompt are -100: only the completion is scored (trainer/grpo_trainer.py:1498)
+    path = paths.grpo(s, s.rows)
+    root = s.sharding == "fsdp1"
+    actor = Role("actor", path, path, s.rows, s.rows, root_stays=root, **trained)
+    completions = s.rollout.batch * s.rollout.n // s.gpus_of(s.group("actor"))  # of one GPU
+    at_once = completions if at_least(version, AT_ONCE) else s.rows
+    others = [reference(s, path)] if s.has("reference") else []
+    if s.has("reward"):
+        # one forward over the whole generation batch (trainer/grpo_trainer.py, _calculate_rewards)
+        wrapped = trainer.wrapped(s)
+        others.append(Role("reward", Path("scalar"), Path("scalar"), at_once, at_once,
+                           wrapped=wrapped, unfrozen=True))  # fmt: skip
+    vllm = s.rollout.engine == "vllm"
+    zero3 = s.sharding == "zero3"
+    stages = []
+    if vllm:
+        # merging adapters needs all weights at once under ZeRO-3 (generation/vllm_generation.py:447); until 0.15 a
+        # state dict of all of them is made (trainer/grpo_trainer.py:489 of 0.15.2)
+        whole = zero3 and (s.lora or not at_least(version, SERVES))
+        gathered = ("whole",) if whole else HANDED.get(s.sharding, ())
+        stages += [Stage("sync", "actor", engine="weights", holds=gathered), Stage("serve", "rollout")]
+    else:
+        stages.append(Stage("generate", "actor", rows=at_once, holds=generating(s)))
+    inside = ""
+    if at_least(version, "0.15.0"):
+        stages += scores(s)
+    else:
+        # the policy's log-probabilities come first (`compute_loss`, trainer/grpo_trainer.py:349 of 0.14.0)
+        inside = next((role.name for role in others), "")
+        stages += [Stage("score", role.name) for role in others[1:]]
+    stages += [Stage("train", "actor", inside=inside), saving(s)]
+    return Keeps(
+        roles=(actor, *others),
+        stages=tuple(stages),
+        loading=("actor", *(["rollout"] if vllm else []), *(role.name for role in others if not role.shares)),
+        serving=serving(s, completions) if vllm else None,
+        deepspeed=deepspeed,
+    )
+
+
+def scores(s: Scenario) -> list[Stage]:
+    """The forwards without gradient between rollout and update."""
+    assert s.rollout
+    found = [Stage("score", "reward")] if s.has("reward") else []
+    if s.rollout.engine == "vllm" and at_least(s.framework_version, "0.23.0"):
+        # vllm_importance_sampling_correction true (trainer/grpo_trainer.py:2640)
+        found.append(Stage("score", "actor"))
+    return [*found, Stage("score", "reference")] if s.has("reference") else found
+
+
+def generating(s: Scenario) -> tuple[Holds, ...]:
+    """The weights that Transformers' generation gathers.
+
+    ds3_gather_for_generation true (trainer/grpo_config.py:498): ZeRO-3 gathers every weight. FSDP 1 gathers its root in
+    fp32 (`summon_full_params(recurse=False)`, trainer/grpo_trainer.py).
+    """
+    gathers: Mapping[Sharding, tuple[Holds, ...]] = {"zero3": ("whole",), "fsdp1": ("root",)}
+    return gathers.get(s.sharding, ())
+
+
+def saving(s: Scenario) -> Stage:
+    """The checkpoint.
+
+    Below stage 3 every rank copies the state dict to the host (accelerate accelerator.py:3926), else the first alone.
+    """
+    every = s.sharding in ("zero1", "zero2")
+    return Stage("save", "actor", holds=HANDED.get(s.sharding, ()), host="every" if every else "first",
+                 host_bytes=2 if s.layout in ("mixed", "bf16") else 4)  # fmt: skip
+
+
+def serving(s: Scenario, completions: int) -> Serving:
+    """vLLM in the trainer's own process (generation/vllm_generation.py:347), or `trl vllm-serve` on GPUs of its own.
+
+    Neither is given a length since 0.26.0, so vLLM takes the model's full context; before, the trainer's own engine
+    gets that of prompt and completion. CUDA graphs are captured. It sleeps at level 1 until 0.24.
+    """
+    assert s.rollout
+    release, version, length = s.versions["vllm"], s.framework_version, s.architecture.max_positions
+    if s.placement == "separate":
+        return Serving(release, length)
+    return Serving(
+        release,
+        length if at_least(version, "0.26.0") else s.seq_len,
+        max_num_seqs=completions * s.rollout.tensor_parallel,
+        max_num_batched_tokens=4096 if at_least(version, "0.19.0") else None,
+        sleep_level=2 if at_least(version, "0.25.0") else 1,
+        process="trainer",
+    )
+
+
+def ppo(s: Scenario, trained: Mapping[str, Any], deepspeed: DeepSpeed | None) -> Keeps:
+    """The plan of PPOTrainer: policy and critic in one graph, with one optimizer, beside reference and reward model.
+
+    `PolicyAndValueWrapper.forward` runs the critic's backbone before the policy. Generation returns the logits of every
+    token (`output_scores`, trainer/utils.py:generate), of which `train` keeps a padded copy in `logitss`, a variable,
+    until the next. `forward` and `get_reward` ask for all hidden states. Outputs stay variables until the `del` behind
+    the micro batches of a step.
+    """
+    assert s.rollout
+    responses = s.rollout.batch // s.gpus  # of one GPU
+    at_once = min(responses, s.rollout.micro_batch or responses)
+    own = paths.ppo(s, held="step" if s.accumulation == 1 else "next")
+    scored = paths.ppo(s)
+    scalar, states = Path("scalar", held=own.held), Path("scalar", hidden=True)
+    frozen: dict[str, Any] = {"wrapped": False, "unfrozen": True}
+    narrow = replace(scored, head_fp32=trainer.early(s), outputs_fp32=False)
+    roles = [
+        Role("actor", own, scored, s.rows, at_once, **trained),
+        Role("critic", scalar, states, s.rows, at_once, **trained),
+    ]
+    other = s.role("reference")
+    assert other
+    shares = bool(s.lora) and other.model == s.model
+    roles += [
+        Role("reference", narrow, narrow, at_once, at_once, shares=shares, **frozen),
+        Role("reward", states, states, at_once, at_once, **frozen),
+    ]
+    return Keeps(
+        roles=tuple(roles),
+        stages=(
+            Stage("generate", "actor", rows=at_once, holds=generating(s)),
+            *[Stage("score", name) for name in ("reference", "critic", "reward")],
+            Stage("train", "actor", joint="critic"),
+            saving(s),
+        ),
+        loading=tuple(role.name for role in roles if not role.shares),
+        deepspeed=deepspeed,
+        scores=responses,
+    )
