@@ -665,7 +665,7 @@ def test_a_card_without_rates_and_fp32_are_refused_in_a_line() -> None:
         (replace(gpu, bf16_tflops=None, fp16_tflops=None), "16-bit matrix rate"),
         (replace(gpu, bandwidth_gbs=None), "memory bandwidth"),
     ):
-        with pytest.raises(Unrated, match=rf"^gpu: no source gives the {word} of the A100"):
+        with pytest.raises(Unrated, match=rf"^gpu: no source states the {word} of the A100"):
             answer(SFT, bare)
     with pytest.raises(Unrated, match=r"^precision: given 'fp32'"):
         answer({**SFT, "precision": "fp32"})
