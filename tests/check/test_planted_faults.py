@@ -879,8 +879,8 @@ BESIDE_FAULTS = [
     Fault("torn file of answers", PEERS, put(after=b"]]}"), ": not YAML: "),
     Fault("no answers", PEERS, whole(b""), ": given nothing, allowed: a mapping of fields"),
     Fault("job without an address", UNSAID, swap("url: https://github.com", "url: github"), ": jobs[0].url: given '"),
-    Fault("job in words", UNSAID, swap("figure: true", "figure: maybe"), ": jobs[0].figure: given 'maybe', allowed: "),
-    Fault("job twice", UNSAID, swap("id: axo-glm45air", "id: axo-gemma4-31b"), ": jobs[1].id: given 'axo-gemma4-31b'"),
+    Fault("job in words", UNSAID, swap("figure: true", "figure: maybe"), ".figure: given 'maybe', allowed: "),
+    Fault("job twice", UNSAID, swap("id: lomo-t1-adamw-noac", "id: lomo-t1-adamw-ac"), ".id: given 'lomo-t1-adamw-ac'"),
     Fault(
         "unknown card of a stored peak", GOLDEN, swap('"gpu": "h100-sxm"', '"gpu": "h100-smx"'),
         ":1: gpu: given 'h100-smx', allowed: an id that",

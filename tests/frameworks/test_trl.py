@@ -433,7 +433,8 @@ BEFORE = {
         {"framework": "trl==0.15.2", "task": "ppo", "roles": {"critic": "none"}}, r"takes all four"
     ),
     "a tile's logsumexp before 1.15": (
-        {"framework": "trl==0.15.2", "task": "dpo", "logprob": "logsumexp"}, r"allowed with trl: selective in 0\.15\.2"
+        {"framework": "trl==0.15.2", "task": "dpo", "logprob": "logsumexp"},
+        r"allowed with trl: selective in release 0\.15\.2",
     ),
 }  # fmt: skip
 

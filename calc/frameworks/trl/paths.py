@@ -44,7 +44,7 @@ def kind(s: Scenario) -> LossKind:
 def sft(s: Scenario) -> Path:
     """The model's own loss, and since 0.15.0 a token accuracy of a copy of the logits without their last position.
 
-    0.15.0 and 0.15.1 gather these copies of all ranks (trainer/sft_trainer.py, `compute_loss`). 0.20.0 adds entropies,
+    0.15.0 and 0.15.1 gather these copies of all ranks (trainer/sft_trainer.py, `compute_loss`). 0.22.0 adds entropies,
     of one row at a time, which takes three more of it; since 0.23.0 of 128 tokens. 1.6.0 reads a slice, which the
     entropies copy where there are several rows. 1.7.0 cuts the loss into pieces of 256 tokens.
     """

@@ -189,7 +189,7 @@ def _absent(s: Scenario) -> str:
 
 
 def _ways(version: str) -> str:
-    return ", over tiles of the logits" if at_least(version, paths.FOLDED) else f" in {version}"
+    return ", over tiles of the logits" if at_least(version, paths.FOLDED) else f" in release {version}"
 
 
 def one_thread(s: Scenario) -> bool:

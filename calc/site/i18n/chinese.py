@@ -1851,7 +1851,7 @@ REFUSALS = {
     "a divisor of the {n} completions of a micro batch": "一个微批次的 {n} 个回答数的约数",
     "{tasks!}; its trainer came with {version}": "{tasks}；它的训练器自 {version} 起才有",
     "{tasks!}; its trainer went with {version}": "{tasks}；它的训练器自 {version} 起已移除",
-    "{names!} in {version}": "{version} 中为 {names}",
+    "{names!} in release {version!}": "{version} 版本中为 {names}",
     "an actor, which always trains": "一个 actor，它总要训练",
     "an actor, which it always trains": "一个 actor，它总要训练",
     "a critic, which gae needs": "一个 critic，gae 需要它",

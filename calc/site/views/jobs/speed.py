@@ -219,16 +219,14 @@ def _records(found: Sequence[Pace], table_id: str, caption: str, rests_on: str) 
     return Table(table_id, caption, columns, tuple(rows), rests_on, versions=answers.versions())
 
 
-OF = {"published": residuals, "measured": measured, "iterations": rl_iterations}
-
-
 def error(what: str, of: str = "published") -> float | None:
     """An error against `published` or `measured` steps, or `iterations` of RL.
 
     `what`: their `count`, the `median` error, the `worst`, or the share `within` a fifth. All but the count are in per
     cent; None if there are no such steps.
     """
-    sizes = [100 * abs(p.error) for p in OF[of]()]
+    found = {"published": residuals, "measured": measured, "iterations": rl_iterations}[of]()
+    sizes = [100 * abs(p.error) for p in found]
     known = {"count": len, "median": median, "worst": max, "within": _within}
     if what not in known:
         raise ValueError(f"no {what!r}; there is {', '.join(known)}")
