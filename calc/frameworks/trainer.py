@@ -87,6 +87,16 @@ def early(s: Scenario) -> bool:
     return not at_least(s.versions["transformers"], "4.46")
 
 
+def targets(s: Scenario) -> int:
+    """Tokens of a micro batch that have a next token to predict: all but each row's last."""
+    return s.rows * (s.longest_len - 1)
+
+
+def predicting(s: Scenario) -> float:
+    """The share of the positions whose logits are left where each row's last is cut off."""
+    return (s.longest_len - 1) / s.longest_len
+
+
 def own_loss(s: Scenario) -> Path:
     """The loss of Transformers' models, `ForCausalLMLoss` (`loss/loss_utils.py`).
 

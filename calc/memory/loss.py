@@ -45,15 +45,14 @@ class Head(Program):
 
     def logits(self, path: Path) -> Tensor:
         """The head's output, soft-capped where the model does, as the model returns it."""
-        spread = self.whole_logits(path) * (1 / self.arch.ranks)
-        x = self.linear("lm_head", self.gathered(self.read(path), "lm_head"), spread)
+        whole = self.whole_logits(path)
+        x = self.linear("lm_head", self.gathered(self.read(path), "lm_head"), whole * (1 / self.arch.ranks))
         if self.arch.ranks > 1 and not self.run.sequences and not self.arch.megatron:
             # all ranks' logits, gathered one after another, then joined by a copy
             x = self.tape.op("logits: gather", [x], V, x.b, scratch=V * x.b)
         if self.arch.logits_scaled:
             x = self.tape.op("logits: scale", [x], x.width, x.b)
         if self.arch.softcap_logits:
-            whole = self.whole_logits(path)
             x = self.tape.op("logits: over cap", [x], whole, x.b)
             x = self.tape.op("logits: tanh", [x], whole, x.b, saves_out=True)
             x = self.tape.op("logits: times cap", [x], whole, x.b)

@@ -482,9 +482,10 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
     if s.attention == "flash" and gpu.lacks_bf16:
         yield f"FlashAttention-2 does not run on the {gpu.name}, a {gpu.architecture} card: take sdpa"
     # flash-attn 2.8 `flash_api.cpp`: "FlashAttention forward only supports head dimension at most 256"
-    largest = max([s.architecture.at(spec).head_dim for spec, _ in layer_kinds(s.architecture)])
-    if s.attention == "flash" and s.architecture.broad and largest > SDPA_FLASH_HEAD:
-        yield f"FlashAttention-2 takes no heads of {largest}, as some layers of this model have: take sdpa"
+    if s.attention == "flash" and s.architecture.broad:
+        largest = max([s.architecture.at(spec).head_dim for spec, _ in layer_kinds(s.architecture)])
+        if largest > SDPA_FLASH_HEAD:
+            yield f"FlashAttention-2 takes no heads of {largest}, as some layers of this model have: take sdpa"
     # vllm-project/vllm issue 42756: wheels for CUDA 12.9 and 13 alone
     if gpu.before_turing and s.rollout and s.rollout.engine == "vllm" and at_least(s.versions.get("vllm", "0"), "0.21"):
         yield f"vLLM's wheels from 0.21 on have no kernels for the {gpu.name}: generate with rollout.engine hf"

@@ -300,16 +300,14 @@ def _loss_path(s: Scenario) -> Path:
     """
     if s.task == "rm":
         return Path("scalar")
-    early = trainer.early(s)
+    wide = trainer.early(s) or (s.trainer in ON_TRANSFORMERS and trainer.wrapped(s))
     if s.task in PREFERENCE or s.task in RL:
         kind = "log-softmax" if s.logprob == "log-softmax-fp32" else s.logprob
-        kept = s.response_len / s.seq_len if s.task in RL else (s.longest_len - 1) / s.longest_len
-        wide = early or (s.trainer in ON_TRANSFORMERS and trainer.wrapped(s))
+        kept = s.response_len / s.seq_len if s.task in RL else trainer.predicting(s)
         path = Path(kind, head_fp32=wide, upcast=s.logprob == "log-softmax-fp32", kept=kept)
         return trainer.likelihood(s, path) if s.task == "orpo" else path
     if s.task == "gkd":
-        wide = early or (s.trainer in ON_TRANSFORMERS and trainer.wrapped(s))
-        return Path("divergence", head_fp32=wide, kept=(s.longest_len - 1) / s.longest_len, held="inside")
+        return Path("divergence", head_fp32=wide, kept=trainer.predicting(s), held="inside")
     if s.loss != "full":
         return Path(s.loss)
     return trainer.own_loss(s)

@@ -41,6 +41,11 @@ def kind(s: Scenario) -> LossKind:
     return "log-softmax"
 
 
+def folded(s: Scenario) -> Path:
+    """The path of a head that is folded into the loss, over whole sequences."""
+    return Path("tiled", tile=min(TILE, trainer.targets(s)))
+
+
 def sft(s: Scenario) -> Path:
     """The model's own loss, and since 0.15.0 a token accuracy of a copy of the logits without their last position.
 
@@ -48,11 +53,11 @@ def sft(s: Scenario) -> Path:
     of one row at a time, which takes three more of it; since 0.23.0 of 128 tokens. 1.6.0 reads a slice, which the
     entropies copy where there are several rows. 1.7.0 cuts the loss into pieces of 256 tokens.
     """
-    version, b = s.framework_version, 4 if trainer.wrapped(s) or trainer.early(s) or s.layout == "fp32" else 2
+    version, b = s.framework_version, width(s)
     if at_least(version, FOLDED):
-        return Path("tiled", tile=min(TILE, s.rows * (s.longest_len - 1)))
+        return folded(s)
     if at_least(version, "1.7.0"):
-        return Path("chunked", tile=min(PIECE, s.rows * (s.longest_len - 1)))
+        return Path("chunked", tile=min(PIECE, trainer.targets(s)))
     copies = 0.0
     if at_least(version, "0.15.0"):
         copies = 1.0
@@ -77,9 +82,8 @@ def pairs(s: Scenario, *, scored: bool) -> tuple[Path, Path]:
     """
     version, b, early = s.framework_version, width(s), not at_least(s.framework_version, "0.12.0")
     if at_least(version, FOLDED):
-        tiled = Path("tiled", tile=min(TILE, s.rows * (s.longest_len - 1)))
-        return tiled, tiled
-    kept = (s.longest_len - 1) / s.longest_len
+        return folded(s), folded(s)
+    kept = trainer.predicting(s)
     own = Path(kind(s), head_fp32=wide(s), outputs_fp32=trainer.wrapped(s))
     if early:
         own = replace(own, kept=kept, shift_copy=True)
@@ -107,7 +111,7 @@ def measured(s: Scenario) -> float:
     if at_least(version, KERNEL):
         return b / 2
     copies = float(at_least(version, "1.6.0") and s.rows > 1)
-    return b * max(1 / 2, copies + entropies(s.rows * (s.longest_len - 1)))
+    return b * max(1 / 2, copies + entropies(trainer.targets(s)))
 
 
 def entropies(tokens: int) -> float:
@@ -127,9 +131,8 @@ def kto(s: Scenario) -> tuple[Path, Path]:
     """
     version, b = s.framework_version, width(s)
     if at_least(version, FOLDED):
-        tiled = Path("tiled", tile=min(TILE, s.rows * (s.longest_len - 1)))
-        return tiled, tiled
-    kept = (s.longest_len - 1) / s.longest_len
+        return folded(s), folded(s)
+    kept = trainer.predicting(s)
     own = Path(kind(s), head_fp32=wide(s), kept=kept, outputs_fp32=trainer.wrapped(s),
                shift_copy=kind(s) == "log-softmax" and s.rows > 1)  # fmt: skip
     mismatched = 0 if at_least(version, "0.17.0") else b
@@ -151,14 +154,14 @@ def whole(s: Scenario) -> Path:
     kernels/logprob_entropy.py:146). SimPO is CPOTrainer's loss_type simpo, whose cross entropy cpo_alpha, 1.0, leaves
     on (experimental/cpo/cpo_trainer.py:842). Accelerate's autocast makes the logits fp32.
     """
-    kept = (s.longest_len - 1) / s.longest_len
+    kept = trainer.predicting(s)
     found = trainer.likelihood(s, Path(kind(s), head_fp32=wide(s), kept=kept))
     return replace(found, shift_copy=True) if found.kind == "log-softmax" else found
 
 
 def compared(s: Scenario) -> Path:
     """The path of GKDTrainer: the student's whole logits, which wait for the teacher's (experimental/gkd/)."""
-    kept = (s.longest_len - 1) / s.longest_len
+    kept = trainer.predicting(s)
     return Path("divergence", head_fp32=wide(s), kept=kept, held="inside")
 
 

@@ -198,6 +198,12 @@ def unpacks(s: Scenario) -> int:
     return 4 + 2 if (s.method, s.layout) == ("qlora", "autocast") else 0
 
 
+def shares(s: Scenario) -> bool:
+    """True if the reference is the policy itself without its adapters."""
+    own = s.role("reference")
+    return bool(s.lora) and own is not None and own.model == s.model
+
+
 def reference(s: Scenario, path: Path) -> Role:
     """The reference, built like the policy, or the policy itself without its adapters.
 
@@ -206,9 +212,8 @@ def reference(s: Scenario, path: Path) -> Role:
     """
     own = s.role("reference")
     assert own
-    shares = bool(s.lora) and own.model == s.model
     first = "0.19.0" if s.task == "grpo" else "0.29.0"
-    return Role("reference", path, path, s.rows, s.rows, root_stays=own.sharding == "fsdp1", shares=shares,
+    return Role("reference", path, path, s.rows, s.rows, root_stays=own.sharding == "fsdp1", shares=shares(s),
                 wrapped=trainer.wrapped(own), unfrozen=at_least(s.framework_version, first),
                 unpacks=unpacks(own))  # fmt: skip
 
@@ -330,12 +335,7 @@ def ppo(s: Scenario, trained: Mapping[str, Any], deepspeed: DeepSpeed | None) ->
     roles = [
         Role("actor", own, scored, s.rows, at_once, **trained),
         Role("critic", scalar, states, s.rows, at_once, **trained),
-    ]
-    other = s.role("reference")
-    assert other
-    shares = bool(s.lora) and other.model == s.model
-    roles += [
-        Role("reference", narrow, narrow, at_once, at_once, shares=shares, **frozen),
+        Role("reference", narrow, narrow, at_once, at_once, shares=shares(s), **frozen),
         Role("reward", states, states, at_once, at_once, **frozen),
     ]
     return Keeps(

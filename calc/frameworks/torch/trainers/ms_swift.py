@@ -94,9 +94,9 @@ def path(s: Scenario, usual: Path) -> Path:
     distributions in turn, `TURN` tokens at once.
     """
     if s.task == "gkd":
-        tokens = s.rows * (s.longest_len - 1)
         if not at_least(s.versions["ms-swift"], TURNS_SINCE):
             return usual
+        tokens = trainer.targets(s)
         return replace(usual, tile=min(TURN, tokens), turns=-(-tokens // TURN))
     path = trainer.selective(usual)
     return trainer.likelihood(s, path) if s.task == "simpo" else path
