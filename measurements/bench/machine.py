@@ -44,7 +44,7 @@ class Machine:
     def plain_versions(self) -> dict[str, str]:
         """The versions that a scenario can name, without suffixes (`2.11.0+cu130`)."""
         found = {name: re.match(r"[0-9]+(\.[0-9]+)*", text) for name, text in self.versions.items()}
-        names = ("torch", "transformers", "peft", "bitsandbytes", "flash-attn", "deepspeed")
+        names = ("torch", "transformers", "peft", "bitsandbytes", "flash-attn", "deepspeed", "torchtitan")
         return {name: match[0] for name in names if (match := found.get(name))}
 
     @property

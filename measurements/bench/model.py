@@ -31,6 +31,12 @@ def attention(asked: str) -> tuple[str, str | None]:
     return "sdpa", "flash_attn is not installed: PyTorch's sdpa without a mask took its place"
 
 
+def notes(s: Mapping[str, Any]) -> list[str]:
+    """What the attention asked for gave way to, if to anything."""
+    note = attention(s["attention"])[1]
+    return [note] if note else []
+
+
 def _no_init() -> contextlib.AbstractContextManager[Any]:
     """Leaves new weights as they are; `_fill` sets them."""
     try:

@@ -40,6 +40,11 @@ SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "checkpointing": ("none", "selective", "full"),
     "loss": ("full",),
     "packing": (False,),
+    "trainer": ("own",),
+    "compile": ("none",),
+    "float8": ("none",),
+    "kernels": ("eager",),
+    "optimizer_in_backward": (False,),
 }
 ZERO: Mapping[str, tuple[Any, ...]] = {  # the values supported if DeepSpeed's engine runs the step
     "method": ("full", "lora"),
@@ -54,6 +59,20 @@ TRL: Mapping[str, tuple[Any, ...]] = {  # the values that the module `trl` suppo
     "checkpointing": ("none", "full"),
     "loss": ("full", "fused"),
 }
+TITAN: Mapping[str, tuple[Any, ...]] = {  # the values that the module `torchtitan` supports instead
+    "task": ("pretrain",),
+    "method": ("full",),
+    "precision": ("fsdp-mixed", "autocast"),
+    "optimizer": ("adamw",),
+    "sharding": ("none", "ddp", "fsdp2"),
+    "tensor_parallel": (1, 2, 4, 8),
+    "context_parallel": (1, 2, 4, 8),
+    "trainer": ("torchtitan",),
+    "compile": ("none", "model", "loss", "model-and-loss"),
+    "float8": ("none", "tensorwise", "rowwise", "rowwise_with_gw_hp"),
+    "optimizer_in_backward": (False, True),
+}
+MODULES = {"trl": "trl", "torchtitan": "torchtitan"}  # the modules that run steps, by framework or trainer
 # Assumptions on time: a share of the card's bf16 rate, and the seconds of a process before its first step. Only the
 # display of the time left and `--minutes` depend on them, and both are corrected by the cases already run.
 SHARE_OF_PEAK, TFLOPS_UNKNOWN, TFLOPS_CPU = 0.35, 100.0, 0.02
@@ -210,8 +229,13 @@ class Plan:
             return None
         s = self.scenario(case)
         scenario = s.as_dict()
-        trl = s.framework == "trl"
-        supported = {**SUPPORTED, **(ZERO if s.sharding in DEEPSPEED else {}), **(TRL if trl else {})}
+        trl, titan = s.framework == "trl", s.trainer == "torchtitan"
+        supported = {
+            **SUPPORTED,
+            **(ZERO if s.sharding in DEEPSPEED else {}),
+            **(TRL if trl else {}),
+            **(TITAN if titan else {}),
+        }
         for name, known in supported.items():
             given = scenario[name].partition("==")[0] if name == "framework" else scenario[name]
             if given not in known:
@@ -222,6 +246,8 @@ class Plan:
             return "not run: rows shorter than seq_len are not built here"
         if trl:
             return self._refuse_trl(s)
+        if titan:
+            return self._refuse_titan(s)
         if s.rollout and (s.rollout.engine != "none" or sum(s.has(name) for name in scenario["roles"]) > 1):
             return "not run: of RL one role's update or score is built here, without generation"
         for name, role in scenario["roles"].items():
@@ -241,6 +267,14 @@ class Plan:
         if s.rollout and (s.rollout.engine != "hf" or s.has("reward")):
             return "not run: GRPO with vLLM or a reward model is not built here"
         return None
+
+    def _refuse_titan(self, s: Scenario) -> str | None:
+        """The reason why torchtitan as installed cannot run a scenario whose fields are all supported, or None."""
+        installed = self.machine.versions.get("torchtitan")
+        if installed != s.versions["torchtitan"]:
+            return f"not run: torchtitan {s.versions['torchtitan']}, with {installed or 'none'} installed"
+        family = s.architecture.family
+        return None if family in ("llama", "qwen3") else f"not run: {family}, which torchtitan has no model of"
 
     def job(self, case: Case) -> dict[str, Any]:
         """The worker's job: the scenario in full, the configs of its models, and the limit on its memory."""
@@ -282,11 +316,12 @@ class Plan:
     def environment(self, case: Case) -> dict[str, str]:
         """Environment variables of the case's process; PyTorch before 2.9 read the first name."""
         setting = f"expandable_segments:{bool(case.scenario.get('expandable_segments'))}"
-        trl = str(case.scenario.get("framework")).startswith("trl")
+        names = (str(case.scenario.get("framework")).partition("==")[0], case.scenario.get("trainer"))
+        module = next((MODULES[name] for name in names if name in MODULES), None)
         return {
             "PYTORCH_CUDA_ALLOC_CONF": setting,
             "PYTORCH_ALLOC_CONF": setting,
-            **({"BENCH_STEPS": "trl"} if trl else {}),  # the module whose `Job` the worker runs
+            **({"BENCH_STEPS": module} if module else {}),  # the module whose `Job` the worker runs
         }
 
     def seconds(self, case: Case) -> float:

@@ -49,6 +49,11 @@ class Job:
         self.accumulation = s["global_batch"] // (s["micro_batch"] * s["gpus"])
 
     @property
+    def notes(self) -> list[str]:
+        """What differs from the scenario: another kernel of attention, where its own is not installed."""
+        return models.notes(self.s)
+
+    @property
     def parameters(self) -> int:
         """The number of parameters of the model as it is trained, adapters included, whole even if it is sharded."""
         return sum(getattr(p, "ds_numel", p.numel()) for p in self.model.parameters())

@@ -55,6 +55,11 @@ class Job:
         accelerator.clip_grad_norm_ = self._then("step", accelerator.clip_grad_norm_)
 
     @property
+    def notes(self) -> list[str]:
+        """What differs from the scenario: another kernel of attention, where its own is not installed."""
+        return models.notes(self.s)
+
+    @property
     def parameters(self) -> int:
         """The number of parameters of the model as it is trained, adapters included."""
         return sum(p.numel() for p in self.trainer.model.parameters())

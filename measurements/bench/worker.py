@@ -19,7 +19,10 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "flash-attn", "accelerate", "deepspeed", "trl")
+LIBRARIES = (
+    "torch", "transformers", "peft", "bitsandbytes", "flash-attn", "accelerate", "deepspeed", "trl", "torchtitan",
+    "torchao",
+)  # fmt: skip
 PROBE_CONFIG = {
     "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 4096, "max_position_embeddings": 2048,
@@ -65,15 +68,13 @@ def _line(error: BaseException) -> str:
 
 
 def _steps(job: Mapping[str, Any], device: Any, meter: Any) -> dict[str, Any]:
-    from .model import attention
     from .steps import WARM_UP
 
     work = _module().Job(job["scenario"], job["configs"], device, meter)
     seconds = work.run(job["steps"])
-    note = attention(job["scenario"]["attention"])[1]
     timed = seconds[WARM_UP:]
     return {
-        "notes": [note] if note else [],
+        "notes": work.notes,
         "observed": {
             "parameters": work.parameters,
             "steps": len(seconds),
