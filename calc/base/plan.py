@@ -20,6 +20,7 @@ Held = Literal["forward", "inside", "backward", Lasting]
 # The words of `Role`.
 Leaves = Literal["weights", "states"]
 Streams = Literal["", "each", "stash", "buffers"]
+Ends = Literal["", "kept", "freed"]
 Exchange = Literal["", "all-to-all", "all-gather", "ring"]
 
 # Parts of Megatron-core's layers that can be run again for their backward, see `calc.memory.megatron_again`.
@@ -73,7 +74,8 @@ class Path:
     `picked`: positions that do not enter the loss are cut off before the head, so that their logits never exist.
     `aside` and `metrics` are bytes for each logit of the loss: those of further tensors that the caller's variables
     keep as long as `held` says, and those that metrics take in passing once the loss is there. `hidden`: the outputs
-    also have every layer's input, and `outputs_fp32` says that they are cast to fp32 as they leave the model.
+    also have every layer's input, and `outputs_fp32` says that they are cast to fp32 as they leave the model. `looped`:
+    the training loop computes the loss, once the model has returned.
     """
 
     kind: LossKind
@@ -97,13 +99,14 @@ class Path:
     metrics: float = 0.0
     hidden: bool = False
     outputs_fp32: bool = False
+    looped: bool = False
 
     @property
     def inside(self) -> bool:
         """True if the loss runs in the model's own forward, and not in a schedule that keeps outputs for a turn."""
         match self.kind:
             case "cross-entropy" | "chunked" | "fused" | "cut" | "tiled" | "scalar":
-                return self.held != "turn"
+                return self.held != "turn" and not self.looped
             case "vocab-parallel" | "vocab-parallel-compiled" | "linear-entropy":
                 return True
             case (
@@ -150,15 +153,15 @@ class Role:
     `exchange`: the context-parallel communication of attention, `all-to-all` (Ulysses), `all-gather` of keys and values
     head by head, or PyTorch's `ring`.
 
-    `dropout`: dropout is on while the role trains.
-    `wrapped`: each forward runs under an autocast of its own, whatever the type of the weights. `unfrozen`: the weights
-    of a model that is only scored require gradients all the same, as they were loaded. `unpacks`: bytes per element of
-    a 4-bit weight while it multiplies; where it is 0, those of other products. `wide_embeddings`: 8-bit optimizers
-    leave the states of embeddings in 32 bits. `finds_unused`: DDP looks for parameters without a gradient.
-    `cut_scales`: the scales of 4-bit weights are sharded with them. `whole`: with sequence parallelism adapters of
-    linears that are cut see all positions. `masks`: the loader makes a mask of every pair of a sequence's positions.
-    `hooks`: checkpointing is switched on by Transformers, which makes input embeddings require a gradient then, a
-    vision tower's patches among them.
+    `dropout`: dropout is on while the role trains. `wrapped`: each forward runs under an autocast of its own, whatever
+    the type of the weights. `unfrozen`: the weights of a model that is only scored require gradients all the same, as
+    they were loaded. `unpacks`: bytes per element of a 4-bit weight while it multiplies; where it is 0, those of other
+    products. `wide_embeddings`: 8-bit optimizers leave the states of embeddings in 32 bits. `finds_unused`: DDP looks
+    for parameters without a gradient. `cut_scales`: the scales of 4-bit weights are sharded with them. `ends`: under
+    FSDP 2 the embedding is a unit of its own, and so are the final norm and the head, which stay gathered after forward
+    (`kept`) or do not (`freed`). `whole`: with sequence parallelism adapters of linears that are cut see all positions.
+    `masks`: the loader makes a mask of every pair of a sequence's positions. `hooks`: checkpointing is switched on by
+    Transformers, which makes input embeddings require a gradient then, a vision tower's patches among them.
 
     `streams`: how checkpoints leave for the host and come back, if they do: `each` on its own, `stash` (a few wait on
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
@@ -190,6 +193,7 @@ class Role:
     pageable: bool = False
     finds_unused: bool = False
     cut_scales: bool = False
+    ends: Ends = ""
     whole: bool = False
     masks: bool = False
     varlen: bool = False

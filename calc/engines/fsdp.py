@@ -1,7 +1,8 @@
 """PyTorch FSDP 2: every rank keeps a shard of each layer and gathers whole layers while they run.
 
 Each decoder layer is an FSDP unit; everything else (embedding, final norm, head) is the root FSDP unit, which stays
-gathered from its first use to the end of backward. Read in torch 2.13
+gathered from its first use to the end of backward, unless a trainer makes units of the embedding and of the head (see
+`calc.base.plan.Role`, `ends`). Read in torch 2.13
 `distributed/fsdp/_fully_shard/_fsdp_{param_group,collectives}.py`: a gather fills a buffer, which is copied out into
 the layer's own parameters and lives until the next gather; a reduction copies all gradients of a unit into one input.
 In backward the next layer is gathered by a hook on the output of the first forward, which reentrant checkpointing runs
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import assert_never
+from typing import Literal, assert_never
 
 from calc.base.ledger import Line, total
 from calc.base.plan import Handed
@@ -56,6 +57,11 @@ class Fsdp(Holder):
     def root_elements(self) -> int:
         """Elements of the root FSDP unit: embedding, final norm, head."""
         return _root_elements(self.replica.arch, self.replica.head)
+
+    @property
+    def end_elements(self) -> int:
+        """Elements of the final norm and the head, where they are a unit."""
+        return self.root_elements - self.replica.embedding
 
     @property
     def stepped(self) -> tuple[Tensor, ...]:
@@ -109,14 +115,51 @@ class Fsdp(Holder):
         yield "shards on the GPU", self.weights()
 
     def root(self) -> list[Line]:
-        """The root FSDP unit, which stays gathered after a forward that no backward follows."""
-        return [self.root_gathered(1)]
+        """The root FSDP unit, or the head's, which stays gathered after a forward that no backward follows."""
+        match self.replica.ends:
+            case "":
+                return [self.root_gathered(1)]
+            case "kept":
+                return [self.end_gathered("head", 1)]
+            case "freed":
+                return []
+            case other:
+                assert_never(other)
 
     def root_gathered(self, copies: int) -> Line:
         """The root FSDP unit in the compute type; two copies until the buffer it was gathered into is freed."""
         return communication.gathered(
             self.replica.role, "root group", self.root_elements, self.replica.run.compute, copies
         )
+
+    def end_gathered(self, which: Literal["embedding", "head"], copies: int) -> Line:
+        """The embedding's unit, or the head's, in the compute type."""
+        elements = self.replica.embedding if which == "embedding" else self.end_elements
+        return communication.gathered(self.replica.role, which, elements, self.replica.run.compute, copies)
+
+    def around(self, where: Where) -> list[Line]:
+        """What is gathered beside layers: the root, or the embedding's unit or the head's, where they are units.
+
+        Each is gathered when it runs: the embedding again in backward, ahead of its own, and for nothing.
+        """
+        if not self.replica.ends:
+            return self.root()
+        several = self.replica.ranks > 1
+        match where.segment:
+            case "outside" | "waiting":
+                return self.root()
+            case "norm" | "head" | "loss":
+                return [self.end_gathered("head", 2 if several and not where.backward else 1)]
+            case "layer" if where.layer or not where.backward:
+                return []
+            case "layer" | "end":
+                return [self.end_gathered("embedding", 1)]
+            case "gather" if several and not where.layer:
+                return [self.end_gathered("embedding", 1)]  # the buffer, until the first layer is gathered
+            case "gather" | "join" | "tower" | "reduce":
+                return []
+            case other:
+                assert_never(other)
 
     def states(self) -> list[Line]:
         """Shards of optimizer states."""
@@ -137,15 +180,24 @@ class Fsdp(Holder):
         if r.defers and r.accumulates:
             return [*lines, *max(self.last(where), self.before(where), key=total)]
         lines += self.pending(where)
-        if not self.offload and (where.above or r.accumulates):
-            lines.append(self.reduced(r.trainable if r.accumulates else where.above))
+        above, waiting = self.reduced_before(where)
+        if not self.offload and (above or r.accumulates):
+            lines.append(self.reduced(r.trainable if r.accumulates else above))
         lines += self.tied(where, r.run.compute)
         lines += self.whole_embedding(where, r.run.compute)
         if where.segment == "reduce":
-            lines += self.reducing_root()
-        elif unreduced := where.root + where.here:
+            lines += self.reducing_root(where)
+        elif unreduced := waiting + where.here:
             lines.append(gradients.unreduced(r.role, unreduced, r.run.compute))
         return lines
+
+    def reduced_before(self, where: Where) -> tuple[int, int]:
+        """Elements outside the layer at work whose gradients are reduced, and those that wait for their unit's.
+
+        The root unit's wait to the end of backward; a head's of its own are reduced before the layers'.
+        """
+        passed = where.segment in ("layer", "end") or (where.segment == "reduce" and not where.layer)
+        return (where.above + where.root, 0) if self.replica.ends and passed else (where.above, where.root)
 
     def at_once(self, where: Where) -> list[Line]:
         """Gradients where parameters step in backward: those of the layer at work, and shards of one unit that step.
@@ -155,11 +207,13 @@ class Fsdp(Holder):
         r, c = self.replica, self.replica.run.compute
         lines = [*self.pending(where), *self.tied(where, c), *self.whole_embedding(where, c)]
         if where.segment == "reduce":
-            return [*lines, *self.reducing_root()]
+            return [*lines, *self.reducing_root(where)]
         if where.segment in ("layer", "end") and where.above:
             above = 0 if where.segment == "end" else min(where.layer + 1, r.arch.layers - 1)
             lines += self.stepped_shards(self.layer(above), self.largest_in(above))
-        return [*lines, gradients.unreduced(r.role, where.root + where.here, c)]
+        elif where.segment == "layer" and r.ends:
+            lines += self.stepped_shards(self.end_elements, r.embedding)
+        return [*lines, gradients.unreduced(r.role, self.reduced_before(where)[1] + where.here, c)]
 
     def stepped_shards(self, unit: int, largest: int) -> list[Line]:
         """A rank's shards of a unit's gradients, and the temporaries of the step of the largest of them."""
@@ -222,6 +276,8 @@ class Fsdp(Holder):
                 return [self.reducing(self.adapter_layer or self.layer(0))]
             case "layer" if where.layer < self.replica.arch.layers - 1:
                 return [self.reducing(self.adapter_layer or self.layer(where.layer + 1))]
+            case "layer" if self.replica.ends:
+                return [self.reducing(self.end_elements)]
             case "layer" | "gather" | "join" | "norm" | "head" | "loss" | "outside" | "waiting" | "reduce":
                 return []
             case other:
@@ -246,9 +302,9 @@ class Fsdp(Holder):
         """The root unit and whole layers in the compute type: several copies of a layer while gathering runs ahead."""
         r, c = self.replica, self.replica.run.compute
         index = min(where.layer, r.arch.layers - 1)
-        lines = self.root()
+        lines = self.around(where)
         match where.segment:
-            case "reduce":
+            case "reduce" if not where.layer:
                 return []
             case "end" | "outside" | "waiting":
                 # the root's forward has ended, which frees the last gather's buffer
@@ -261,11 +317,13 @@ class Fsdp(Holder):
                 # the buffer of the unit before, the layer's own, and the parameters copied out of it
                 copies = 3
                 if r.ranks > 1 and not where.layer:
-                    # the unit before the first layer is the root
-                    lines, copies = [self.root_gathered(2)], 2
+                    # the unit before the first layer is the root, or the embedding
+                    lines, copies = lines if r.ends else [self.root_gathered(2)], 2
             case "layer":
                 copies = 2 if self.fetches(where) or not where.backward else 1
-            case "join" | "norm" | "head" | "loss":
+            case "norm" | "head" | "loss" if r.ends and not where.backward:
+                return lines  # the head's gather has freed the last layer's buffer
+            case "join" | "norm" | "head" | "loss" | "reduce":
                 copies = 1
             case other:
                 assert_never(other)
@@ -280,13 +338,18 @@ class Fsdp(Holder):
             lines.append(communication.gathered(r.role, "layers", self.layer(index), r.gathers or c, copies))
         return lines
 
-    def reducing_root(self) -> list[Line]:
-        """The root unit's reduction, either as its input is filled or once its output exists, whichever takes more."""
+    def reducing_root(self, where: Where) -> list[Line]:
+        """The root unit's reduction, either as its input is filled or once its output exists, whichever takes more.
+
+        Where it is no unit, the head's, above all layers, or the embedding's.
+        """
         r, c = self.replica, self.replica.run.compute
         if not r.run.trained:
             # adapters lie in layers alone: the lowest layer's are reduced last
             return [self.reducing(self.adapter_layer)]
         elements = self.root_elements
+        if r.ends:
+            elements = self.end_elements if where.layer else r.embedding
         # a loop's variable keeps the gradient of the unit's last parameter: an untied head (`foreach_reduce`)
         one = 0 if r.arch.tied or r.head != "lm" else r.embedding
         whole = self.reducing(elements)
@@ -299,7 +362,8 @@ class Fsdp(Holder):
         """Sharded gradients and the optimizer's temporaries; the root unit is no longer gathered."""
         r = self.replica
         if r.in_backward:
-            yield "optimizer step of the root unit", self.stepped_shards(self.root_elements, r.embedding)
+            last = r.embedding if r.ends else self.root_elements
+            yield "optimizer step of the root unit", self.stepped_shards(last, r.embedding)
         elif r.optimizer and self.offload:
             yield "optimizer step on the host", []
         elif r.optimizer:
@@ -338,7 +402,8 @@ class Fsdp(Holder):
         layers = [self.layer_of(spec) for spec, n in layer_kinds(r.arch) for _ in range(n)]
         if r.arch.vision:
             layers += [sum(t.elements for t in vision_tensors(r.arch, "blocks"))] * r.arch.vision.blocks.layers
-        groups = tuple(-(-elements // r.ranks) for elements in (*layers, self.root_elements))
+        outer = (r.embedding, self.end_elements) if r.ends else (self.root_elements,)
+        groups = tuple(-(-elements // r.ranks) for elements in (*layers, *outer))
         return (*groups, *self.adapters) if self.apart else groups
 
     @property

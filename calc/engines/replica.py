@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from calc.base.ledger import Line
-from calc.base.plan import Handed, Leaves, Path, Streams
+from calc.base.plan import Ends, Handed, Leaves, Path, Streams
 from calc.memory import gradients, optimizer, weights
 from calc.memory.host import ROUNDED, HostAllocator
 from calc.memory.optimizer import Optimizer
@@ -25,7 +25,7 @@ class Replica:
     `reduce_bytes`, with `defers` once a step. `leaves` names what moves to the host while other roles run, `weights` or
     the optimizer's `states`. `stays`: weights that FSDP gathers for the first micro batch of a step stay until the
     last, as do whole gradients. `pins`: the allocator of pinned host memory. `in_backward`: each parameter steps as
-    soon as its gradient is there, which then goes. `streams`: see `calc.base.plan.Role`. `gathers`: bytes of
+    soon as its gradient is there, which then goes. `streams` and `ends`: see `calc.base.plan.Role`. `gathers`: bytes of
     an element that FSDP gathers of a layer, 0 for the compute type's.
     """
 
@@ -57,6 +57,7 @@ class Replica:
     vision_adapter: int = 0  # adapter elements beside a vision tower's linears
     gathers: int = 0
     cut_scales: bool = False
+    ends: Ends = ""
 
     @property
     def accumulates(self) -> bool:

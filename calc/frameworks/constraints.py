@@ -375,7 +375,11 @@ def compile_fault(s: Scenario) -> str | None:
     if s.compile == "loss":
         return None
     arch, norms = s.architecture, s.architecture.norms
-    plain = arch.norm == "rms" and arch.gated and not (arch.experts or arch.mla or arch.parallel or arch.joined)
+    plain = (
+        arch.norm in ("rms", "kernel", "kernel-listed")
+        and arch.gated
+        and not (arch.experts or arch.mla or arch.parallel or arch.joined)
+    )
     plain = plain and arch.vision is None and not (arch.recurrent or arch.qk_norm_late) and arch.names.mlp == "mlp"
     if not plain or norms.attention_output or norms.mlp_output or arch.residual_dropout or arch.attention_sinks:
         return f"{given} with model {s.model}, allowed: none, loss; modelled for layers as Llama's"

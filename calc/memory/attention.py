@@ -41,6 +41,8 @@ class Attention(Linears):
 
     def turned(self, x: Tensor, name: str, tables: Sequence[Tensor] = ()) -> Tensor:
         """The operations of a rotation."""
+        if self.arch.rotation == "complex":
+            return self.turned_pairs(x, name)
         fp32 = self.arch.rotation == "fp32"
         b = 4 if fp32 else max(x.b, self.run.residual)
         passing, whole = x.width * (3 * b), x.width * b
@@ -51,6 +53,14 @@ class Attention(Linears):
         y = self.tape.op(name, [x], x.width, b, saves=tables, scratch=passing, backward_scratch=passing,
                          course=course, backward_course=back)  # fmt: skip
         return self.cast(y, x.b, name) if fp32 else y
+
+    def turned_pairs(self, x: Tensor, name: str) -> Tensor:
+        """Pairs of neighbours as complex numbers, times others of which the table consists; both types are fp32.
+
+        torchtitan 0.2.2 `models/llama3/model/model.py`, `apply_rotary_emb`.
+        """
+        wide = self.cast(x, 4, name)
+        return self.cast(self.tape.op(name, [wide], x.width, 4), x.b, name)
 
     def heads(self, x: Tensor, name: str) -> Tensor:
         """A view of each head; the gradient that rotation makes lies head by head, and is copied to lie by token."""

@@ -51,6 +51,10 @@ class Fused(Attention):
         inputs = self._parts or (x,)
         return self.tape.op(name, [x], x.width, x.b, saves=[*inputs, Tensor(rows, 4)], weight=weight)
 
+    def kernel_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
+        """The same: Inductor takes PyTorch's kernel apart."""
+        return self.rms_norm(x, name, rows)
+
     def whole(self, name: str, x: Tensor, out: Size) -> Tensor:
         """The product, in the format in which linears multiply; the head's is PyTorch's own."""
         narrow = "" if name in OUTPUTS else self.run.narrow

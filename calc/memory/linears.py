@@ -74,7 +74,8 @@ class Linears:
             return self.norm_kernel(x, name, rows)
         kinds = {
             "rms": self.rms_norm, "centred": self.centred_norm, "layer": self.layer_norm, "bare": self.bare_norm,
-            "one-plus": self.layer_norm,
+            "one-plus": self.layer_norm, "kernel": self.kernel_norm,
+            "kernel-listed": self.kernel_norm,
         }  # fmt: skip
         return kinds[self.arch.norm](x, name, rows) if name else x
 
@@ -104,6 +105,18 @@ class Linears:
         weight = self.elements.get(name, self.arch.norm_elements) if self.run.trained else 0
         over = [x] if "norm in place" in self.run.replaced else []
         return self.tape.op(name, [x], x.width, x.b, saves=[x, Tensor(rows, 4)], aliases=over, weight=weight)
+
+    def kernel_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
+        """PyTorch's own RMS norm: keeps its input and the scale of each row in fp32.
+
+        Before autocast knew it, an input of another type than the weight's went through many operations instead (torch
+        2.12 `autocast_mode.h`, `AT_FORALL_FP32`; 2.9 `native/layer_norm.cpp`, `rms_norm_composite`).
+        """
+        if not self.autocast or x.b == 4:
+            return self.norm_kernel(x, name, rows)
+        if self.arch.norm == "kernel-listed":
+            return self.norm_kernel(self.cast(x, 4, name), name, rows)
+        return self.rms_norm(x, name, rows)
 
     def centred_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
         """Cohere's: subtracts the mean twice, once to be squared and once to be scaled, and keeps both differences."""

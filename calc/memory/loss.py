@@ -278,10 +278,11 @@ class Head(Program):
         wide = self.cast(x, 4, "logits")
         x = self.shifted(wide, path)
         own = wide, x
-        # over a part of the vocabulary step by step (torch `distributed/tensor/parallel/loss.py`)
-        shifted = x.size if self.run.sequences else NOTHING
-        x = tape.op("log-softmax", [x], x.width, x.b, saves_out=True, scratch=shifted)
-        tape.op("nll", [x], ONE, 4)
+        # over a part of the vocabulary step by step: shifted logits, and a gradient that is the sum of two tensors
+        # (torch `distributed/tensor/parallel/loss.py`, `_nll_loss_and_log_softmax_backward`)
+        step = x.size if self.run.sequences else NOTHING
+        x = tape.op("log-softmax", [x], x.width, x.b, saves_out=True, scratch=step)
+        tape.op("nll", [x], ONE, 4, backward_scratch=step * 2)
         tape.returns(*own)
 
     def fused_cross_entropy(self, x: Tensor) -> None:

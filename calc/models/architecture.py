@@ -254,8 +254,9 @@ class Architecture:
     qk_norm_late: bool = False  # after the rotation (Hunyuan)
     norms: Norms = BEFORE
     # centred: the mean is taken off too; layer: PyTorch's own, of which bare has no weight (OLMo), and one-plus adds 1
-    # to the weight (Nemotron)
-    norm: Literal["rms", "centred", "layer", "bare", "one-plus"] = "rms"
+    # to the weight (Nemotron); kernel: PyTorch's own RMS norm in one kernel (torchtitan), which autocast runs in fp32
+    # where it is listed
+    norm: Literal["rms", "centred", "layer", "bare", "one-plus", "kernel", "kernel-listed"] = "rms"
     norm_fp32: bool = False  # a norm's weight multiplies in fp32, before the cast (Gemma), not after it (Llama)
     norm_bias: bool = False
     norm_power: bool = False  # the scale of a row is a power of its mean square, which keeps that (Gemma 4)
@@ -268,7 +269,8 @@ class Architecture:
     broad: Broad | None = None  # heads of layers that attend to all positions, if they are others
     parallel: bool = False  # attention and MLP both read the layer's input
     joined: bool = False  # both outputs are added up before the residual stream gets them (Falcon)
-    rotation: Literal["", "joined", "fp32"] = ""  # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2)
+    # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2); pairs are complex numbers in fp32 (torchtitan)
+    rotation: Literal["", "joined", "fp32", "complex"] = ""
     rotary_dim: int = 0  # of a head; the rest passes by and is joined again (Qwen3-Next); 0: all of it rotates
     output_gate: bool = False  # queries come with a gate, whose sigmoid weighs attention's output (Qwen3-Next)
     rotary_tables: int = 0  # elements of cos and sin per position, where each layer repeats them for itself (GLM)

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from calc.autograd.alloc_trace import Script, Writer
 from calc.autograd.tape import Tape
-from calc.base.plan import Held
+from calc.base.plan import Ends, Held
 from calc.base.units import MiB
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
@@ -121,14 +121,15 @@ class Blocks:
     """A role's model on one micro-batch, all in bytes; compared by identity, since `blocks` makes each only once.
 
     `weights` has every tensor that is held whole; where FSDP 2 shards them all, `units` has the layers and, last, the
-    root. `states` has the optimizer states of each trained tensor, `passing` what the optimizer's step allocates for
-    each, either all `at_once` or one by one. `stream` is the embedding's output, `tables` are cosines and sines.
-    `embedding` is the embedding's gradient, 0 where it gets none, `sorting` the scratch memory of that gradient; `tied`
-    says how a tied head's gradient is added to it: "in place" or "apart". `held`: how long outputs stay, a word of
-    `calc.base.plan.Path`. `beside`: where parameters step in backward, what the step of one allocates for each byte of
-    its gradient, which it then frees; else None. `inside`: the loss runs inside the model's own forward. `wrapped`: an
-    autocast begins and ends with each forward. `flats`: the model is in FSDP 1's flat parameters, `weights` and `units`
-    are empty. `buckets` are DDP's. `retains`: see `calc.memory.run.Run`.
+    root, or with `ends` (see `calc.base.plan.Role`) the embedding and the head. `states` has the optimizer states of
+    each trained tensor, `passing` what the optimizer's step allocates for each, either all `at_once` or one by one.
+    `stream` is the embedding's output, `tables` are cosines and sines. `embedding` is the embedding's gradient, 0 where
+    it gets none, `sorting` the scratch memory of that gradient; `tied` says how a tied head's gradient is added to it:
+    "in place" or "apart". `held`: how long outputs stay, a word of `calc.base.plan.Path`. `beside`: where parameters
+    step in backward, what the step of one allocates for each byte of its gradient, which it then frees; else None.
+    `inside`: the loss runs inside the model's own forward. `wrapped`: an autocast begins and ends with each forward.
+    `flats`: the model is in FSDP 1's flat parameters, `weights` and `units` are empty. `buckets` are DDP's. `retains`:
+    see `calc.memory.run.Run`.
     """
 
     weights: tuple[int, ...]
@@ -148,6 +149,7 @@ class Blocks:
     inside: bool
     wrapped: bool
     beside: float | None = None
+    ends: Ends = ""
     flats: Flats | None = None
     buckets: Buckets | None = None
     retains: bool = False
@@ -202,6 +204,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         held=r.path.held,
         inside=r.path.inside,
         wrapped=run.wrapped,
+        ends=r.ends if units else "",
         flats=flats,
         buckets=buckets,
         retains=optimizer is not None and run.retains,
@@ -346,13 +349,15 @@ def _assigned(sizes: Sequence[int], limits: Sequence[int]) -> Iterator[list[int]
 
 
 def _units(r: Replica) -> tuple[Unit, ...]:
-    """The units of the layers, and last of the root, which has all tensors outside the layers."""
+    """The units of the layers, and last of what lies outside them: the root, or the embedding and the head."""
     arch, own = r.arch, [*_in_order(r.arch, r.head)]
     layers = [layer_tensors(arch, spec) for spec in arch.specs]
     inside = {t.name for layer in layers for t in layer}
     adapters = [[*_adapters(r, spec)] for spec in arch.specs]
     root = [t for t in own if t.name not in inside]
-    return tuple(starmap(partial(_unit, r), [*zip(layers, adapters, strict=True), (root, [])]))
+    table = [t for t in root if t.kind == "embedding"] if r.ends else []
+    outer = [group for group in (table, [t for t in root if t not in table]) if group]
+    return tuple(starmap(partial(_unit, r), [*zip(layers, adapters, strict=True), *[(group, []) for group in outer]]))
 
 
 def _unit(r: Replica, own: Sequence[Tensor], adapters: Sequence[Tensor]) -> Unit:

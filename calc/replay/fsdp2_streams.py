@@ -21,10 +21,12 @@ class Shards:
 
     def __init__(self, m: Blocks, heap: Allocator) -> None:
         """Loads the units one after another, each whole before it is sharded."""
-        self.layers, self.root = m.units[:-1], m.units[-1]
+        self.ends = m.ends
+        self.layers, self.root = m.units[: -2 if m.ends else -1], m.units[-1]
+        self.embedding = m.units[len(self.layers)]  # the root, unless the head's unit is another
         self.heap, self.gathers, self.reduces = heap, heap.beside(), heap.beside()
         self.buffers: Taken = []  # buffers of gathers, the oldest first
-        self.copied: dict[int, Taken] = {}  # what is gathered, by layer; -1 is the root
+        self.copied: dict[int, Taken] = {}  # what is gathered, by layer; -1 is the root or the head, -2 the embedding
         self.reducing: Block = 0  # the input of the last reduction
         self.reduced: Taken = []  # this rank's gradients
         for unit in m.units:
@@ -57,11 +59,28 @@ class Shards:
         """Frees the oldest buffer."""
         self.gathers.give(self.buffers.pop(0))
 
+    def _outer(self, key: int, unit: Unit) -> None:
+        """Gathers a unit outside the layers, unless it has stayed gathered."""
+        if key not in self.copied:
+            self._gather(unit)
+            self.copied[key] = self.heap.take_all(unit.gathered)
+
     def begin(self) -> None:
-        """Begins the model's forward: gathers the root FSDP unit, unless it has stayed gathered."""
-        if -1 not in self.copied:
-            self._gather(self.root)
-            self.copied[-1] = self.heap.take_all(self.root.gathered)
+        """Begins the model's forward: gathers the root FSDP unit, or the embedding's."""
+        if self.ends:
+            self._outer(-2, self.embedding)
+        else:
+            self._outer(-1, self.root)
+
+    def embedded(self) -> None:
+        """Ends the forward of an embedding that is a unit."""
+        self.leave(-2)
+
+    def enter_head(self) -> None:
+        """Begins the forward of a final norm and a head that are a unit."""
+        self._outer(-1, self.root)
+        if len(self.buffers) > 1:
+            self._drop()
 
     def enter(self, layer: int) -> None:
         """Begins a layer's forward; the buffer of the gather before is freed once this one is copied out."""
@@ -75,11 +94,17 @@ class Shards:
         self.heap.give_all(self.copied.pop(layer))
 
     def end(self) -> None:
-        """Ends the model's forward; the root FSDP unit stays gathered."""
-        self._drop()
+        """Ends the model's forward; the root FSDP unit stays gathered, or the head's unless it is freed."""
+        if self.buffers:
+            self._drop()
+        if self.ends == "freed":
+            self.leave(-1)
 
     def turn(self) -> None:
         """Begins backward: the last layer is gathered ahead."""
+        if self.ends == "freed":
+            self._outer(-1, self.root)
+            self._drop()
         self._gather(self.layers[-1])
 
     def reenter(self, layer: int) -> None:
@@ -88,13 +113,20 @@ class Shards:
         self._drop()
         if layer:
             self._gather(self.layers[layer - 1])
+        elif self.ends:
+            self._gather(self.embedding)
+
+    def reenter_embedding(self) -> None:
+        """Begins the backward of an embedding that is a unit, which is gathered though nothing reads it."""
+        self.copied[-2] = self.heap.take_all(self.embedding.gathered)
+        self._drop()
 
     def reduce(self, layer: int, gradients: Taken, *, adding: bool) -> None:
         """Ends a unit's backward: joins and reduces its gradients; the input stays until the next reduction.
 
         `adding`: gradients of earlier micro batches exist, and this one's are added to them.
         """
-        unit = self.layers[layer] if layer >= 0 else self.root
+        unit = self.layers[layer] if layer >= 0 else self.root if layer == -1 else self.embedding
         self.leave(layer)
         self.wait()
         if unit.reducing:

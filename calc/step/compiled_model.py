@@ -72,6 +72,7 @@ class Stack(NamedTuple):
     ends: bool  # final norm, head and loss are here
     loss_inside: bool  # see `calc.base.plan.Path.inside`
     fsdp: int  # version of FSDP; 0: none
+    head_unit: bool  # final norm and head are a unit of FSDP 2, whose gradients are reduced before the layers'
     bucket: int  # elements whose gradients are reduced together; 0: all at once, or each unit's
     residual: Amount  # one tensor of the residual stream
     states: Amount  # one of the layers' inputs that the outputs have
@@ -90,6 +91,7 @@ def stack(
     fsdp: int = 0,
     checkpointing: Checkpointing = "none",
     bucket: int = 0,
+    head_unit: bool = False,
 ) -> Stack:
     """The compiled model; see `activations.kinds` for `masked`.
 
@@ -162,6 +164,7 @@ def stack(
         ends=arch.ends,
         loss_inside=path.inside,
         fsdp=fsdp,
+        head_unit=head_unit,
         bucket=bucket,
         residual=amount(stream, dims),
         states=amount(of(h=4 if path.outputs_fp32 else run.residual), dims) if path.hidden else NO_BYTES,

@@ -235,6 +235,10 @@ class Layout:
         for shot in stack.norm.backward if stack.ends else ():
             where = Where("norm", stack.layers, True, root=stack.head_trained + shot.gradients, making=shot.making)
             yield instant(f"final {shot.name}", where, [*layers, held, *alive(shot)])
+        if stack.head_unit:
+            where = Where("reduce", stack.layers, True, root=stack.root_trained)
+            stream = Part("temporary", stack.residual, "activations#passing")
+            yield instant("reduction of the head's gradients", where, [*layers, held, stream])
         last = stack.layers - 1
         for stop in stack.stops:
             segment = stack.blocks[stop.kind].segment
@@ -345,9 +349,10 @@ def plan(
     grouped: bool,
     bucket: int = 0,
     streams: Streams = "",
+    head_unit: bool = False,
 ) -> Plan:
     """The instants of a model run in one way; see `stack` for `masked`, `fsdp`, `bucket`, `uncovered` for `grouped`."""
-    compiled = stack(run, path, masked, trained, fsdp, checkpointing, bucket)
+    compiled = stack(run, path, masked, trained, fsdp, checkpointing, bucket, head_unit)
     return Plan(Layout(compiled, checkpointing != "none", path.held, streams), grouped)
 
 
@@ -392,9 +397,10 @@ def step(
     grouped: bool = False,
     bucket: int = 0,
     streams: Streams = "",
+    head_unit: bool = False,
 ) -> Step:
     """The step of one role on one micro batch; see `plan`."""
-    made = plan(run, path, trained, masked, checkpointing, fsdp, grouped, bucket, streams)
+    made = plan(run, path, trained, masked, checkpointing, fsdp, grouped, bucket, streams, head_unit)
     values: dict[str, float] = {**made.layout.stack.dims, "T": batch.tokens, "S": batch.length}
     if run.arch.delta:
         values["C"] = whole_chunks(batch.length)

@@ -240,6 +240,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         in_backward=trained and s.optimizer_in_backward,
         streams=role.streams if trained else "",
         gathers=1 if trained and s.float8_all_gather else 0,
+        ends=role.ends,
     )
 
 

@@ -75,6 +75,7 @@ class Roles(Memo):
             grouped=fsdp == 1 or (fsdp == 2 and not r.adds_singly),
             bucket=config.reduce_bucket if config and s.sharding in ("zero2", "zero3") else 0,
             streams=r.streams if r.optimizer else "",
+            head_unit=bool(r.ends and r.optimizer) and not r.defers,
         )
 
 

@@ -315,7 +315,8 @@ class Plan:
 
     def environment(self, case: Case) -> dict[str, str]:
         """Environment variables of the case's process; PyTorch before 2.9 read the first name."""
-        setting = f"expandable_segments:{bool(case.scenario.get('expandable_segments'))}"
+        whole = case.at(case.edge.step) if case.edge else case
+        setting = f"expandable_segments:{case.kind not in RATES and self.scenario(whole).expandable_segments}"
         names = (str(case.scenario.get("framework")).partition("==")[0], case.scenario.get("trainer"))
         module = next((MODULES[name] for name in names if name in MODULES), None)
         return {

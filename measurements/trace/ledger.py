@@ -1,9 +1,11 @@
 """Every allocation and release of a training step, in order, with the peak and the blocks alive at it."""
 
 import re
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -223,7 +225,7 @@ class Ledger(TorchDispatchMode):
         Returns None for any other operator. Sources: torch/csrc/autograd/input_buffer.cpp (`can_accumulate_inplace`),
         FunctionsManual.cpp (`isTensorSubclassLike`).
         """
-        if func is aten.add.Tensor:
+        if func is aten.add.Tensor and _by_engine():
             into, other = args
             same = isinstance(other, torch.Tensor) and into.shape == other.shape and into.dtype == other.dtype
             if same and not kwargs and _sole(into):
@@ -244,6 +246,14 @@ def _sole(tensor: torch.Tensor) -> bool:
     tensor_uses = tensor._use_count()  # type: ignore[attr-defined]
     storage_uses = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
     return tensor_uses <= _SOLE_TENSOR and storage_uses <= _SOLE_STORAGE
+
+
+def _by_engine() -> bool:
+    """True if autograd's engine adds by itself, and not Python code that it runs, as DTensor's parallel loss."""
+    frame: FrameType | None = sys._getframe()
+    while frame and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"
 
 
 def _in_backward() -> bool:

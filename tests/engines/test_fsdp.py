@@ -15,6 +15,7 @@ from jobs import FORWARD, LAYER, VH, P, at, engine, engine_of, in_layer, moments
 from strategies import scenarios
 
 from calc.base.optimizers import OPTIMIZERS
+from calc.base.plan import Ends
 from calc.engines.fsdp import Fsdp
 from calc.engines.replica import Where
 from calc.memory import host
@@ -83,6 +84,49 @@ def test_the_roots_reduction_takes_twelve_bytes_a_vocabulary_element() -> None:
     e = fsdp()
     assert total(e.at(REDUCE)) == 6 * ROOT + 4 * 32 * LAYER // 8
     assert 6 * ROOT == 12 * VH + 6 * 4096
+
+
+HEAD = VH + 4096  # the head and the final norm, where they are a unit
+
+
+def ends(how: Ends) -> Fsdp:
+    """The engine where the embedding and the head are FSDP units."""
+    e = fsdp()
+    return replace(e, replica=replace(e.replica, ends=how))
+
+
+def test_an_embedding_and_a_head_that_are_units_are_gathered_while_they_run() -> None:
+    """torchtitan 0.2.2 `models/llama3/infra/parallelize.py:apply_fsdp`; `post_forward` reshards, but the head's unit."""
+    e = ends("kept")
+    # the embedding's buffer, until the first layer's gather is copied out; then no more than layers
+    assert total(e.at(Where("gather", 0, False))) == 2 * VH + 2 * 2 * LAYER
+    assert total(e.at(GATHER)) == 3 * 2 * LAYER
+    assert total(e.at(FORWARD)) == 2 * 2 * LAYER
+    # its own buffer beside its parameters, until the model returns
+    assert total(e.at(Where("head", 32, False))) == 2 * 2 * HEAD
+    assert total(e.at(Where("outside", 32, False))) == 2 * HEAD
+    assert total(ends("freed").at(Where("outside", 32, False))) == 0
+    # in backward beside the buffer of the layer below
+    assert total(e.at(Where("norm", 32, True, HEAD))) == 2 * HEAD + 2 * LAYER + 2 * HEAD
+    # the embedding ahead of its backward, which does not read it
+    bottom = Where("layer", 0, True, HEAD, 31 * LAYER, LAYER)
+    assert at(e.at(bottom), "communication#gathered") == 2 * VH + 2 * LAYER
+
+
+def test_a_heads_own_unit_is_reduced_before_the_layers() -> None:
+    """The input in fp32 4r, the output 4r/N, and 2·V·h of the head's gradient, which a loop's variable still keeps.
+
+    Beside them the buffer of the layer below; then the output is left.
+    """
+    e = ends("kept")
+    assert total(e.at(Where("reduce", 32, True, HEAD))) == 2 * LAYER + 4 * HEAD + 4 * HEAD // 8 + 2 * VH
+    top = e.at(Where("layer", 31, True, HEAD, 0, LAYER))
+    assert at(top, "communication#reduce-scatter") == 4 * HEAD
+    assert at(top, "gradients#accumulated") == 4 * HEAD // 8
+    assert at(top, "gradients#unreduced") == 2 * LAYER
+    # what remains is the embedding
+    last = e.at(Where("reduce", 0, True, HEAD, 32 * LAYER, VH))
+    assert total(last) == 4 * VH + 4 * VH // 8 + 2 * VH + 4 * (32 * LAYER + HEAD) // 8
 
 
 def test_a_tied_embedding_sums_two_contributions_before_it_is_reduced() -> None:

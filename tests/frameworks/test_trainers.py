@@ -176,11 +176,11 @@ def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], 
     ("trainer", "fields", "path"),
     [
         ("torchtune", {}, Path("chunked-logits")),
-        ("torchtune", {"loss": "full"}, Path("cross-entropy", head_fp32=True)),
+        ("torchtune", {"loss": "full"}, Path("cross-entropy", head_fp32=True, looped=True)),
         ("torchtune", {"task": "dpo", "seq_len": 512},
          Path("log-softmax", head_fp32=True, scaled="copy", kept=511 / 512)),
         ("torchtitan", {}, Path("ahead", summed=4, copied=True)),
-        ("torchtitan", {"versions__torchtitan": "0.1"}, Path("cross-entropy")),
+        ("torchtitan", {"versions__torchtitan": "0.1"}, Path("cross-entropy", looped=True)),
         ("unsloth", {}, Path("fused")),
         # fp32 logits under Accelerate's autocast, of which TRL takes the logsumexp row by row; none under DeepSpeed
         ("ms-swift", {"task": "dpo", "seq_len": 512}, Path("rows", head_fp32=True, kept=511 / 512)),
@@ -192,6 +192,40 @@ def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], 
 )  # fmt: skip
 def test_the_way_to_a_loss(trainer: str, fields: dict[str, Any], path: Path) -> None:
     assert run(trainer, **fields).keeps.roles[0].path == path
+
+
+@pytest.mark.parametrize(
+    ("trainer", "fields", "ends"),
+    [
+        ("torchtitan", {}, "kept"),
+        ("torchtitan", {"versions__torchtitan": "0.1"}, ""),  # embedding and head in the root
+        ("torchtitan", {"model": "qwen3-4b"}, ""),  # one tensor is both
+        ("torchtitan", {"gpus": 2, "pipeline_parallel": 2, "model": "llama-3-8b"}, ""),
+        ("torchtune", {"gpus": 2}, "freed"),
+        ("torchtune", {"gpus": 2, "method": "lora"}, ""),
+    ],
+)
+def test_which_trainers_make_units_of_the_embedding_and_the_head(
+    trainer: str, fields: dict[str, Any], ends: str
+) -> None:
+    """torchtitan 0.2.2 `models/llama3/infra/parallelize.py`; torchtune 0.6.1 `recipes/configs/llama3_1/*.yaml`."""
+    assert run(trainer, **fields).keeps.roles[0].ends == ends
+
+
+@pytest.mark.parametrize(
+    ("model", "versions", "norm", "rotation", "tables"),
+    [
+        ("llama-3-8b", {"torchtitan": "0.2.2", "torch": "2.11"}, "kernel", "complex", 0),
+        ("llama-3-8b", {"torchtitan": "0.1", "torch": "2.8"}, "rms", "complex", 0),
+        ("qwen3-8b", {"torchtitan": "0.2.2", "torch": "2.12"}, "kernel-listed", "", 2 * 128),
+        ("qwen3-8b", {"torchtitan": "0.3", "torch": "2.13"}, "kernel-listed", "fp32", 0),
+        ("mistral-7b", {"torchtitan": "0.3", "torch": "2.13"}, "rms", "", 0),  # its code has no Mistral
+    ],
+)
+def test_torchtitans_own_layers(model: str, versions: dict[str, str], norm: str, rotation: str, tables: int) -> None:
+    """`models/llama3/model/model.py`, `models/qwen3/model/model.py` of 0.2.2; `models/common/rope.py` of 0.3.0."""
+    arch = run("torchtitan", model=model, **{f"versions__{k}": v for k, v in versions.items()}).architecture
+    assert (arch.norm, arch.rotation, arch.rotary_tables) == (norm, rotation, tables)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from calc.base.ledger import Line
 from calc.base.plan import Path
 from calc.engines.replica import Where
 from calc.estimate.estimate import estimate
+from calc.frameworks.torch.trainers import torchtitan
 from calc.memory.activations import layer, program
 from calc.memory.loss import head
 from calc.memory.run import Narrow, Run
@@ -46,6 +47,17 @@ def kept(model: str, **how: Any) -> int:
 )
 def test_a_compiled_layer_keeps_what_the_partitioner_saves(model: str, expected: int) -> None:
     assert kept(model) == expected
+
+
+def test_torchtitans_own_layer_keeps_a_norms_input_as_it_is() -> None:
+    """Of Llama 3 8B a token: 8h + 4q + 4kv + 8i + 4H + 8, with a kernel for each norm and nothing of a rotation.
+
+    The stream twice, both norms' outputs and o_proj's input in bf16; q, k, v, gate, its activation, up, their product;
+    a log-sum-exp a head, a scale a norm. Seen on an H200 to 2 MB of 32 layers (`measurements/h200-torchtitan-*.jsonl`).
+    """
+    own = torchtitan.modelled(arch("llama-3-8b"), "0.2.2", "2.11")
+    expected = 8 * 4096 + 4 * 4096 + 4 * 1024 + 8 * 14336 + 4 * 32 + 8
+    assert layer(Run(own), own.specs[0].shapes).saved.tokens == expected
 
 
 def test_float8_linears_have_their_inputs_made_again() -> None:

@@ -16,7 +16,7 @@ from test_replay import MODEL, outright
 from calc.base.units import MiB
 from calc.replay import replay
 from calc.replay.allocator import Allocator, Block, length
-from calc.replay.blocks import Unit
+from calc.replay.blocks import Blocks, Unit
 from calc.replay.fsdp2_streams import Shards
 
 
@@ -33,10 +33,10 @@ SHARDED = replace(MODEL, weights=(), units=(LAYER, unit(12), unit(14), ROOT))
 class Watched:
     """Shards whose allocators write down what they take, `+`, and give back, `-`, in MiB, by stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Blocks = SHARDED) -> None:
         self.log: list[str] = []
         self.heap = self.watch(Allocator(), "")
-        self.shards = Shards(SHARDED, self.heap)
+        self.shards = Shards(model, self.heap)
         self.watch(self.shards.gathers, "gathers ")
         self.watch(self.shards.reduces, "reduces ")
 
@@ -83,6 +83,41 @@ def test_a_forward_frees_the_buffer_before_once_the_next_is_copied_out(watched: 
     assert watched.seen() == ["-24", "gathers -24"]
     shards.begin()  # again: the root stayed
     assert watched.seen() == []
+
+
+def test_an_embedding_and_a_head_that_are_units_come_and_go_with_their_module() -> None:
+    """The embedding's is resharded after its forward, and gathered again for a backward that does not read it.
+
+    The head's stays, or is freed and gathered again; its gradients are reduced before the layers'. The last unit's part
+    is 20 of fp32, that of the embedding 16.
+    """
+    for ends in ("kept", "freed"):
+        watched = Watched(replace(SHARDED, ends=ends, units=(LAYER, unit(16), ROOT)))
+        watched.seen()
+        shards, heap = watched.shards, watched.heap
+        shards.begin()
+        shards.embedded()
+        assert watched.seen() == ["gathers +8", "gathers +32", "gathers -8", "+32", "-32"]
+        shards.enter(0)
+        shards.leave(0)
+        assert watched.seen() == ["gathers +5", "gathers +20", "gathers -5", "+20", "gathers -32", "-20"]
+        shards.enter_head()
+        assert watched.seen() == ["gathers +10", "gathers +40", "gathers -10", "+40", "gathers -20"]
+        shards.end()
+        assert watched.seen() == ["gathers -40"] + ["-40"] * (ends == "freed")
+        shards.turn()
+        again = ["gathers +10", "gathers +40", "gathers -10", "+40", "gathers -40"] if ends == "freed" else []
+        assert watched.seen() == [*again, "gathers +5", "gathers +20", "gathers -5"]
+        shards.reduce(-1, [heap.take(40 * MiB)], adding=False)
+        assert watched.seen() == ["+40", "-40", "+80", "reduces +20", "-40"]
+        shards.reenter(0)
+        assert watched.seen() == ["+20", "gathers -20", "gathers +8", "gathers +32", "gathers -8"]
+        shards.reduce(0, [heap.take(20 * MiB)], adding=False)
+        assert watched.seen() == ["+20", "-20", "-80", "+40", "-20", "reduces +10"]
+        shards.reenter_embedding()
+        assert watched.seen() == ["+32", "gathers -32"]
+        shards.reduce(-2, [heap.take(32 * MiB)], adding=False)
+        assert watched.seen() == ["+32", "-32", "-40", "+64", "reduces +16", "-32"]
 
 
 def test_a_backward_gathers_ahead_and_keeps_a_reductions_input_until_the_next(watched: Watched) -> None:

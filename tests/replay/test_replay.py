@@ -38,7 +38,7 @@ def act(**fields: Any) -> replay.Act | None:
         ({"task": "ppo", **ALONE}, False),  # several models, one after another
         ({"gpus": 2}, True),  # under DDP
         ({"gpus": 2, "framework": "trl"}, True),
-        ({"gpus": 2, "tensor_parallel": 2}, False),
+        ({"gpus": 2, "tensor_parallel": 2}, True),
         ({"gpus": 2, "pipeline_parallel": 2, "model": "llama-3-8b"}, False),
         ({"sharding": "ddp"}, True),  # with nobody to share with
         ({"gpus": 2, "sharding": "fsdp2"}, True),
@@ -47,11 +47,12 @@ def act(**fields: Any) -> replay.Act | None:
         ({"gpus": 2, "sharding": "fsdp2", "offload": {"parameters": True}}, False),
         ({"gpus": 2, "sharding": "fsdp2", "framework": "trl"}, False),
         ({"gpus": 2, "sharding": "fsdp2", "framework": "verl"}, False),
-        ({"gpus": 4, "sharding": "fsdp2", "tensor_parallel": 2}, False),
+        ({"gpus": 4, "sharding": "fsdp2", "tensor_parallel": 2}, True),
         ({"gpus": 4, "sharding": "fsdp2", "pipeline_parallel": 2, "model": "llama-3-8b"}, False),
         ({"gpus": 4, "sharding": "fsdp2", "context_parallel": 2}, True),
         ({"gpus": 2, "sharding": "fsdp2", "compile": "model"}, True),
-        ({"gpus": 2, "sharding": "fsdp2", "compile": "model-and-loss"}, False),
+        ({"gpus": 2, "sharding": "fsdp2", "compile": "model-and-loss"}, True),
+        ({"gpus": 2, "sharding": "fsdp2", "compile": "model-and-loss", "expandable_segments": True}, False),
         ({"gpus": 2, "sharding": "fsdp1"}, True),
         ({"gpus": 2, "sharding": "fsdp1", "method": "lora"}, True),
         ({"gpus": 2, "sharding": "fsdp1", "method": "qlora", "lora": {"dtype": "bf16"}}, True),

@@ -36,7 +36,7 @@ from calc.frameworks.constraints import (
 )
 from calc.frameworks.releases import pinned
 from calc.frameworks.torch.releases import RELEASES
-from calc.frameworks.torch.trainers import litgpt, megatron, megatron_swift, unsloth
+from calc.frameworks.torch.trainers import litgpt, megatron, megatron_swift, torchtitan, unsloth
 from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
@@ -63,6 +63,8 @@ def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architect
             return megatron_swift.modelled(architecture, str(values["versions.megatron-swift"]))
         case "litgpt":
             return litgpt.modelled(architecture)
+        case "torchtitan":
+            return torchtitan.modelled(architecture, str(values["versions.torchtitan"]), str(values["versions.torch"]))
         case _:
             return architecture
 

@@ -1,24 +1,31 @@
 """torchtitan's loop: FSDP 2 with fp32 shards, selective checkpointing, and since 0.3 a loss in chunks.
 
 Files are those of torchtitan 0.3.0 unless a release is named; 0.1 and 0.2 keep their settings in `config_manager.py`
-and `config/job_config.py`. Its layers are taken as Transformers', its parallelism as PyTorch's, which `torch` computes.
+and `config/job_config.py`. The layers of Llama and Qwen3 are its own, others are taken as Transformers'; its
+parallelism is PyTorch's, which `torch` computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from calc.base.plan import Path
 from calc.base.versions import at_least, nearest
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
+from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 
 TASKS = ("pretrain", "sft")
 FIRST = "0.1.0"
 CHUNKED = "0.3.0"
+UNITS = "0.2"  # embedding and head are units (models/llama3/infra/parallelize.py:303); before, they were in the root
+# PyTorch with a kernel for RMS norms (`_fused_rms_norm_backward`), and one whose autocast lists them
+KERNEL, LISTED = "2.9", "2.12"
+ROTATED: Mapping[str, Literal["", "complex"]] = {"llama": "complex", "qwen3": ""}
 # PyTorch's nightly of its day. Transformers does not run; DeepSpeed neither.
 RELEASES: Mapping[str, Pins] = {
     FIRST: Pins("0.16.4", "2.8.0", "5.23.0"),
@@ -51,6 +58,22 @@ DEFAULTS = Table(
 WHOLE = Table(Default("loss", FIRST, "full", "what is computed there"))
 CUT = Table(Default("sequence_parallel", FIRST, True, "enable_sequence_parallel (config/configs.py:160)"))
 STAGED = Table(Default("micro_batch", FIRST, 1, "pipeline_parallel_microbatch_size (config/configs.py:226)"))
+
+
+def modelled(arch: Architecture, version: str, torch: str) -> Architecture:
+    """The model as torchtitan has it: PyTorch's own RMS norm, and rotation before heads are put first.
+
+    Llama's pairs are complex numbers (models/common/rope.py:256), Qwen3's halves are rotated, since 0.3 in fp32 (:327).
+    """
+    if arch.family not in ROTATED:
+        return arch
+    new = at_least(nearest(version, tuple(RELEASES)), CHUNKED)
+    own: dict[str, Any] = {"rotation": ROTATED[arch.family], "by_token": True}
+    if arch.family == "qwen3":  # before, cos and sin were cast in each layer
+        own |= {"rotation": "fp32"} if new else {"rotary_tables": 2 * arch.head_dim}
+    if at_least(torch, KERNEL):  # its other operations multiply by the weight in fp32
+        own |= {"norm": "kernel-listed" if at_least(torch, LISTED) else "kernel", "norm_fp32": True}
+    return replace(arch, **own)
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +123,8 @@ def keeps(s: Scenario) -> dict[str, Any]:
     Selective checkpointing knows that operator (distributed/activation_checkpoint.py:57, `_get_default_save_ops`;
     models/llama3/infra/parallelize.py:49 of 0.2.2).
     """
-    return {"varlen": s.attention == "flash"}
+    own = at_least(s.versions["torchtitan"], UNITS) and not s.architecture.tied and s.pipeline_parallel == 1
+    return {"varlen": s.attention == "flash", "ends": "kept" if own and s.sharding == "fsdp2" else ""}
 
 
 def path(s: Scenario, usual: Path) -> Path:
@@ -109,7 +133,7 @@ def path(s: Scenario, usual: Path) -> Path:
     FSDP keeps gradients that it does not reduce yet in the type that it reduces in (`set_requires_gradient_sync`).
     """
     if s.loss != "chunked":
-        return Path("cross-entropy")
+        return Path("cross-entropy", looped=s.pipeline_parallel == 1)
     narrow = 2 if s.layout == "bf16" else 4
     return Path("ahead", summed=narrow, copied=s.rows > 1)
 

@@ -105,11 +105,13 @@ def refuse(s: Scenario) -> str | None:
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields of the trained role: where checkpoints wait, and NF4Tensor's scales, which FSDP 2 cuts with its bytes.
+    """The fields of the trained role: where checkpoints wait, NF4Tensor's scales, which FSDP 2 cuts, and FSDP's units.
 
     4-bit weights are torchao's.
     """
-    return {"cut_scales": True} | ({"streams": "stash"} if s.offload.activations else {})
+    # custom_sharded_layers of recipes/configs/llama3_1/8B_full.yaml, 70B_full.yaml; left out where adapters are trained
+    ends = "freed" if s.sharding == "fsdp2" and s.method == "full" and not s.architecture.tied else ""
+    return {"cut_scales": True, "ends": ends} | ({"streams": "stash"} if s.offload.activations else {})
 
 
 def path(s: Scenario, usual: Path) -> Path:
@@ -119,7 +121,7 @@ def path(s: Scenario, usual: Path) -> Path:
     """
     if s.task == "dpo":
         return replace(usual, head_fp32=True, upcast=False, scaled="copy")
-    return Path("chunked-logits") if s.loss == "chunked" else Path("cross-entropy", head_fp32=True)
+    return Path("chunked-logits") if s.loss == "chunked" else Path("cross-entropy", head_fp32=True, looped=True)
 
 
 def notes(s: Scenario) -> Iterator[str]:
