@@ -19,7 +19,10 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "flash-attn", "accelerate", "deepspeed", "trl")
+LIBRARIES = (
+    "torch", "transformers", "peft", "bitsandbytes", "flash-attn", "accelerate", "deepspeed", "trl", "torchtune",
+    "torchao", "liger-kernel",
+)  # fmt: skip
 PROBE_CONFIG = {
     "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
     "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 4096, "max_position_embeddings": 2048,
