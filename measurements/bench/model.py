@@ -116,7 +116,10 @@ def prepare(model: torch.nn.Module, s: Mapping[str, Any], device: torch.device) 
     """`model` ready to train as `s` says: recomputation, adapters, shards, random weights."""
     if s["checkpointing"] != "none":
         base: Any = model.backbone if isinstance(model, Critic) else model
-        base.gradient_checkpointing_enable(checkpointing(s["checkpointing"]))
+        again = s["checkpointing"] == "full" and s["reentrant"]
+        base.gradient_checkpointing_enable(checkpointing("reentrant" if again else s["checkpointing"]))
+        if again and s["method"] != "full":
+            base.enable_input_require_grads()  # as PEFT does: nothing else before the first adapter has a gradient
     if s["method"] != "full":
         model = _adapt(model, s)
     if s["sharding"] == "fsdp2":

@@ -30,8 +30,8 @@ PROBE_CONFIG = {
 }  # fmt: skip
 PROBE_SCENARIO = {
     "model": "probe", "task": "sft", "gpus": 1, "method": "full", "precision": "bf16", "optimizer": "adamw",
-    "optimizer_impl": "foreach", "sharding": "none", "checkpointing": "none", "attention": "sdpa", "micro_batch": 1,
-    "global_batch": 1, "seq_len": 256, "roles": {}, "logprob": "selective",
+    "optimizer_impl": "foreach", "sharding": "none", "checkpointing": "none", "reentrant": False, "attention": "sdpa",
+    "micro_batch": 1, "global_batch": 1, "seq_len": 256, "roles": {}, "logprob": "selective",
 }  # fmt: skip
 
 

@@ -40,6 +40,7 @@ cases:
   - {{task: sft, precision: fp32, optimizer: sgd-momentum, global_batch: 4, attention: flash}}
   - {{task: sft, optimizer: none}}
   - {{task: sft, method: lora, lora: {{rank: 4, targets: [q_proj, v_proj], dropout: 0.1}}}}
+  - {{task: sft, method: lora, checkpointing: full, reentrant: true, optimizer: adafactor}}
   - {{task: sft, gpus: 4, sharding: fsdp2, precision: fsdp-mixed}}
   - {{task: rm, checkpointing: full}}
   - {{task: dpo, each: {{logprob: [log-softmax-fp32, selective, logsumexp]}}}}
@@ -72,11 +73,11 @@ def test_every_kind_of_case_runs(tmp_path: Path) -> None:
     assert main([str(suite), "--out", str(out), "--gpu", "rtx4090", "--python", PYTHON]) == 0
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert {record["id"]: record.get("failure") for record in records if record["verdict"] != "untested"} == {}
-    assert len(records) == 19
+    assert len(records) == 20
     for record in records[:-2]:
         assert set(record["observed"]["phases"]) >= {"load", "forward"}
         assert record["observed"]["step_seconds"] > 0 and record["measured_bytes"] is None
-    for place, config in ((0, QWEN), (1, TINY), (5, TINY), (14, QWEN)):  # the last two are sharded, and counted whole
+    for place, config in ((0, QWEN), (1, TINY), (6, TINY), (15, QWEN)):  # the last two are sharded, and counted whole
         assert records[place]["observed"]["parameters"] == parameters(from_config(config))
     assert "flash_attn is not installed" in records[2]["note"] or "note" not in records[2]
     assert {rate["op"].split()[0] for record in records[-2:] for rate in record["rates"]} == {
@@ -188,7 +189,7 @@ from measurements.bench.meter import Meter
 from measurements.bench.trl import Job
 task, method, options = sys.argv[1:]
 scenario = {**worker.PROBE_SCENARIO, "task": task, "method": method, "micro_batch": 2, "global_batch": 4,
-            "seq_len": 32, "precision": "autocast", "checkpointing": "full", "reentrant": False, "kernels": "eager",
+            "seq_len": 32, "precision": "autocast", "checkpointing": "full", "kernels": "eager",
             "packing": False, "offload": {"activations": False},
             "lora": {"rank": 4, "targets": "all-linear", "dropout": 0.0, "dtype": "fp32"}, **json.loads(options)}
 if task == "grpo":
