@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -121,7 +122,10 @@ def prepare(model: torch.nn.Module, s: Mapping[str, Any], device: torch.device) 
     """`model` ready to train as `s` says: recomputation, adapters, shards, random weights."""
     if s["checkpointing"] != "none":
         base: Any = model.backbone if isinstance(model, Critic) else model
-        base.gradient_checkpointing_enable(checkpointing(s["checkpointing"]))
+        again = s["checkpointing"] == "full" and s["reentrant"]
+        base.gradient_checkpointing_enable(checkpointing("reentrant" if again else s["checkpointing"]))
+        if again and s["method"] != "full":
+            base.enable_input_require_grads()  # as PEFT does: nothing else before the first adapter has a gradient
     if s["method"] != "full":
         model = _adapt(model, s)
     if s["sharding"] == "fsdp2":
@@ -215,12 +219,12 @@ def _shard(model: torch.nn.Module, s: Mapping[str, Any], device: torch.device) -
     fully_shard(model, **options)
 
 
-def optimizer(model: torch.nn.Module, s: Mapping[str, Any]) -> torch.optim.Optimizer | None:
-    """The optimizer that `s` names, over the trained parameters; None if there are none.
+def optimizer(parameters: Iterable[torch.nn.Parameter], s: Mapping[str, Any]) -> torch.optim.Optimizer | None:
+    """The optimizer that `s` names, over those `parameters` that are trained; None if `s` trains nothing.
 
     Raises NotRun if the optimizer's library is missing.
     """
-    name, weights = s["optimizer"], [p for p in model.parameters() if p.requires_grad]
+    name, weights = s["optimizer"], [p for p in parameters if p.requires_grad]
     ways = {"fused": {"fused": True}, "foreach": {"foreach": True}, "single": {"foreach": False, "fused": False}}
     way = ways[s["optimizer_impl"]]
     if name == "none":
@@ -229,12 +233,19 @@ def optimizer(model: torch.nn.Module, s: Mapping[str, Any]) -> torch.optim.Optim
         return torch.optim.AdamW(weights, lr=1e-5, **way)
     if name in ("sgd", "sgd-momentum"):
         return torch.optim.SGD(weights, lr=1e-5, momentum=0.9 if name == "sgd-momentum" else 0.0, **way)
-    if not find_spec("bitsandbytes"):
-        raise NotRun("not run: bitsandbytes missing")
-    import bitsandbytes
-
-    kinds = {"adamw-8bit": bitsandbytes.optim.AdamW8bit, "adamw-paged-8bit": bitsandbytes.optim.PagedAdamW8bit}
-    return kinds[name](weights, lr=1e-5)
+    if name == "adafactor":
+        return torch.optim.Adafactor(weights, lr=1e-5, foreach=s["optimizer_impl"] == "foreach")
+    library = "torchao" if name == "adamw-torchao-8bit" else "bitsandbytes"
+    if not find_spec(library):
+        raise NotRun(f"not run: {library} missing")
+    kinds = {
+        "adamw-8bit": "AdamW8bit",
+        "adamw-paged-8bit": "PagedAdamW8bit",
+        "adamw-paged": "PagedAdamW32bit",
+        "adamw-torchao-8bit": "AdamW8bit",
+    }
+    own: torch.optim.Optimizer = getattr(import_module(f"{library}.optim"), kinds[name])(weights, lr=1e-5)
+    return own
 
 
 def autocast(s: Mapping[str, Any], device: torch.device) -> contextlib.AbstractContextManager[Any]:

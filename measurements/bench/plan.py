@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calc.accuracy.largest_size import LIKELY, SIZES, predicted
+from calc.base.optimizers import OPTIMIZERS
 from calc.base.reading import parse_mapping, read_bytes
 from calc.base.schema import InputError, validator
 from calc.catalog.catalog import GPU, Catalog, CatalogError
@@ -30,36 +31,58 @@ RATES = ("decode", "matmul")
 SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "task": ("pretrain", "sft", "rm", "dpo", "ppo"),
     "framework": ("torch",),
+    "trainer": ("own",),
     "method": ("full", "lora", "qlora"),
     "precision": ("bf16", "autocast", "fsdp-mixed", "fp32"),
-    "optimizer": ("adamw", "adamw-8bit", "adamw-paged-8bit", "sgd", "sgd-momentum", "none"),
+    "optimizer": (
+        "adamw", "adamw-8bit", "adamw-paged-8bit", "adamw-paged", "adamw-torchao-8bit", "adafactor", "sgd",
+        "sgd-momentum", "none",
+    ),
+    "optimizer_in_backward": (False,),
     "sharding": ("none", "fsdp2", *DEEPSPEED),
     "tensor_parallel": (1,),
     "context_parallel": (1,),
     "pipeline_parallel": (1,),
     "checkpointing": ("none", "selective", "full"),
-    "loss": ("full",),
-    "packing": (False,),
-    "trainer": ("own",),
     "compile": ("none",),
     "float8": ("none",),
     "kernels": ("eager",),
-    "optimizer_in_backward": (False,),
-}
+    "loss": ("full",),
+    "packing": (False,),
+}  # fmt: skip
 ZERO: Mapping[str, tuple[Any, ...]] = {  # the values supported if DeepSpeed's engine runs the step
     "method": ("full", "lora"),
     "precision": ("mixed",),
     "optimizer": ("adamw", "sgd"),
 }
 TRL: Mapping[str, tuple[Any, ...]] = {  # the values that the module `trl` supports instead
-    "task": ("sft", "rm", "dpo", "grpo"),
+    "task": ("sft", "rm", "dpo", "kto", "orpo", "simpo", "grpo"),
     "framework": ("trl",),
+    "trainer": ("transformers",),
+    "precision": ("bf16", "autocast", "fp16", "fp32"),
     "sharding": ("none",),
-    "optimizer": ("adamw", "adamw-8bit", "adamw-paged-8bit", "sgd"),
+    "optimizer": (
+        "adamw", "adamw-8bit", "adamw-paged-8bit", "adamw-paged", "adamw-torchao-8bit", "adafactor", "lion", "sgd",
+        "sgd-momentum",
+    ),
     "checkpointing": ("none", "full"),
+    "kernels": ("eager", "liger"),
     "loss": ("full", "fused"),
+    "packing": (False, True),
+}  # fmt: skip
+TORCHTUNE: Mapping[str, tuple[Any, ...]] = {  # those that the module `torchtune` supports instead
+    "task": ("pretrain", "sft"),
+    "trainer": ("torchtune",),
+    "precision": ("bf16", "fp32"),
+    "optimizer_in_backward": (False, True),
+    "sharding": ("none",),
+    "checkpointing": ("none", "full"),
+    "attention": ("sdpa",),
+    "compile": ("none", "model", "loss", "model-and-loss"),
+    "loss": ("full", "chunked"),
+    "packing": (False, True),
 }
-TITAN: Mapping[str, tuple[Any, ...]] = {  # the values that the module `torchtitan` supports instead
+TORCHTITAN: Mapping[str, tuple[Any, ...]] = {  # the values that the module `torchtitan` supports instead
     "task": ("pretrain",),
     "method": ("full",),
     "precision": ("fsdp-mixed", "autocast"),
@@ -72,11 +95,17 @@ TITAN: Mapping[str, tuple[Any, ...]] = {  # the values that the module `torchtit
     "float8": ("none", "tensorwise", "rowwise", "rowwise_with_gw_hp"),
     "optimizer_in_backward": (False, True),
 }
-MODULES = {"trl": "trl", "torchtitan": "torchtitan"}  # the modules that run steps, by framework or trainer
+MODULES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "steps": {}, "trl": TRL, "torchtune": TORCHTUNE, "torchtitan": TORCHTITAN,
+}  # fmt: skip
+OFFLOADING = ("trl", "torchtune")  # the modules whose checkpoints can wait in host memory
+# What torchtune's builders place adapters on: any product of attention, with all of the MLP's or none.
+ATTENTION, MLP = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
 # Assumptions on time: a share of the card's bf16 rate, and the seconds of a process before its first step. Only the
 # display of the time left and `--minutes` depend on them, and both are corrected by the cases already run.
 SHARE_OF_PEAK, TFLOPS_UNKNOWN, TFLOPS_CPU = 0.35, 100.0, 0.02
 START_SECONDS, TOKEN_SECONDS, PROBES = 10.0, 0.001, 4  # TOKEN_SECONDS: for each token and layer, on the host
+COMPILE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +203,11 @@ def _expand(given: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -
         )
 
 
+def module_of(s: Scenario) -> str:
+    """The worker's module that runs a scenario's steps, a key of MODULES."""
+    return next((name for name in ("trl", "torchtune", "torchtitan") if name in (s.framework, s.trainer)), "steps")
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The cases of a suite on one machine: their scenarios, their jobs for the worker, and their expected times."""
@@ -229,25 +263,22 @@ class Plan:
             return None
         s = self.scenario(case)
         scenario = s.as_dict()
-        trl, titan = s.framework == "trl", s.trainer == "torchtitan"
-        supported = {
-            **SUPPORTED,
-            **(ZERO if s.sharding in DEEPSPEED else {}),
-            **(TRL if trl else {}),
-            **(TITAN if titan else {}),
-        }
+        module = module_of(s)
+        supported = {**SUPPORTED, **(ZERO if s.sharding in DEEPSPEED else {}), **MODULES[module]}
         for name, known in supported.items():
             given = scenario[name].partition("==")[0] if name == "framework" else scenario[name]
             if given not in known:
                 return f"not run: {name} {given} is not built here"
-        if any(scenario["offload"].values()):
+        if any(on for name, on in scenario["offload"].items() if name != "activations" or module not in OFFLOADING):
             return "not run: offload is not built here"
         if s.expected_len != s.seq_len:
             return "not run: rows shorter than seq_len are not built here"
-        if trl:
+        if module == "trl":
             return self._refuse_trl(s)
-        if titan:
-            return self._refuse_titan(s)
+        if module == "torchtitan":
+            return self._refuse_torchtitan(s)
+        if module == "torchtune":
+            return self._refuse_torchtune(s)
         if s.rollout and (s.rollout.engine != "none" or sum(s.has(name) for name in scenario["roles"]) > 1):
             return "not run: of RL one role's update or score is built here, without generation"
         for name, role in scenario["roles"].items():
@@ -266,15 +297,34 @@ class Plan:
             return "not run: dropout of adapters, which the trainer of pairs disables"
         if s.rollout and (s.rollout.engine != "hf" or s.has("reward")):
             return "not run: GRPO with vLLM or a reward model is not built here"
+        if s.optimizer_impl not in OPTIMIZERS[s.optimizer].spelled.trl:
+            return f"not run: {s.optimizer} as {s.optimizer_impl}, for which the trainer has no name"
+        if s.task == "kto" and s.micro_batch == 1:
+            return "not run: KTO of one row at a time, whose KL term needs another row"
         return None
 
-    def _refuse_titan(self, s: Scenario) -> str | None:
+    def _refuse_torchtune(self, s: Scenario) -> str | None:
+        """The reason why torchtune as installed cannot run a scenario whose fields are all supported here, or None."""
+        installed = self.machine.versions.get("torchtune")
+        if installed != s.versions["torchtune"]:
+            return f"not run: torchtune {s.versions['torchtune']}, with {installed or 'none'} installed"
+        if s.architecture.family not in ("llama", "qwen2"):
+            return f"not run: torchtune's {s.architecture.family} is not built here"
+        if s.method == "qlora" and s.architecture.family != "llama":
+            return f"not run: qlora of {s.architecture.family}, in which torchtune leaves some linears in 16 bits"
+        if s.lora and not isinstance(s.lora.targets, str):
+            named = {*s.lora.targets}
+            if named - ATTENTION - MLP or named & MLP not in (set(), MLP) or not named & ATTENTION:
+                return f"not run: adapters on {', '.join(s.lora.targets)}, which torchtune's builders do not place"
+        return None
+
+    def _refuse_torchtitan(self, s: Scenario) -> str | None:
         """The reason why torchtitan as installed cannot run a scenario whose fields are all supported, or None."""
         installed = self.machine.versions.get("torchtitan")
         if installed != s.versions["torchtitan"]:
             return f"not run: torchtitan {s.versions['torchtitan']}, with {installed or 'none'} installed"
         family = s.architecture.family
-        return None if family in ("llama", "qwen3") else f"not run: {family}, which torchtitan has no model of"
+        return None if family in ("llama", "qwen3") else f"not run: torchtitan has no {family}"
 
     def job(self, case: Case) -> dict[str, Any]:
         """The worker's job: the scenario in full, the configs of its models, and the limit on its memory."""
@@ -316,13 +366,13 @@ class Plan:
     def environment(self, case: Case) -> dict[str, str]:
         """Environment variables of the case's process; PyTorch before 2.9 read the first name."""
         whole = case.at(case.edge.step) if case.edge else case
-        setting = f"expandable_segments:{case.kind not in RATES and self.scenario(whole).expandable_segments}"
-        names = (str(case.scenario.get("framework")).partition("==")[0], case.scenario.get("trainer"))
-        module = next((MODULES[name] for name in names if name in MODULES), None)
+        rates = case.kind in RATES
+        module = "steps" if rates else module_of(self.scenario(whole))
+        setting = f"expandable_segments:{not rates and self.scenario(whole).expandable_segments}"
         return {
             "PYTORCH_CUDA_ALLOC_CONF": setting,
             "PYTORCH_ALLOC_CONF": setting,
-            **({"BENCH_STEPS": module} if module else {}),  # the module whose `Job` the worker runs
+            **({"BENCH_STEPS": module} if module != "steps" else {}),  # the module whose `Job` the worker runs
         }
 
     def seconds(self, case: Case) -> float:
@@ -340,4 +390,7 @@ class Plan:
         drawn = (
             s.response_len * s.architecture.layers * TOKEN_SECONDS if s.rollout and s.rollout.engine == "hf" else 0.0
         )
-        return START_SECONDS + case.steps * (slower * work / (rate * 1e12) + drawn)
+        # layers, the loss, torchao's step, and attention to packed rows
+        compiles = s.compile != "none" or s.optimizer == "adamw-torchao-8bit" or (s.packing and s.framework == "torch")
+        start = START_SECONDS + COMPILE_SECONDS * compiles
+        return start + case.steps * (slower * work / (rate * 1e12) + drawn)

@@ -42,7 +42,7 @@ class Job:
                 self.reference = models.prepare(models.load(configs["reference"], still, device), still, device)
                 if s["sharding"] == "zero3":  # below stage 3 a model that is not trained stays whole
                     self.reference = zero.engine(self.reference, None, s, device)
-            self.optimizer = models.optimizer(self.model, s)
+            self.optimizer = models.optimizer(self.model.parameters(), s)
             if self.deepspeed:
                 self.model = zero.engine(self.model, self.optimizer, s, device)
             self.batch = self._batch(configs["model"]["vocab_size"])

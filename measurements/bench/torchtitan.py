@@ -37,6 +37,7 @@ class Job:
         self.s, self.meter, self.seconds = s, meter, list[float]()
         self._phase = contextlib.ExitStack()
         os.environ.update(NGPU=str(s["gpus"]), LOCAL_RANK="0")
+        from torchtitan.distributed import utils as distributed
         from torchtitan.protocols.train_spec import register_train_spec
         from torchtitan.tools import utils
         from torchtitan.train import Trainer
@@ -49,7 +50,8 @@ class Job:
             self.trainer = Trainer(_config(s))
         trainer = self.trainer
         trainer.loss_fn = self._then("forward", trainer.loss_fn, "backward")
-        trainer.forward_backward_step = self._then("forward", trainer.forward_backward_step, "step")
+        trainer.forward_backward_step = self._then("forward", trainer.forward_backward_step)
+        distributed.clip_grad_norm_ = self._then("step", distributed.clip_grad_norm_)
 
     @property
     def notes(self) -> list[str]:
@@ -65,14 +67,15 @@ class Job:
         self._phase.close()
         self._phase.enter_context(self.meter.of(phase))
 
-    def _then(self, phase: str, call: Callable[..., Any], after: str) -> Callable[..., Any]:
+    def _then(self, phase: str, call: Callable[..., Any], after: str | None = None) -> Callable[..., Any]:
         """`call` wrapped so that `phase` begins with it, unless it has begun, and the phase `after` follows it."""
 
         def marked(*args: Any, **kwargs: Any) -> Any:
             if self.meter.phase != phase:
                 self._begin(phase)
             result = call(*args, **kwargs)
-            self._begin(after)
+            if after:
+                self._begin(after)
             return result
 
         return marked

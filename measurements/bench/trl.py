@@ -28,7 +28,12 @@ OPTIMIZERS = {
     ("adamw", "foreach"): "adamw_torch",
     ("adamw-8bit", "foreach"): "adamw_bnb_8bit",
     ("adamw-paged-8bit", "foreach"): "paged_adamw_8bit",
+    ("adamw-paged", "foreach"): "paged_adamw_32bit",
+    ("adamw-torchao-8bit", "foreach"): "adamw_torch_8bit",
+    ("adafactor", "single"): "adafactor",
+    ("lion", "single"): "lion_32bit",
     ("sgd", "foreach"): "sgd",
+    ("sgd-momentum", "foreach"): "sgd",
 }
 
 
@@ -81,16 +86,26 @@ class Job:
         return marked
 
     def run(self, steps: int) -> list[float]:
-        """The seconds of each step of up to `steps`; fewer if they are long."""
+        """The seconds of each step of up to `steps`; fewer if they are long.
+
+        Raises RuntimeError if the loss scaler of fp16 left fewer than two steps: the states would not be there in any
+        other's forward.
+        """
         self.trainer.args.max_steps = steps
-        self.trainer.add_callback(_clock(self.seconds, self.meter.cuda))
+        skipped: list[bool] = []
+        self.trainer.add_callback(_clock(self.seconds, skipped, self.trainer.accelerator, self.meter.cuda))
         with self._phase:
             self.trainer.train()
+        if any(skipped) and skipped.count(False) < 2:
+            raise RuntimeError(f"the loss scaler skipped {sum(skipped)} of {len(skipped)} steps")
         return self.seconds
 
 
-def _clock(seconds: list[float], cuda: bool) -> Any:
-    """A callback that notes how long each step took, and ends training once enough time has been measured."""
+def _clock(seconds: list[float], skipped: list[bool], accelerator: Any, cuda: bool) -> Any:
+    """A callback that notes how long each step took and whether the optimizer skipped it.
+
+    It ends training once enough time has been measured.
+    """
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):  # type: ignore[misc]  # Transformers is not there when types are checked
@@ -101,6 +116,7 @@ def _clock(seconds: list[float], cuda: bool) -> Any:
             if cuda:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - self.start)
+            skipped.append(accelerator.optimizer_step_was_skipped)
             if sum(seconds[WARM_UP:]) >= ENOUGH_SECONDS:
                 control.should_training_stop = True
 
@@ -133,16 +149,19 @@ def _data(s: Mapping[str, Any], vocabulary: int) -> Any:
     def words(tokens: int) -> str:
         return " ".join(str(draw.randrange(2, vocabulary)) for _ in range(tokens))
 
-    def row() -> dict[str, str]:
+    def row(place: int) -> dict[str, str | bool]:
         if s["task"] == "grpo":
             return {"prompt": words(s["prompt_len"])}
         if s["task"] == "sft":
             return {"text": words(s["seq_len"] - 1) + " "}
+        if s["task"] == "kto":
+            answer = {"completion": words(s["seq_len"] - 2) + " ", "label": place % 2 == 0}
+            return {"prompt": words(1) + " ", **answer}
         answers = {name: words(s["seq_len"] - 2) + " " for name in ("chosen", "rejected")}
         return {"prompt": words(1) + " ", **answers}
 
     rollout = s.get("rollout") or {}
-    return Dataset.from_list([row() for _ in range(rollout.get("batch", s["global_batch"]))])
+    return Dataset.from_list([row(place) for place in range(rollout.get("batch", s["global_batch"]))])
 
 
 def _reward(completions: list[str], **kwargs: Any) -> list[float]:
@@ -153,11 +172,15 @@ def _reward(completions: list[str], **kwargs: Any) -> list[float]:
 def _trainer(model: Any, config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) -> Any:
     """The trainer of the scenario's task, with the library's own defaults for whatever a scenario does not set."""
     import trl
+    from trl.experimental import cpo, orpo
 
     kinds = {
         "sft": (trl.SFTTrainer, trl.SFTConfig),
         "rm": (trl.RewardTrainer, trl.RewardConfig),
         "dpo": (trl.DPOTrainer, trl.DPOConfig),
+        "kto": (trl.KTOTrainer, trl.KTOConfig),
+        "orpo": (orpo.ORPOTrainer, orpo.ORPOConfig),
+        "simpo": (cpo.CPOTrainer, cpo.CPOConfig),
         "grpo": (trl.GRPOTrainer, trl.GRPOConfig),
     }
     kind, arguments = kinds[s["task"]]
@@ -166,8 +189,11 @@ def _trainer(model: Any, config: Mapping[str, Any], s: Mapping[str, Any], device
         "per_device_train_batch_size": s["micro_batch"],
         "gradient_accumulation_steps": s["global_batch"] // s["micro_batch"],
         "gradient_checkpointing": s["checkpointing"] == "full",
+        "gradient_checkpointing_kwargs": {"use_reentrant": s["reentrant"]},
         "optim": OPTIMIZERS[s["optimizer"], s["optimizer_impl"]],
-        "bf16": s["precision"] != "fp32",
+        "bf16": s["precision"] not in ("fp16", "fp32"),
+        "fp16": s["precision"] == "fp16",
+        "use_liger_kernel": s["kernels"] == "liger",
         "use_cpu": device.type == "cpu",
         "max_steps": 1,  # until `run` says how many
         "save_strategy": "no",
@@ -188,10 +214,20 @@ def _trainer(model: Any, config: Mapping[str, Any], s: Mapping[str, Any], device
         given["reward_funcs"] = _reward
     else:
         options["max_length"] = s["seq_len"]
+    if s["optimizer"] == "sgd-momentum":
+        options["optim_args"] = "momentum=0.9"
+    if s["task"] == "sft":
+        options["packing"] = s["packing"]
+    if s["task"] == "simpo":
+        options |= {"loss_type": "simpo", "cpo_alpha": 0.0}
+    if s["offload"]["activations"]:
+        options["activation_offloading"] = True
     if adapted:
         given["peft_config"] = models.adapters(model, s)
-    if s["task"] == "dpo" and not adapted:
-        given["ref_model"] = models.random(config, s, device)
+    if s["task"] in ("dpo", "kto"):
+        options["precompute_ref_log_probs"] = not reference
+        if reference and not adapted:
+            given["ref_model"] = models.random(config, s, device)
     with _no_download(config, s, device) if s["task"] == "grpo" else contextlib.nullcontext():
         return kind(
             model=model,

@@ -20,8 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 LIBRARIES = (
-    "torch", "transformers", "peft", "bitsandbytes", "flash-attn", "accelerate", "deepspeed", "trl", "torchtitan",
-    "torchao",
+    "torch", "transformers", "peft", "bitsandbytes", "flash-attn", "accelerate", "deepspeed", "trl", "torchtune",
+    "torchtitan", "torchao", "liger-kernel",
 )  # fmt: skip
 PROBE_CONFIG = {
     "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -30,8 +30,8 @@ PROBE_CONFIG = {
 }  # fmt: skip
 PROBE_SCENARIO = {
     "model": "probe", "task": "sft", "gpus": 1, "method": "full", "precision": "bf16", "optimizer": "adamw",
-    "optimizer_impl": "foreach", "sharding": "none", "checkpointing": "none", "attention": "sdpa", "micro_batch": 1,
-    "global_batch": 1, "seq_len": 256, "roles": {}, "logprob": "selective",
+    "optimizer_impl": "foreach", "sharding": "none", "checkpointing": "none", "reentrant": False, "attention": "sdpa",
+    "micro_batch": 1, "global_batch": 1, "seq_len": 256, "roles": {}, "logprob": "selective",
 }  # fmt: skip
 
 

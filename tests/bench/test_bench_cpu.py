@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,7 @@ cases:
   - {{task: sft, precision: fp32, optimizer: sgd-momentum, global_batch: 4, attention: flash}}
   - {{task: sft, optimizer: none}}
   - {{task: sft, method: lora, lora: {{rank: 4, targets: [q_proj, v_proj], dropout: 0.1}}}}
+  - {{task: sft, method: lora, checkpointing: full, reentrant: true, optimizer: adafactor}}
   - {{task: sft, gpus: 4, sharding: fsdp2, precision: fsdp-mixed}}
   - {{task: rm, checkpointing: full}}
   - {{task: dpo, each: {{logprob: [log-softmax-fp32, selective, logsumexp]}}}}
@@ -71,11 +73,11 @@ def test_every_kind_of_case_runs(tmp_path: Path) -> None:
     assert main([str(suite), "--out", str(out), "--gpu", "rtx4090", "--python", PYTHON]) == 0
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert {record["id"]: record.get("failure") for record in records if record["verdict"] != "untested"} == {}
-    assert len(records) == 19
+    assert len(records) == 20
     for record in records[:-2]:
         assert set(record["observed"]["phases"]) >= {"load", "forward"}
         assert record["observed"]["step_seconds"] > 0 and record["measured_bytes"] is None
-    for place, config in ((0, QWEN), (1, TINY), (5, TINY), (14, QWEN)):  # the last two are sharded, and counted whole
+    for place, config in ((0, QWEN), (1, TINY), (6, TINY), (15, QWEN)):  # the last two are sharded, and counted whole
         assert records[place]["observed"]["parameters"] == parameters(from_config(config))
     assert "flash_attn is not installed" in records[2]["note"] or "note" not in records[2]
     assert {rate["op"].split()[0] for record in records[-2:] for rate in record["rates"]} == {
@@ -185,13 +187,15 @@ import contextlib, json, sys, torch
 from measurements.bench import worker
 from measurements.bench.meter import Meter
 from measurements.bench.trl import Job
-task, method = sys.argv[1:]
+task, method, options = sys.argv[1:]
 scenario = {**worker.PROBE_SCENARIO, "task": task, "method": method, "micro_batch": 2, "global_batch": 4,
-            "seq_len": 32, "precision": "autocast", "checkpointing": "full",
-            "lora": {"rank": 4, "targets": "all-linear", "dropout": 0.0, "dtype": "fp32"}}
+            "seq_len": 32, "precision": "autocast", "checkpointing": "full", "kernels": "eager",
+            "packing": False, "offload": {"activations": False},
+            "lora": {"rank": 4, "targets": "all-linear", "dropout": 0.0, "dtype": "fp32"}, **json.loads(options)}
 if task == "grpo":
-    scenario |= {"prompt_len": 16, "response_len": 16, "rollout": {"n": 2, "batch": 2},
-                 "roles": {"reference": {"model": "probe"}}}
+    scenario |= {"prompt_len": 16, "response_len": 16, "rollout": {"n": 2, "batch": 2}}
+if task in ("grpo", "kto", "dpo"):
+    scenario["roles"] = {"reference": {"model": "probe"}}
 cpu = torch.device("cpu")
 meter, phases = Meter(cpu), []
 of = meter.of
@@ -199,22 +203,153 @@ meter.of = lambda phase: phases.append(phase) or of(phase)
 job = Job(scenario, {"model": worker.PROBE_CONFIG}, cpu, meter)
 seconds = job.run(2)
 batch = next(iter(job.trainer.get_train_dataloader()))
-length = None if task == "grpo" else batch["input_ids"].shape[1]
+rows = [] if task == "grpo" else sorted({tuple(ids.shape) for name, ids in batch.items() if name.endswith("input_ids")})
 trained = sum(p.numel() for p in job.trainer.model.parameters() if p.requires_grad)
 print(json.dumps({"phases": phases, "steps": len(seconds), "parameters": job.parameters, "trained": trained,
-                  "length": length}))
+                  "rows": rows, "optimizer": type(job.trainer.optimizer.optimizer).__name__,
+                  "reference": getattr(job.trainer, "ref_model", None) is not None}))
 """
 
 
-@pytest.mark.parametrize(("task", "method"), [("sft", "full"), ("rm", "lora"), ("dpo", "full"), ("grpo", "lora")])
-def test_trl_trains_as_it_was_installed_and_its_phases_are_told_apart(task: str, method: str) -> None:
-    """Every row has the scenario's length, so that the trainer neither cuts nor pads it."""
-    command = [PYTHON, "-c", UNDER_TRL, task, method]
+def under_trl(task: str, method: str = "full", **options: object) -> dict[str, object]:
+    command = [PYTHON, "-c", UNDER_TRL, task, method, json.dumps(options)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
-    seen = json.loads(ran.stdout.splitlines()[-1])
+    seen: dict[str, object] = json.loads(ran.stdout.splitlines()[-1])
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [("sft", "full"), ("rm", "lora"), ("dpo", "full"), ("kto", "full"), ("simpo", "lora"), ("grpo", "lora")],
+)
+def test_trl_trains_as_it_was_installed_and_its_phases_are_told_apart(task: str, method: str) -> None:
+    """Every row has the scenario's length, so that the trainer neither cuts nor pads it."""
+    seen = under_trl(task, method)
     rollout = ["rollout", "score"] if task == "grpo" else []
     assert seen["phases"] == ["load", *[*rollout, "forward", "backward", "forward", "backward", "step"] * 2]
     assert seen["steps"] == 2
-    assert seen["length"] == (None if task == "grpo" else 32)
+    # pairs are rows of one batch; SimPO's collator keeps the prompts, of one token, beside them
+    rows = {"grpo": [], "rm": [[4, 32]], "dpo": [[4, 32]], "simpo": [[2, 1], [2, 32]]}
+    assert seen["rows"] == rows.get(task, [[2, 32]])
     assert (seen["trained"] == seen["parameters"]) == (method == "full")
+    assert seen["reference"] == (task in ("dpo", "kto"))
+
+
+def test_trls_trainers_get_the_options_of_a_scenario() -> None:
+    seen = under_trl("sft", packing=True, optimizer="adafactor", optimizer_impl="single", reentrant=True)
+    assert (seen["rows"], seen["optimizer"]) == ([[1, 64]], "Adafactor")  # packed, rows follow one another in one
+    assert under_trl("kto", roles={"reference": "none"}, global_batch=2)["steps"] == 2
+
+
+# torchtune's modules on a small model, two steps of two micro-batches; all that a GPU alone can run is left out.
+UNDER_TORCHTUNE = """
+import json, sys, torch
+from measurements.bench import model, worker
+from measurements.bench.meter import Meter
+from measurements.bench.torchtune import Job
+family, options = sys.argv[1], json.loads(sys.argv[2])
+llama = family != "qwen2"
+config = {**worker.PROBE_CONFIG, "model_type": family.partition("-")[0], "hidden_size": 256, "vocab_size": 512,
+          "tie_word_embeddings": family != "llama", "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+          "rope_scaling": {"rope_type": "llama3", "factor": 8.0} if llama else None}
+scenario = {**worker.PROBE_SCENARIO, "micro_batch": 2, "global_batch": 4, "seq_len": 32, "checkpointing": "full",
+            "loss": "chunked", "compile": "none", "optimizer_in_backward": False, "packing": False,
+            "offload": {"activations": False}, **options}
+cpu = torch.device("cpu")
+meter, phases = Meter(cpu), []
+of = meter.of
+meter.of = lambda phase: phases.append(phase) or of(phase)
+try:
+    job = Job(scenario, {"model": config}, cpu, meter)
+    before = [p.detach().clone() for p in job.model.parameters() if p.requires_grad]
+    job.run(2)
+except model.NotRun as reason:
+    sys.exit(print(json.dumps({"not run": str(reason)})))
+after = [p for p in job.model.parameters() if p.requires_grad]
+print(json.dumps({"phases": phases, "parameters": job.parameters, "trained": sum(p.numel() for p in after),
+                  "dtypes": sorted({str(p.dtype) for p in job.model.parameters()}),
+                  "four bits": sum("NF4" in type(p.data).__name__ for p in job.model.parameters()),
+                  "moved": any(not torch.equal(old, new) for old, new in zip(before, after))}))
+"""
+ADAPTERS = {"rank": 4, "targets": ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"], "dropout": 0.0}
+
+
+def under_torchtune(family: str, **options: object) -> dict[str, Any]:
+    command = [PYTHON, "-c", UNDER_TORCHTUNE, family, json.dumps(options)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    seen: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    if "missing" in seen.get("not run", ""):
+        pytest.skip(seen["not run"])
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {}),
+        ("llama-tied", {"optimizer_in_backward": True, "global_batch": 2}),
+        ("llama", {"packing": True, "loss": "full", "precision": "fp32"}),
+        ("qwen2", {"optimizer": "adafactor", "optimizer_impl": "single", "checkpointing": "none"}),
+        ("qwen2", {"method": "lora", "lora": {**ADAPTERS, "targets": "all-linear"}}),
+        ("llama", {"method": "qlora", "lora": ADAPTERS}),
+    ],
+)
+def test_torchtunes_modules_step_as_its_recipes_do(family: str, options: dict[str, Any]) -> None:
+    seen = under_torchtune(family, **options)
+    micro_batches = options.get("global_batch", 4) // 2
+    assert seen["phases"] == ["load", *[*["forward", "backward"] * micro_batches, "step"] * 2]
+    assert seen["moved"]
+    assert seen["dtypes"] == [f"torch.{'float32' if options.get('precision') == 'fp32' else 'bfloat16'}"]
+    assert (seen["trained"] == seen["parameters"]) == ("method" not in options)
+    # all linears of two layers but k_proj, which has no adapter, and it too
+    assert seen["four bits"] == (14 if options.get("method") == "qlora" else 0)
+
+
+def test_a_model_that_torchtune_has_no_builder_for_is_not_run() -> None:
+    seen = under_torchtune("mistral")
+    assert seen == {"not run": "not run: no builder of torchtune for a mistral with these rotary embeddings"}
+
+
+# torchtitan's trainer on a small model, two steps, as one of several ranks.
+UNDER_TORCHTITAN = """
+import json, sys
+try:
+    import torchtitan.train
+except ImportError as error:
+    sys.exit(print(json.dumps({"missing": str(error)})))
+import torch
+from measurements.bench import worker
+from measurements.bench.meter import Meter
+from measurements.bench.torchtitan import Job
+options = json.loads(sys.argv[1])
+config = {**worker.PROBE_CONFIG, "hidden_size": 256, "intermediate_size": 768, "vocab_size": 512, "head_dim": 64}
+config["model_type"] = options.pop("family", "llama")
+scenario = {**worker.PROBE_SCENARIO, "gpus": 8, "micro_batch": 2, "global_batch": 16, "seq_len": 64, "compile": "none",
+            "float8": "none", "precision": "fsdp-mixed", "sharding": "fsdp2", "tensor_parallel": 1,
+            "context_parallel": 1, "optimizer_in_backward": False, **options}
+cpu = torch.device("cpu")
+meter, phases = Meter(cpu), []
+of = meter.of
+meter.of = lambda phase: phases.append(phase) or of(phase)
+job = Job(scenario, {"model": config}, cpu, meter)
+job.run(2)
+shard = sum(p.to_local().numel() for p in job.trainer.model_parts[0].parameters())
+print(json.dumps({"phases": phases, "parameters": job.parameters, "shard": shard}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "micro_batches"),
+    [({"checkpointing": "selective"}, 1), ({"family": "qwen3", "checkpointing": "full", "global_batch": 32}, 2)],
+)
+def test_torchtitans_trainer_steps_as_one_rank_of_eight(options: dict[str, Any], micro_batches: int) -> None:
+    command = [PYTHON, "-c", UNDER_TORCHTITAN, json.dumps(options)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    seen = json.loads(ran.stdout.splitlines()[-1])
+    if "missing" in seen:
+        pytest.skip(seen["missing"])
+    assert seen["phases"] == ["load", *[*["forward", "backward"] * micro_batches, "step"] * 2]
+    assert seen["shard"] * 8 == seen["parameters"]

@@ -15,7 +15,7 @@ from measurements.bench.plan import Case, Plan, read
 
 SUITES = sorted((Path(__file__).parents[2] / "measurements/suites").glob("*.yaml"))
 MACHINE = Machine.of(stub_worker.MACHINE)
-MACHINE = replace(MACHINE, versions={**MACHINE.versions, "trl": "1.16.0"})
+MACHINE = replace(MACHINE, versions={**MACHINE.versions, "trl": "1.16.0", "torchtune": "0.6.1", "torchtitan": "0.2.2"})
 PLAN = Plan(load(), MACHINE, load().gpus["h200"])
 
 
@@ -115,6 +115,9 @@ def test_the_suites_are_there() -> None:
         "fsdp",
         "zero",
         "trl",
+        "stacks-trl",
+        "stacks-tune",
+        "stacks-titan",
         "decode",
         "matmul",
     }
@@ -188,7 +191,35 @@ def test_a_smaller_card_is_its_memory_less_a_context() -> None:
         ({"loss": "fused"}, "not run: loss fused is not built here"),
         ({"seq_len": 64, "expected_len": 32}, "not run: rows shorter than seq_len are not built here"),
         ({"framework": "trl", "gpus": 2}, "not run: sharding ddp is not built here"),
-        ({"framework": "trl", "optimizer": "adafactor"}, "not run: optimizer adafactor is not built here"),
+        ({"trainer": "llamafactory"}, "not run: trainer llamafactory is not built here"),
+        ({"compile": "model"}, "not run: compile model is not built here"),
+        ({"optimizer_in_backward": True}, "not run: optimizer_in_backward True is not built here"),
+        ({"checkpointing": "full", "offload": {"activations": True}}, "not run: offload is not built here"),
+        ({"framework": "trl", "task": "gkd"}, "not run: task gkd is not built here"),
+        (
+            {"framework": "trl", "optimizer_impl": "single"},
+            "not run: adamw as single, for which the trainer has no name",
+        ),
+        (
+            {"framework": "trl", "task": "kto", "micro_batch": 1},
+            "not run: KTO of one row at a time, whose KL term needs another row",
+        ),
+        ({"trainer": "torchtune", "task": "dpo"}, "not run: task dpo is not built here"),
+        ({"trainer": "torchtune", "gpus": 2}, "not run: sharding fsdp2 is not built here"),
+        ({"trainer": "torchtune", "model": "mistral-7b"}, "not run: torchtune's mistral is not built here"),
+        (
+            {"trainer": "torchtune", "method": "qlora"},
+            "not run: qlora of qwen2, in which torchtune leaves some linears in 16 bits",
+        ),
+        (
+            {"trainer": "torchtune", "method": "lora", "lora": {"targets": ["q_proj", "up_proj"]}},
+            "not run: adapters on q_proj, up_proj, which torchtune's builders do not place",
+        ),
+        ({"trainer": "torchtitan", "task": "pretrain", "model": "mistral-7b"}, "not run: torchtitan has no mistral"),
+        (
+            {"trainer": "torchtitan", "task": "pretrain", "gpus": 4, "pipeline_parallel": 2, "model": "llama-3-8b"},
+            "not run: pipeline_parallel 2 is not built here",
+        ),
         (
             {"framework": "trl", "task": "grpo", "rollout": {"engine": "vllm"}},
             "not run: GRPO with vLLM or a reward model is not built here",
@@ -213,6 +244,54 @@ def test_trl_is_run_in_the_release_that_is_modelled_or_not_at_all() -> None:
     for versions, installed in (({"trl": "1.15.0"}, "1.15.0"), ({}, "none")):
         plan = replace(PLAN, machine=replace(MACHINE, versions=versions))
         assert plan.refuse(case) == f"not run: trl 1.16.0, with {installed} installed"
+
+
+@pytest.mark.parametrize(("versions", "installed"), [({"torchtune": "0.5.0"}, "0.5.0"), ({}, "none")])
+def test_torchtune_is_run_in_the_release_that_is_modelled_or_not_at_all(
+    versions: dict[str, str], installed: str
+) -> None:
+    case = Case({"model": "llama-3.2-1b", "task": "sft", "trainer": "torchtune"})
+    plan = replace(PLAN, machine=replace(MACHINE, versions=versions))
+    assert plan.refuse(case) == f"not run: torchtune 0.6.1, with {installed} installed"
+    assert PLAN.refuse(case) is None
+    assert PLAN.environment(case)["BENCH_STEPS"] == "torchtune"
+
+
+def test_torchtitan_runs_as_one_rank_with_the_allocator_of_its_launcher() -> None:
+    """`run_train.sh` sets expandable segments, which the trainer's defaults say and no case repeats."""
+    case = Case({"model": "llama-3-8b", "task": "pretrain", "trainer": "torchtitan", "gpus": 8})
+    assert PLAN.refuse(case) is None
+    seen = PLAN.environment(case)
+    assert (seen["BENCH_STEPS"], seen["PYTORCH_ALLOC_CONF"]) == ("torchtitan", "expandable_segments:True")
+    fixed = PLAN.environment(replace(case, scenario={**case.scenario, "expandable_segments": False}))
+    assert fixed["PYTORCH_ALLOC_CONF"] == "expandable_segments:False"
+    plan = replace(PLAN, machine=replace(MACHINE, versions={**MACHINE.versions, "torchtitan": "0.1.0"}))
+    old = Case({**case.scenario, "versions": {"torchtitan": "0.2.2"}})
+    assert plan.refuse(old) == "not run: torchtitan 0.2.2, with 0.1.0 installed"
+
+
+@pytest.mark.parametrize("stem", ["stacks-trl", "stacks-tune"])
+def test_a_suite_of_a_stack_varies_what_no_other_suite_does(stem: str) -> None:
+    scenarios = [PLAN.scenario(case) for case in read(next(path for path in SUITES if path.stem == stem))]
+    assert 25 <= len(scenarios) <= 40
+    assert {s.offload.activations for s in scenarios} == {s.packing for s in scenarios} == {True, False}
+    if stem == "stacks-trl":
+        assert {s.kernels for s in scenarios} == {"eager", "liger"}
+        assert {"kto", "orpo", "simpo"} <= {s.task for s in scenarios}
+        assert {"adafactor", "lion", "adamw-torchao-8bit", "adamw-paged"} <= {s.optimizer for s in scenarios}
+    else:
+        assert {"none", "loss", "model-and-loss"} == {s.compile for s in scenarios}
+        assert {s.method for s in scenarios} == {"full", "lora", "qlora"}
+        assert {s.optimizer_in_backward for s in scenarios} == {True, False}
+        assert {s.loss for s in scenarios} == {"chunked", "full"}
+
+
+def test_what_compiles_is_expected_to_take_longer() -> None:
+    def seconds(**fields: object) -> float:
+        return PLAN.seconds(Case({"model": "llama-3.2-1b", "task": "sft", "trainer": "torchtune", **fields}))
+
+    assert seconds(optimizer="adamw") < seconds(compile="model-and-loss")
+    assert seconds(optimizer="adamw") < seconds(optimizer="adamw-torchao-8bit") == seconds(packing=True)
 
 
 def test_a_framework_of_its_own_is_part_of_a_name_and_decides_what_the_worker_runs() -> None:

@@ -96,7 +96,7 @@ def ends(how: Ends) -> Fsdp:
 
 
 def test_an_embedding_and_a_head_that_are_units_are_gathered_while_they_run() -> None:
-    """torchtitan 0.2.2 `models/llama3/infra/parallelize.py:apply_fsdp`; `post_forward` reshards, but the head's unit."""
+    """torchtitan 0.2.2 `models/llama3/infra/parallelize.py`, `apply_fsdp`: all but the head's unit are resharded."""
     e = ends("kept")
     # the embedding's buffer, until the first layer's gather is copied out; then no more than layers
     assert total(e.at(Where("gather", 0, False))) == 2 * VH + 2 * 2 * LAYER
@@ -122,7 +122,7 @@ def test_a_heads_own_unit_is_reduced_before_the_layers() -> None:
     assert total(e.at(Where("reduce", 32, True, HEAD))) == 2 * LAYER + 4 * HEAD + 4 * HEAD // 8 + 2 * VH
     top = e.at(Where("layer", 31, True, HEAD, 0, LAYER))
     assert at(top, "communication#reduce-scatter") == 4 * HEAD
-    assert at(top, "gradients#accumulated") == 4 * HEAD // 8
+    assert at(top, "gradients#accumulation") == 4 * HEAD // 8
     assert at(top, "gradients#unreduced") == 2 * LAYER
     # what remains is the embedding
     last = e.at(Where("reduce", 0, True, HEAD, 32 * LAYER, VH))
