@@ -142,7 +142,9 @@ def notes(s: Scenario) -> Iterator[str]:
     """What of torchtitan is computed otherwise."""
     yield from shared.told(s, RELEASES)
     if s.compile == "none":
-        yield "compile.enable is off unless asked for, with compile: model-and-loss; layers are Transformers'"
+        yield "compile.enable is off unless asked for, with compile: model-and-loss"
+    if s.architecture.family not in ROTATED:
+        yield f"layers of {s.architecture.family} are computed as Transformers'"
     if at_least(nearest(s.versions["torchtitan"], tuple(RELEASES)), CHUNKED):
         yield "training.disable_cuda_graphs: computed as true; captured graphs keep a pool of their own"
         if s.loss == "full" and s.pipeline_parallel > 1:

@@ -294,11 +294,14 @@ def figure(what: str) -> str:
     called `fits`. `scared`: jobs that ran but were called out of memory. `searches`: searches for the largest size;
     `close`: those within 5 %; `kept`: those in which the size called fits did run. `replay_median`: the median error of
     replayed allocators. `fresh`: jobs of the suite that came after the formulas of its families; `fresh_models`: the
-    models in it; `fresh_median` and `fresh_worst`: errors of their allocated memory.
+    models in it; `fresh_median` and `fresh_worst`: errors of their allocated memory. `corrected`: jobs that changed
+    formulas; `corrected_median` and `corrected_worst`: today's errors of theirs, `first_median` and `first_worst`: the
+    errors before that.
     """
     every = [r for r in accuracy.residuals() if r.kind == "measured"]
     died = [r for r in every if r.reported == "oom"]
     fresh = [r for r in jobs() if r.id.startswith(FRESH)]
+    corrected, first = _corrected()
     known: dict[str, Callable[[], str]] = {
         "count": lambda: str(len(jobs())),
         "machines": lambda: str(len({r["machine"]["words"] for r in _records()})),
@@ -313,6 +316,9 @@ def figure(what: str) -> str:
         "fresh_models": lambda: str(len({r.id.split("/")[2] for r in fresh})),
         "fresh_median": partial(_per_cent, summary(fresh) if fresh else None, "median"),
         "fresh_worst": partial(_per_cent, summary(fresh) if fresh else None, "worst"),
+        "corrected": lambda: str(len(corrected)),
+        **{f"corrected_{name}": partial(_per_cent, _summed(corrected), name) for name in ("median", "worst")},
+        **{f"first_{name}": partial(_per_cent, _summed(first), name) for name in ("median", "worst")},
         "replay_median": lambda: f"{100 * sorted(map(abs, REPLAYED))[MIDDLE]:.2f} %",
         **{name: partial(_per_cent, summary(jobs()) if jobs() else None, name) for name in ("median", "worst")},
         **{f"asked_{name}": partial(_per_cent, _asked(jobs()), name) for name in ("median", "worst")},
@@ -320,6 +326,17 @@ def figure(what: str) -> str:
     if what not in known:
         raise ValueError(f"no {what!r}; there is {', '.join(known)}")
     return known[what]()
+
+
+def _corrected() -> tuple[list[float], list[float]]:
+    """The errors of jobs on whose sight formulas have changed: today's, and those of the code of their day."""
+    then = {r["id"]: r["first"]["estimated_bytes"] for r in _records() if "first" in r}
+    found = [r for r in jobs() if r.id in then]
+    return [r.error for r in found], [then[r.id] / r.measured - 1 for r in found]
+
+
+def _summed(errors: Sequence[float]) -> Summary | None:
+    return summed(errors) if errors else None
 
 
 def _per_cent(errors: Summary | None, what: str) -> str:
