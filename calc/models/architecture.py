@@ -364,6 +364,10 @@ class Architecture:
         """The model as layers of the kind `spec` see it: their heads and widths, and them alone."""
         return self if self.broad is None and not self.doubled else _seen(self, spec.shapes)
 
+    def alone(self, spec: LayerSpec) -> Architecture:
+        """The model with one layer, of the kind `spec`: the same for every stage of a pipeline with such layers."""
+        return _alone(self, spec.shapes)
+
     @property
     def layers(self) -> int:
         """The number of layers."""
@@ -434,6 +438,11 @@ def _seen(arch: Architecture, spec: LayerSpec) -> Architecture:
     width = arch.intermediate * (2 if arch.doubled and spec.borrows else 1)
     own = replace(arch, broad=None, doubled=False, intermediate=width, specs=alike)
     return replace(own, **arch.broad._asdict()) if arch.broad and spec.broad else own
+
+
+@lru_cache(maxsize=1024)
+def _alone(arch: Architecture, spec: LayerSpec) -> Architecture:
+    return replace(arch, specs=(spec,), embeds=True, ends=True)
 
 
 class Tensor(NamedTuple):
