@@ -381,7 +381,7 @@ class Architecture:
     @property
     def recurrent(self) -> int:
         """The number of layers that pass a state on from position to position."""
-        return sum([spec.mixer in RECURRENT for spec in self.specs])
+        return sum([number for spec, number in layer_kinds(self) if spec.mixer in RECURRENT])
 
     @property
     def sliding_layers(self) -> tuple[int, ...]:
@@ -396,17 +396,17 @@ class Architecture:
     @property
     def dense_layers(self) -> int:
         """The number of layers without routed experts."""
-        return sum([spec.mlp == "dense" for spec in self.specs])
+        return sum([number for spec, number in layer_kinds(self) if spec.mlp == "dense"])
 
     @property
     def sparse_layers(self) -> int:
         """The number of layers with routed experts."""
-        return sum([spec.mlp == "experts" for spec in self.specs])
+        return sum([number for spec, number in layer_kinds(self) if spec.mlp == "experts"])
 
     @property
     def attending(self) -> int:
         """The number of layers with keys and values, or latent ones."""
-        return sum([spec.mixer in ("attention", "latent", "both") for spec in self.specs])
+        return sum([number for spec, number in layer_kinds(self) if spec.mixer in ("attention", "latent", "both")])
 
     @property
     def local_experts(self) -> int:
