@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from calc.add import add
 from calc.add.models import OPTIONS
+from calc.base.collecting import collect_rarely
 from calc.base.reading import FILE, decode, lines, parse_json, parse_mapping, read_input
 from calc.base.schema import InputError, closest
 from calc.catalog.catalog import load
@@ -293,4 +294,5 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    collect_rarely()
     sys.exit(main())

@@ -16,6 +16,7 @@ from sharing import alone
 from calc.__main__ import main
 from calc.accuracy import calibration, largest_size
 from calc.accuracy.residuals import Residual
+from calc.base.collecting import collect_rarely
 from calc.site.views.accuracy import accuracy, measured, odds
 
 # A busy machine is no failure: what is drawn is judged, not how long it takes.
@@ -24,6 +25,7 @@ from calc.site.views.accuracy import accuracy, measured, odds
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", settings.get_profile("explore"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+collect_rarely()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from calc import __version__
+from calc.base.collecting import collect_rarely
 from calc.base.ledger import Moment, Phase
 from calc.catalog.catalog import Catalog, load
 from calc.estimate.estimate import course, estimate, loading_moments
@@ -136,13 +136,8 @@ def spread(work: Callable[..., T], *columns: Sequence[Any]) -> Iterator[T]:
     # imported here, because a browser has no processes, and would wait for a tenth of a second for their module
     from calc.answers.processes import Pool
 
-    with Pool(initializer=_collect_rarely) as pool:
+    with Pool(initializer=collect_rarely) as pool:
         yield from pool.map(work, *columns)
-
-
-def _collect_rarely() -> None:
-    """Makes garbage collection rare: most of a search's objects stay to its end, and scans took a third of its time."""
-    gc.set_threshold(200_000, 20, 100)
 
 
 def plain(record: Any) -> dict[str, Any]:

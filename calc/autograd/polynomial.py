@@ -7,7 +7,7 @@ always exceeds are dropped, so that an estimate evaluates only a handful of sums
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from operator import add, le
 from typing import NamedTuple
 
@@ -93,17 +93,26 @@ def in_bytes(size: Size, dims: Mapping[str, int], tokens: int, length: int) -> i
     return Amount(*_figures(size, dims), formula="").bytes(tokens, length)
 
 
+@cache
+def _factors(symbol: str) -> tuple[str, str]:
+    """The dimension that a term's symbol names, if any, and what it scales with: S, C or neither."""
+    if symbol == "S":
+        return "", "S"
+    base = symbol.removesuffix("·S").removesuffix("·C")
+    return base, symbol[len(base) + 1 :]
+
+
 def _figures(size: Size, dims: Mapping[str, int]) -> tuple[float, float, float, float, float]:
     """The five coefficients of an Amount."""
     found, chunked = [], 0.0
     for terms in (size.tokens, size.fixed):
         plain = by_length = 0.0
         for symbol, c in terms.items():
-            base = symbol.removesuffix("·S").removesuffix("·C")
-            value = c * dims[base] if base not in ("", "S") else c
-            if symbol.endswith("·C"):
+            base, scales = _factors(symbol)
+            value = c * dims[base] if base else c
+            if scales == "C":
                 chunked += value
-            elif symbol == "S" or base != symbol:
+            elif scales:
                 by_length += value
             else:
                 plain += value

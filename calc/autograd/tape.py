@@ -24,13 +24,17 @@ class Size:
     __slots__ = ("fixed", "tokens")
 
     def __init__(self, tokens: Mapping[str, float] | None = None, fixed: Mapping[str, float] | None = None) -> None:
-        self.tokens = {symbol: c for symbol, c in tokens.items() if c} if tokens else {}
-        self.fixed = {symbol: c for symbol, c in fixed.items() if c} if fixed else {}
+        self.tokens = _nonzero(tokens) if tokens else {}
+        self.fixed = _nonzero(fixed) if fixed else {}
 
     def __add__(self, other: Size) -> Size:
-        return Size(_sum(self.tokens, other.tokens), _sum(self.fixed, other.fixed))
+        if not other:
+            return self
+        return Size(_sum(self.tokens, other.tokens), _sum(self.fixed, other.fixed)) if self else other
 
     def __mul__(self, factor: float) -> Size:
+        if factor == 1:
+            return self
         return Size({s: c * factor for s, c in self.tokens.items()}, {s: c * factor for s, c in self.fixed.items()})
 
     def __bool__(self) -> bool:
@@ -61,6 +65,11 @@ def of(**terms: float) -> Size:
 def chunked(**terms: float) -> Size:
     """A size per token of whole chunks, `chunked(d_v=4)`."""
     return Size({f"{symbol}·C": c for symbol, c in terms.items()})
+
+
+def _nonzero(terms: Mapping[str, float]) -> Mapping[str, float]:
+    """The terms with a coefficient, which are most often all."""
+    return terms if all(terms.values()) else {symbol: c for symbol, c in terms.items() if c}
 
 
 def _sum(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:

@@ -57,7 +57,7 @@ def total(lines: Iterable[Line]) -> int:
 
 def staying(lines: Iterable[Line]) -> int:
     """The bytes of the lines that the card must hold: all but managed memory."""
-    return sum([line.bytes for line in lines if not line.paged])
+    return sum([line.bytes for line in lines if line.allocated or not line.paged])
 
 
 class Moment(NamedTuple):

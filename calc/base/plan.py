@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, assert_never
 
 # The words of `Path`, explained there.
@@ -269,7 +271,7 @@ class Stage:
         return tuple(word for word in self.holds if word != "weights" and word != "prompt-logits")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Keeps:
     """The plan of one scenario under its framework: the models, the stages of a step, and the order of loading.
 
@@ -297,9 +299,13 @@ class Keeps:
             serving=None,
         )
 
+    @cached_property
+    def _named(self) -> Mapping[str, Role]:
+        return {role.name: role for role in self.roles}
+
     def role(self, name: str) -> Role:
-        """The role called `name`; raises StopIteration where the job has none."""
-        return next(role for role in self.roles if role.name == name)
+        """The role called `name`; raises KeyError where the job has none."""
+        return self._named[name]
 
 
 def supervised(

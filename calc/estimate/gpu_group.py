@@ -6,7 +6,7 @@ added here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import add
 
@@ -189,6 +189,8 @@ class Shared:
 
     def paged(self, lines: Sequence[Line]) -> list[Line]:
         """The lines with as much of the paged states as the card has room for."""
+        if all(line.allocated or not line.paged for line in lines):
+            return [*lines]
         usable = self.job.gpu.usable_bytes
         room = max(0, usable - staying(lines))
         values = {"U": usable, "R": usable - room}
@@ -261,9 +263,9 @@ def judged(
     peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # any of equal ones
     refusal = cache.refusal if cache else None
     # a phase with a smaller peak may be less certain to fit
-    probability = 0.0 if refusal else min([verdict.odds(p.moment, usable) for p in phases])
+    odds = {p.name: verdict.odds(p.moment, usable) for p in phases}
+    probability = 0.0 if refusal else min(odds.values())
     word = verdict.word(probability)
-    first = _first_to_break(phases, word, usable)
     low, high = verdict.reach(peak)
     if peak.device_bytes <= usable and any(line.left for line in peak.lines):
         high = min(high, usable)  # more of the paged states leave
@@ -278,7 +280,7 @@ def judged(
         device_range=(max(low, most), max(high, min(high + kept, usable))),
         fit_probability=probability,
         verdict=word,
-        verdict_phase="load" if refusal else first,
+        verdict_phase="load" if refusal else _first_to_break(odds, word),
         refusal=refusal,
         cache_tokens=cache.tokens if cache else 0,
         cache_sequences=cache.sequences if cache else 0,
@@ -286,11 +288,9 @@ def judged(
     )
 
 
-def _first_to_break(phases: Iterable[Phase], word: verdict.Verdict, usable: int) -> str | None:
-    """The first phase whose own verdict is at least as bad as the job's; None where the job fits."""
+def _first_to_break(odds: Mapping[str, float], word: verdict.Verdict) -> str | None:
+    """The first phase whose own verdict, by its odds, is at least as bad as the job's; None where the job fits."""
     if word == "fits":
         return None
-    for phase in phases:
-        if verdict.odds(phase.moment, usable) < (verdict.TIGHT if word == "oom" else verdict.FITS):
-            return phase.name
-    return None
+    least = verdict.TIGHT if word == "oom" else verdict.FITS
+    return next((name for name, probability in odds.items() if probability < least), None)

@@ -587,7 +587,6 @@ def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
     ]
 
 
-@lru_cache(maxsize=4096)
 def layer(
     run: Run,
     spec: LayerSpec,
@@ -604,6 +603,13 @@ def layer(
     layer's input is a checkpoint, or a buffer, and not counted here; `received`: nor is the gradient of its output.
     `selective`: the layer is run again except for what a policy keeps; `reentrant`: as a whole.
     """
+    return _layer(run.alone(spec), spec, first, counted, received, selective, reentrant)
+
+
+@lru_cache(maxsize=4096)
+def _layer(
+    run: Run, spec: LayerSpec, first: bool, counted: bool, received: bool, selective: bool, reentrant: bool
+) -> Segment:
     how = {"first": first, "counted": counted, "received": received, "selective": selective, "reentrant": reentrant}
     tape = program(run, spec, **how).layer()
     return Segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
@@ -621,9 +627,13 @@ class Traffic(NamedTuple):
     kept: int
 
 
-@lru_cache(maxsize=4096)
 def traffic(run: Run, spec: LayerSpec) -> Traffic:
     """What the kernels of a layer of the kind `spec` read and write; see `calc.autograd.kernels`."""
+    return _traffic(run.alone(spec), spec)
+
+
+@lru_cache(maxsize=4096)
+def _traffic(run: Run, spec: LayerSpec) -> Traffic:
     dims = dimensions(run.arch, run.adapter.rank if run.adapter else 0)
     tape = program(run, spec).layer()
     there, back = kernels.forward(tape), kernels.backward(tape)

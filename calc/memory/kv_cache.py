@@ -189,6 +189,7 @@ def _placed(arch: Architecture) -> list[tuple[Tensor, LayerSpec | None]]:
     return [*inside, *[(t, None) for t in tensors(arch) if t.name not in names]]
 
 
+@lru_cache(maxsize=1024)
 def weights(role: str, arch: Architecture, tensor_parallel: int = 1) -> Line:
     """A rank's weights in bf16."""
     count = sum(s.elements * s.layers for s in shares(arch, tensor_parallel))

@@ -102,6 +102,13 @@ class Run:
         large = self.kernel in ("flash", "math") and arch.head_dim > SDPA_FLASH_HEAD
         return replace(self, arch=arch, kernel="efficient" if large else self.kernel)
 
+    def alone(self, spec: LayerSpec) -> Run:
+        """The settings on which a layer of the kind `spec` depends, whatever other layers there are.
+
+        Where kinds differ in widths, their symbols have names that tell them apart: these depend on the others.
+        """
+        return replace(self, arch=self.arch.alone(spec)) if self.arch.at(spec) is self.arch else self
+
     @property
     def compute(self) -> int:
         """Bytes of an element that a matrix multiplication reads and writes."""

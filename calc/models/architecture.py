@@ -366,6 +366,10 @@ class Architecture:
         """The model as layers of the kind `spec` see it: their heads and widths, and them alone."""
         return self if self.broad is None and not self.doubled else _seen(self, spec.shapes)
 
+    def alone(self, spec: LayerSpec) -> Architecture:
+        """The model with one layer, of the kind `spec`: the same for every stage of a pipeline with such layers."""
+        return _alone(self, spec.shapes)
+
     @property
     def layers(self) -> int:
         """The number of layers."""
@@ -379,7 +383,7 @@ class Architecture:
     @property
     def recurrent(self) -> int:
         """The number of layers that pass a state on from position to position."""
-        return sum([spec.mixer in RECURRENT for spec in self.specs])
+        return sum([number for spec, number in layer_kinds(self) if spec.mixer in RECURRENT])
 
     @property
     def sliding_layers(self) -> tuple[int, ...]:
@@ -394,17 +398,17 @@ class Architecture:
     @property
     def dense_layers(self) -> int:
         """The number of layers without routed experts."""
-        return sum([spec.mlp == "dense" for spec in self.specs])
+        return sum([number for spec, number in layer_kinds(self) if spec.mlp == "dense"])
 
     @property
     def sparse_layers(self) -> int:
         """The number of layers with routed experts."""
-        return sum([spec.mlp == "experts" for spec in self.specs])
+        return sum([number for spec, number in layer_kinds(self) if spec.mlp == "experts"])
 
     @property
     def attending(self) -> int:
         """The number of layers with keys and values, or latent ones."""
-        return sum([spec.mixer in ("attention", "latent", "both") for spec in self.specs])
+        return sum([number for spec, number in layer_kinds(self) if spec.mixer in ("attention", "latent", "both")])
 
     @property
     def local_experts(self) -> int:
@@ -436,6 +440,11 @@ def _seen(arch: Architecture, spec: LayerSpec) -> Architecture:
     width = arch.intermediate * (2 if arch.doubled and spec.borrows else 1)
     own = replace(arch, broad=None, doubled=False, intermediate=width, specs=alike)
     return replace(own, **arch.broad._asdict()) if arch.broad and spec.broad else own
+
+
+@lru_cache(maxsize=1024)
+def _alone(arch: Architecture, spec: LayerSpec) -> Architecture:
+    return replace(arch, specs=(spec,), embeds=True, ends=True)
 
 
 class Tensor(NamedTuple):

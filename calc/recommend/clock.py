@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from calc.catalog.catalog import GPU, Node
 from calc.scenario.scenario import Scenario
-from calc.throughput import Throughput, Unrated, throughput
+from calc.throughput import Throughput, Unrated, terms_of, throughput
 from calc.throughput.rates import rated
 from calc.throughput.work import SELECTION
 
@@ -69,13 +69,14 @@ class Clock:
         known = self.full(s, cache_tokens)
         return digits(known.step_seconds) if known else 0.0
 
-    def split(self, s: Scenario) -> Split:
+    def split(self, s: Scenario, *, served: bool = True) -> Split:
         """The step time as if vLLM had its card alone, so that no KV cache is larger; infinite if it cannot start.
 
-        What selective checkpointing makes a GPU wait is left out, so that along no axis a step becomes quicker.
+        What selective checkpointing makes a GPU wait is left out, so that along no axis a step becomes quicker. Where
+        the time in which vLLM generates is known already, `served` is false, and it is not counted again.
         """
         try:
-            terms = throughput(s, self.gpu, self.node).terms
+            terms = terms_of(s, self.gpu, self.node, served=served)
         except Unrated:
             return Split(0.0 if self.unrated(s) else inf, 0.0)
         vllm = s.rollout is not None and s.rollout.serves
@@ -85,13 +86,17 @@ class Clock:
 
     def bound(self, rollout: Hashable, rest: Hashable, of: Callable[[], Scenario | None]) -> float:
         """The step time as the sum of two cached parts, keyed by the settings of each; `of` makes the scenario."""
-        if rollout not in self._rollouts or rest not in self._rests:
-            s = of()
-            if s is None:
-                return 0.0
-            part = self.split(s)
-            self._rollouts[rollout] = part.rollout
-            if part.rollout < inf:
-                self._rests[rest] = part.rest
-            return digits(part.rollout + part.rest)
-        return digits(self._rollouts[rollout] + self._rests[rest])
+        known = self._rollouts.get(rollout)
+        if known is not None and rest in self._rests:
+            return digits(known + self._rests[rest])
+        s = of()
+        if s is None:
+            return 0.0
+        if known == inf:
+            return inf
+        part = self.split(s, served=known is None)
+        if known is None:
+            known = self._rollouts[rollout] = part.rollout
+        if known < inf:
+            self._rests[rest] = part.rest
+        return digits(known + part.rest)

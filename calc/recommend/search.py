@@ -72,7 +72,7 @@ class Fit:
     @cached_property
     def trains(self) -> bool:
         """True if the training phases fit; cheaper than `training`."""
-        return all([each.trains for each in self._sets])
+        return all(each.trains for each in self._sets)
 
     @cached_property
     def training_at_most(self) -> int:
@@ -386,7 +386,7 @@ class Search:
             return None
         limit = self.limit(fastest)
         for group in groups.values():
-            within = [at for at in group if self.bound(*at) <= limit]
+            within = [at for at in group if self.reaches(*at, limit)]
             if within and (found := self.fastest(within, limit)):
                 return found
         return fastest
@@ -400,6 +400,12 @@ class Search:
         asked = dict.fromkeys(at for group in groups.values() for at in group)
         first = dict.fromkeys((b, (0,) * len(place)) for b, place in asked)
         return self.fastest(first, limit, asked.keys()) if self.rated else None
+
+    def reaches(self, b: int, place: Place, limit: float) -> bool:
+        """True if the bound of a place is at most `limit`; along the way to it bounds never fall."""
+        return all(
+            self.bound(b, (*place[:axis], *[0] * (len(place) - axis))) <= limit for axis in range(len(place) + 1)
+        )
 
     def limit(self, fastest: Found | None) -> float:
         """The longest step time that cannot be told from that of the fastest, in seconds; infinite if there is none."""

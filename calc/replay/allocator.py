@@ -4,9 +4,8 @@ Read in torch 2.13 `c10/cuda/CUDACachingAllocator.cpp` and `c10/core/AllocatorCo
 `expandable_segments:True`. Each stream has an allocator of its own. Blocks of up to 1 MiB live in 2 MiB segments of
 their own; only the sum of these blocks is tracked, as if they left no gaps.
 
-A block is one integer, since an estimate allocates and frees tens of thousands of them: its bytes in the bits above
-WIDTH, its address below. Sorted, the smallest block comes first, and of equal ones the lowest; splitting a block is a
-subtraction. A small block has no address and is negative, and 0 stands for no block.
+A block is its address and its bytes; a small one has no address, and an empty tuple stands for no block. Free blocks
+are few sizes, each many times over: of each size the lowest is taken first.
 
 Where a tensor is freed while another stream still works on it (`Tensor.record_stream`), its block counts no more as
 allocated, and serves nobody until the host has seen that stream pass the work (`free`, `insert_events`,
@@ -16,7 +15,7 @@ allocated, and serves nobody until the host has seen that stream pass the work (
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from functools import lru_cache
 from typing import NamedTuple, Self
@@ -25,15 +24,15 @@ from calc.base.units import MiB
 
 LARGE, BUFFER, GRAIN = 10 * MiB, 20 * MiB, 2 * MiB  # kMinLargeAlloc, kLargeBuffer, kRoundLarge (and kSmallBuffer)
 ROUND = 512  # kMinBlockSize
-ENDLESS = 1 << 62  # the address space of an expandable segment
-WIDTH = 63  # bits of an address
-ADDRESS = (1 << WIDTH) - 1
-SMALL = MiB << WIDTH  # kSmallSize: the largest small block, and the largest remainder not split off a large one
+SMALL = MiB  # kSmallSize: the largest small block, and the largest remainder not split off a large one
+ENDLESS = 1 << 59  # the address space of an expandable segment
+UNPLACED = -1  # in place of the address of a small block
 
-Block = int
-Steps = Sequence[tuple[int, int]]  # a slot and its request, a block at address 0; or 0 to free the slot's block
+Block = tuple[int, ...]
+NO_BLOCK: Block = ()
+Steps = Sequence[tuple[int, int]]  # a slot and the bytes it requests, or 0 to free the slot's block
 Awaited = tuple[int, int, Block]  # a freed block, and the clock's counts of which it waits for
-State = tuple[int, list[Block], dict[int, int], int, tuple[Block, ...], list[Awaited]]
+State = tuple[int, dict[int, int], dict[int, int], int, dict[int, int], list[Awaited]]
 
 
 class Event(NamedTuple):
@@ -45,17 +44,17 @@ class Event(NamedTuple):
 
 def address(block: Block) -> int:
     """The address where a large block starts."""
-    return block & ADDRESS
+    return block[0]
 
 
 def length(block: Block) -> int:
     """The bytes of a block."""
-    return abs(block) >> WIDTH
+    return block[1] if block else 0
 
 
-def asked(size: int) -> Block:
-    """A request for `size` bytes, rounded up to ROUND, as a block at address 0."""
-    return -(-size // ROUND) * ROUND << WIDTH
+def asked(size: int) -> int:
+    """A request for `size` bytes, rounded up to ROUND."""
+    return -(-size // ROUND) * ROUND
 
 
 @lru_cache(maxsize=4096)
@@ -155,20 +154,21 @@ class Process:
 class Allocator:
     """The allocator of one stream: it splits segments into blocks, and hands a freed block only to that stream again.
 
-    Free blocks are indexed by their start and by their end, so that neighbours can be merged.
+    Free blocks are indexed by their start and by their end, so that neighbours can be merged, and by their size.
     """
 
-    LEAST = SMALL + (ROUND << WIDTH)  # the smallest remainder that is split off
+    LEAST = SMALL + ROUND  # the smallest remainder that is split off
 
     def __init__(self, limit: int | None = None, process: Process | None = None) -> None:
         """The first stream of a process that may reserve `limit` bytes, or another stream of `process`."""
         self.process = process or Process(limit)
         self.process.streams.append(self)
         self._spare = 0  # bytes left in the segments of small blocks
-        self._free: list[Block] = []  # the smallest first
-        self._starts: dict[int, Block] = {}  # free blocks by their start
-        self._ends: dict[int, Block] = {}  # free blocks by their end
-        self._segments: tuple[Block, ...] = ()
+        self._sizes: list[int] = []  # of free blocks, the smallest first
+        self._free: dict[int, list[int]] = {}  # the starts of the free blocks of a size, the lowest first
+        self._starts: dict[int, int] = {}  # sizes of free blocks by their start
+        self._ends: dict[int, int] = {}  # sizes of free blocks by their end
+        self._segments: dict[int, int] = {}  # sizes of segments by their start
         self._unmapped: dict[int, int] = {}  # bytes of each unmapped range of an expandable segment, by its start
         self._end = ENDLESS  # the next segment ends below this address: drivers map each below the last
         self._awaited: list[Awaited] = []
@@ -180,9 +180,9 @@ class Allocator:
     def copy(self, process: Process) -> Self:
         """A copy of this stream that belongs to `process`, the copy of its own process."""
         other = type(self)(process=process)
-        other._spare, other._end, other._segments = self._spare, self._end, self._segments
-        other._free, other._starts = self._free.copy(), self._starts.copy()
-        other._ends, other._unmapped = self._ends.copy(), self._unmapped.copy()
+        other._spare, other._end, other._segments = self._spare, self._end, self._segments.copy()
+        other._sizes, other._free = self._sizes.copy(), {size: own.copy() for size, own in self._free.items()}
+        other._starts, other._ends, other._unmapped = self._starts.copy(), self._ends.copy(), self._unmapped.copy()
         other._awaited = self._awaited.copy()
         return other
 
@@ -191,7 +191,7 @@ class Allocator:
         """Everything that decides how requests are served: free blocks, segments, and what small blocks have left."""
         number, collective = self.process.seen
         awaited = [(max(event - number, 0), max(n - collective, 0), block) for event, n, block in self._awaited]
-        return self._spare, self._free.copy(), self._unmapped.copy(), self._end, self._segments, awaited
+        return self._spare, self._starts.copy(), self._unmapped.copy(), self._end, self._segments.copy(), awaited
 
     def take(self, size: int) -> Block:
         """Allocate a block of `size` bytes: the smallest free block that is large enough, split to size."""
@@ -229,119 +229,136 @@ class Allocator:
     def play(self, steps: Steps, own: dict[int, Block]) -> None:
         """Allocate and free as `steps` says, one step after another; `own` maps slots to their blocks."""
         # a single loop, because an estimate runs it tens of thousands of times
-        free, starts, ends, unmapped, process = self._free, self._starts, self._ends, self._unmapped, self.process
-        spare, allocated, most = self._spare << WIDTH, process.allocated << WIDTH, process.most << WIDTH
-        least = self.LEAST
+        sizes, free, starts, ends, unmapped = self._sizes, self._free, self._starts, self._ends, self._unmapped
+        process, spare, least = self.process, self._spare, self.LEAST
+        allocated, most = process.allocated, process.most
         for slot, size in steps:
             if not size:
-                block = own.pop(slot, 0)
-                if block <= 0:
-                    spare -= block
-                    allocated += block
+                block = own.pop(slot, NO_BLOCK)
+                if not block:
                     continue
-                start = block & ADDRESS
-                end = start + (block >> WIDTH)
-                allocated -= block - start
-                if after := starts.pop(end, 0):
-                    del free[bisect_left(free, after)]
-                    block += after - end
-                    end += after >> WIDTH
-                if before := ends.pop(start, 0):
-                    del free[bisect_left(free, before)]
-                    block += before - start
-                    start = before & ADDRESS
-                starts[start] = ends[end] = block
-                insort(free, block)
-                continue
-            if size <= SMALL:
-                own[slot] = -size
+                start, size = block
+                allocated -= size
+                if start < 0:
+                    spare += size
+                    continue
+                end = start + size
+                if end in starts:
+                    after = starts.pop(end)
+                    beside = free[after]
+                    if len(beside) > 1:
+                        del beside[bisect_left(beside, end)]
+                    else:
+                        del free[after], sizes[bisect_left(sizes, after)]
+                    size += after
+                    end += after
+                if start in ends:
+                    before = ends.pop(start)
+                    size += before
+                    start -= before
+                    beside = free[before]
+                    if len(beside) > 1:
+                        del beside[bisect_left(beside, start)]
+                    else:
+                        del free[before], sizes[bisect_left(sizes, before)]
+            elif size <= SMALL:
+                own[slot] = UNPLACED, size
                 spare -= size
                 if spare < 0:
                     # awaited blocks may become free on the way
-                    process.allocated, self._spare = allocated >> WIDTH, spare >> WIDTH
-                    process.reserve(GRAIN, size >> WIDTH)
-                    spare = self._spare + GRAIN << WIDTH
+                    process.allocated, self._spare = allocated, spare
+                    process.reserve(GRAIN, size)
+                    spare = self._spare + GRAIN
+                allocated += size
+                if allocated > most:
+                    most = allocated
+                continue
             else:
-                place = bisect_left(free, size)
-                if place < len(free):
-                    found = free[place]
-                    start = found & ADDRESS
-                    end = start + (found >> WIDTH)
-                    if end in unmapped and place + 1 < len(free):
-                        place = self._fit(place)
-                        found = free[place]
-                        start = found & ADDRESS
-                        end = start + (found >> WIDTH)
-                    del starts[start]
-                    del free[place]
+                place = bisect_left(sizes, size)
+                if place < len(sizes):
+                    have = sizes[place]
+                    start = free[have][0]
+                    if start + have in unmapped:
+                        have, start = self._fit(size)
+                    beside = free[have]
+                    if len(beside) > 1:
+                        del beside[bisect_left(beside, start)]
+                    else:
+                        del free[have], sizes[bisect_left(sizes, have)]
+                    del starts[start], ends[start + have]
                 else:
-                    process.allocated, self._spare = allocated >> WIDTH, spare >> WIDTH
-                    found = self._segment(size >> WIDTH)
-                    spare = self._spare << WIDTH
-                    start = found & ADDRESS
-                    end = start + (found >> WIDTH)
-                rest = found - size
-                if rest >= least:
-                    own[slot] = size + start
-                    # its start is further by what has been cut off
-                    start += size >> WIDTH
-                    rest += size >> WIDTH
-                    starts[start] = ends[end] = rest
-                    insort(free, rest)
-                else:
-                    own[slot] = found
-                    ends.pop(end, 0)
-                    size = found - start
-            allocated += size
-            if allocated > most:
-                most = allocated
-        self._spare, process.allocated, process.most = spare >> WIDTH, allocated >> WIDTH, most >> WIDTH
+                    process.allocated, self._spare = allocated, spare
+                    start, have = self._segment(size)
+                    spare = self._spare
+                rest = have - size
+                if rest < least:
+                    size, rest = have, 0
+                own[slot] = start, size
+                allocated += size
+                if allocated > most:
+                    most = allocated
+                if not rest:
+                    continue
+                end = start + have
+                start += size
+                size = rest
+            starts[start] = ends[end] = size
+            if size in free:
+                insort(free[size], start)
+            else:
+                free[size] = [start]
+                insort(sizes, size)
+        self._spare, process.allocated, process.most = spare, allocated, most
 
-    def _fit(self, place: int) -> int:
-        """The index of the free block to take, where the first one that is large enough borders on unmapped pages.
+    def _fit(self, size: int) -> tuple[int, int]:
+        """Size and start of the free block to take, where the first one that is large enough borders on unmapped pages.
 
         Such a block ranks by the size that it can grow to, so that a larger block that cannot grow may come before it.
         """
-        free, unmapped, last = self._free, self._unmapped, len(self._free) - 1
-        while place < last:
-            block, following = free[place], free[place + 1]
-            more = unmapped.get((block & ADDRESS) + (block >> WIDTH), 0)
+        fitting = self._from(size)
+        found = next(fitting)
+        for following in fitting:
+            more, beyond = (self._unmapped.get(start + have, 0) for have, start in (found, following))
             # a block that cannot grow is smaller than the next anyway
-            if not more or (block >> WIDTH) + more <= (following >> WIDTH) + unmapped.get(
-                (following & ADDRESS) + (following >> WIDTH), 0
-            ):
+            if not more or found[0] + more <= following[0] + beyond:
                 break
-            place += 1
-        return place
+            found = following
+        return found
 
-    def _segment(self, size: int) -> Block:
+    def _from(self, size: int) -> Iterator[tuple[int, int]]:
+        """Size and start of each free block of at least `size` bytes, the smallest first."""
+        for have in self._sizes[bisect_left(self._sizes, size) :]:
+            for start in self._free[have]:
+                yield have, start
+
+    def _segment(self, size: int) -> tuple[int, int]:
         """Reserve a new segment for `size` bytes; a gap keeps blocks of two segments from being neighbours."""
         whole = BUFFER if size < LARGE else -(-size // GRAIN) * GRAIN
         self.process.reserve(whole, size)
         self._end -= whole + GRAIN
-        segment = whole << WIDTH | self._end
-        self._segments += (segment,)
-        return segment
+        self._segments[self._end] = whole
+        return self._end, whole
 
     def release(self) -> None:
         """Return the segments in which nothing is allocated to the driver."""
-        whole = [segment for segment in self._segments if self._starts.get(address(segment)) == segment]
-        for segment in whole:
-            self._drop(segment)
-            self.process.reserved -= length(segment)
-        self._segments = tuple([segment for segment in self._segments if segment not in whole])
+        for start, size in [own for own in self._starts.items() if self._segments.get(own[0]) == own[1]]:
+            self._drop(start, size)
+            del self._segments[start]
+            self.process.reserved -= size
 
     def _keep(self, start: int, size: int) -> None:
         """Add a block to the free ones."""
-        block = size << WIDTH | start
-        self._starts[start] = self._ends[start + size] = block
-        insort(self._free, block)
+        self._starts[start] = self._ends[start + size] = size
+        if size not in self._free:
+            insort(self._sizes, size)
+        insort(self._free.setdefault(size, []), start)
 
-    def _drop(self, block: Block) -> None:
+    def _drop(self, start: int, size: int) -> None:
         """Remove a block from the free ones."""
-        del self._starts[address(block)]
-        del self._ends[address(block) + length(block)]
-        del self._free[bisect_left(self._free, block)]
+        del self._starts[start], self._ends[start + size]
+        self._free[size].remove(start)
+        if not self._free[size]:
+            del self._free[size], self._sizes[bisect_left(self._sizes, size)]
 
 
 class Expandable(Allocator):
@@ -350,30 +367,30 @@ class Expandable(Allocator):
     See `find_expandable_block`, `map_block` and `unmap_block`.
     """
 
-    LEAST = ROUND << WIDTH
+    LEAST = ROUND
 
     def __init__(self, limit: int | None = None, process: Process | None = None) -> None:
         super().__init__(limit, process)
         self._unmapped[0] = ENDLESS
 
-    def _segment(self, size: int) -> Block:
+    def _segment(self, size: int) -> tuple[int, int]:
         """A free block of at least `size` bytes at the lowest address with room for it, its unmapped pages mapped."""
         start, missing = self._place(size)
         if self.process.lacks(missing):
             self.process.release()
             start, missing = self._place(size)
         self.process.reserve(missing, size)
-        return self._map(start, size) << WIDTH | start
+        return start, self._map(start, size)
 
     def _place(self, size: int) -> tuple[int, int]:
         """The start of the lowest range with `size` bytes free or unmapped, and the bytes to be mapped there."""
         starts, ends, unmapped = self._starts, self._ends, self._unmapped
         for first in sorted(unmapped):
-            begin = end = address(ends.get(first, first))
+            begin = end = first - ends.get(first, 0)
             missing = 0
             while end < begin + size:
-                if block := starts.get(end):
-                    end += block >> WIDTH
+                if free := starts.get(end):
+                    end += free
                 elif have := unmapped.get(end):
                     missing += _pages(min(begin + size - end, have))
                     end += have
@@ -394,10 +411,10 @@ class Expandable(Allocator):
 
     def _joined(self, end: int) -> int:
         """Remove the free block that starts at `end` from the free ones, and return its bytes; 0 if there is none."""
-        block = self._starts.get(end, 0)
-        if block:
-            self._drop(block)
-        return length(block)
+        size = self._starts.get(end, 0)
+        if size:
+            self._drop(end, size)
+        return size
 
     def _map_pages(self, start: int, size: int) -> int:
         """Map the pages of the first `size` bytes of an unmapped range; their bytes. The rest stays unmapped."""
@@ -409,12 +426,12 @@ class Expandable(Allocator):
 
     def release(self) -> None:
         """Return whole pages in which nothing is allocated to the driver."""
-        for block in self._free[bisect_left(self._free, BUFFER << WIDTH) :]:
-            begin, end = address(block), address(block) + length(block)
+        for size, begin in [*self._from(BUFFER)]:
+            end = begin + size
             low, high = _pages(begin), end // BUFFER * BUFFER
             if low == high:
                 continue
-            self._drop(block)
+            self._drop(begin, size)
             if low > begin:
                 self._keep(begin, low - begin)
             if high < end:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from copy import copy
 
-from calc.replay.allocator import Allocator, Block, Process
+from calc.replay.allocator import NO_BLOCK, Allocator, Block, Process
 from calc.replay.blocks import Blocks, Unit
 
 Taken = list[Block]
@@ -27,7 +27,7 @@ class Shards:
         self.heap, self.gathers, self.reduces = heap, heap.beside(), heap.beside()
         self.buffers: Taken = []  # buffers of gathers, the oldest first
         self.copied: dict[int, Taken] = {}  # what is gathered, by layer; -1 is the root or the head, -2 the embedding
-        self.reducing: Block = 0  # the input of the last reduction
+        self.reducing = NO_BLOCK  # the input of the last reduction
         self.reduced: Taken = []  # this rank's gradients
         for unit in m.units:
             whole = heap.take_all(unit.whole)
@@ -50,7 +50,7 @@ class Shards:
 
     def _gather(self, unit: Unit) -> None:
         """Gathers a unit into a buffer; the gather's input is freed at once."""
-        cast = self.gathers.take(unit.cast) if unit.cast else 0
+        cast = self.gathers.take(unit.cast) if unit.cast else NO_BLOCK
         self.buffers.append(self.gathers.take(unit.buffer))
         if cast:
             self.gathers.give(cast)
@@ -146,7 +146,7 @@ class Shards:
         """Waits for the last reduction, and frees its input."""
         if self.reducing:
             self.heap.give(self.reducing)
-            self.reducing = 0
+            self.reducing = NO_BLOCK
 
     def zero(self) -> None:
         """Frees the gradients."""

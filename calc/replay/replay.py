@@ -18,7 +18,7 @@ from calc.base.plan import Stage
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
-from calc.replay.allocator import Allocator, Block, Expandable, OutOfMemory, Steps, asked, length
+from calc.replay.allocator import NO_BLOCK, Allocator, Block, Expandable, OutOfMemory, Steps, asked, length
 from calc.replay.blocks import Blocks, Piece, blocks
 from calc.replay.fsdp1_streams import Gathers
 from calc.replay.fsdp2_streams import Shards
@@ -52,13 +52,13 @@ class Act(NamedTuple):
 
 def known(roles: Roles) -> bool:
     """True if a job can be replayed: it has one stage, of models that are whole or sharded by FSDP."""
-    stages, placed = roles.keeps.stages, [*roles.placed.values()]
+    stages = roles.keeps.stages
     if len(stages) != 1 or stages[0].does not in ("train", "score"):
         return False
     return (
         not (stages[0].beside or stages[0].joint)
-        and all(_known(own, roles.keeps.bare) and own.role.path.held != "inside" for own in placed)
-        and len(placed) == 1 + bool(stages[0].inside)
+        and len(roles.placed) == 1 + bool(stages[0].inside)
+        and all(_known(own, roles.keeps.bare) and own.role.path.held != "inside" for own in roles.placed.values())
     )
 
 
@@ -270,8 +270,8 @@ class Replay:
         self.adding = False  # gradients of earlier micro batches exist, or none stays
         self.beside = 0.0  # see `calc.replay.blocks.Blocks`
         self.apart = False  # the next gradient is a tied head's, which waits for the embedding's
-        self.head: Block = 0
-        self.late: Block = 0  # outputs that outlive their backward
+        self.head = NO_BLOCK
+        self.late = NO_BLOCK  # outputs that outlive their backward
         self.casts: list[Block] = []  # autocast's cache
         self.stepped = False
         self.done = 0  # number of parts that have been replayed
@@ -345,8 +345,8 @@ class Replay:
             self.step(a.model)
 
     def take(self, size: int) -> Block:
-        """A new block of `size` bytes; 0, for no block, if the size is 0."""
-        return self.heap.take(size) if size else 0
+        """A new block of `size` bytes, or no block if the size is 0."""
+        return self.heap.take(size) if size else NO_BLOCK
 
     def give(self, *given: Block) -> None:
         """Frees blocks."""
@@ -390,7 +390,7 @@ class Replay:
             self.gradients += made
         self.casts += [own.pop(slot) for slot in course.casts]
         for slot in course.late:
-            self.late = own.pop(slot, 0) or self.late
+            self.late = own.pop(slot, NO_BLOCK) or self.late
         self.threads = course.threads
 
     def course(self, script: Script, late: int | None) -> Course:
@@ -458,7 +458,7 @@ class Replay:
                 shards.end()
             own = {INPUT: block} if block else {}
             self.play(piece.forward, own)
-            block = own.pop(piece.forward.out, 0)
+            block = own.pop(piece.forward.out, NO_BLOCK)
             kept.append(own)
             if layer:
                 layer.leave(n)
@@ -484,12 +484,12 @@ class Replay:
     def drop(self) -> None:
         """Frees the outputs that outlived their backward."""
         self.give(self.late)
-        self.late = 0
+        self.late = NO_BLOCK
 
     def backward(self, m: Blocks, kept: Kept) -> None:
         """Runs the backward of a forward that kept `kept`."""
         self.phase = "backward"
-        block: Block = 0
+        block = NO_BLOCK
         self.apart = bool(m.tied)
         if m.beside is not None:
             self.adding, self.beside = True, m.beside
@@ -536,11 +536,11 @@ class Replay:
         assert piece.backward
         if given:
             own[GIVEN] = given
-        held = own.pop(INPUT) if retains else 0
+        held = own.pop(INPUT) if retains else NO_BLOCK
         self.play(piece.backward, own, piece.late)
-        block = own.pop(piece.backward.out, 0)
+        block = own.pop(piece.backward.out, NO_BLOCK)
         if given in self.retained:
-            own.pop(GIVEN, 0)
+            own.pop(GIVEN, NO_BLOCK)
         self.give(*own.values())
         if retains:
             self.retained += [held, block]
@@ -558,7 +558,7 @@ class Replay:
             total = self.take(m.embedding)
             self.give(self.head)
         self.give(made)
-        self.head = 0
+        self.head = NO_BLOCK
         return total
 
     def step(self, m: Blocks) -> None:

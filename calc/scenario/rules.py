@@ -6,7 +6,6 @@ Every objection is one line that names the field, what was given and what is all
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from math import lcm
 from typing import Any
 
@@ -21,7 +20,7 @@ from calc.models.lora import adaptable_names, lora_parameters
 from calc.models.slices import part, stage
 from calc.models.vision import Tower
 from calc.scenario.images import WIDEST, Images
-from calc.scenario.scenario import Scenario
+from calc.scenario.scenario import Scenario, changed
 from calc.scenario.words import NODE, PAIRED, PARTNERS, RL, ROLES, SERVERS, SHARDINGS, TOGETHER, TRAINED_ROLES
 
 UNBUILT_FOR_ROLES = ("expert_parallel", "pipeline_parallel")
@@ -190,7 +189,7 @@ def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
     step = whole_step(next(iter(roles.values()), s))
     if s.rollout and s.global_batch % s.rollout.n == 0 and lcm(step, s.rollout.n) <= s.global_batch:
         step = lcm(step, s.rollout.n)
-    return replace(s, global_batch=max(1, s.global_batch // step) * step)
+    return changed(s, {"global_batch": max(1, s.global_batch // step) * step})
 
 
 def whole_step(s: Scenario) -> int:

@@ -13,8 +13,10 @@ def main() -> None:
     """Runs one command; a fault in data or pages is one line and exit status 2."""
     # until everything is imported, which takes a second; after that faults.py handles Ctrl-C
     signal.signal(signal.SIGINT, lambda *_: (print("interrupted", file=sys.stderr), os._exit(130)))
+    from calc.base.collecting import collect_rarely
     from calc.site.faults import one_line
 
+    collect_rarely()
     with one_line():
         _run()
 

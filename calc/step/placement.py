@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import lru_cache
-from typing import NamedTuple, assert_never
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import assert_never
 
 from calc.base.ledger import Line, total
 from calc.base.plan import Keeps, Role
@@ -277,13 +277,24 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
             assert_never(other)
 
 
-class Placed(NamedTuple):
-    """A role on its GPUs: its view of the scenario, the engine that holds its model, and that engine for scoring."""
+@dataclass(frozen=True)
+class Placed:
+    """A role on its GPUs: its view of the scenario, the engine that holds its model, and the plan it belongs to."""
 
     role: Role
     s: Scenario
     engine: TrainingEngine
-    scorer: TrainingEngine
+    keeps: Keeps
+
+    @cached_property
+    def scorer(self) -> TrainingEngine:
+        """The engine where the role scores, which trains nothing then."""
+        model = self.engine.replica
+        run = replace(
+            model.run, trained=False, training=False, differentiable=model.run.trained or model.run.differentiable
+        )
+        frozen = replace(model, path=self.role.scoring, run=run, optimizer=None, micro_batches=1)
+        return engine(self.s, frozen, self.keeps, unused=self.role.finds_unused)
 
     @property
     def trained(self) -> bool:
@@ -305,18 +316,8 @@ def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
     trained = any(
         role.name in (stage.role, stage.beside, stage.joint) for stage in keeps.stages if stage.does == "train"
     )
-    model = replica(own, role, trained=trained)
-    frozen = replace(
-        model,
-        path=role.scoring,
-        run=replace(
-            model.run, trained=False, training=False, differentiable=model.run.trained or model.run.differentiable
-        ),
-        optimizer=None,
-        micro_batches=1,
-    )
-    trains, scores = (engine(own, each, keeps, unused=role.finds_unused) for each in (model, frozen))
-    return Placed(role, own, trains, scores)
+    holds = engine(own, replica(own, role, trained=trained), keeps, unused=role.finds_unused)
+    return Placed(role, own, holds, keeps)
 
 
 def around(s: Scenario, keeps: Keeps, gpu: GPU) -> list[Line]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
@@ -33,6 +33,32 @@ class Memo:
         return known
 
 
+class Places(Mapping[str, Placed]):
+    """The roles of a scenario by name, each placed when it is first asked for: a search may need one alone."""
+
+    def __init__(self, s: Scenario) -> None:
+        """The roles of `s`, in their order."""
+        self._s, self._roles, self._placed = s, {role.name: role for role in s.keeps.roles}, dict[str, Placed]()
+
+    def __getitem__(self, name: str) -> Placed:
+        """The role called `name`; raises KeyError where there is none."""
+        if name not in self._placed:
+            self._placed[name] = placement.place(self._s, self._roles[name], self._s.keeps)
+        return self._placed[name]
+
+    def __contains__(self, name: object) -> bool:
+        """True if there is a role called `name`."""
+        return name in self._roles
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self._roles)
+
+    def __len__(self) -> int:
+        """The number of roles."""
+        return len(self._roles)
+
+
 class Roles(Memo):
     """The roles of a scenario, each under its engine: everything that is the same on every card, computed once for all.
 
@@ -44,12 +70,7 @@ class Roles(Memo):
         """The roles of `s`, whose card does not matter."""
         super().__init__()
         self.s, self.training = s, training or Memo()
-        self.keeps = s.keeps
-
-    @cached_property
-    def placed(self) -> dict[str, Placed]:
-        """The roles by name, placed."""
-        return {role.name: placement.place(self.s, role, self.keeps) for role in self.keeps.roles}
+        self.keeps, self.placed = s.keeps, Places(s)
 
     def batch(self, s: Scenario, rows: int) -> Batch:
         """The fullest batch of `rows` sequences that a role with scenario `s` runs.

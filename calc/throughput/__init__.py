@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any, assert_never
 
-from calc.base.plan import Keeps, Role
+from calc.base.plan import Keeps
 from calc.catalog.catalog import GPU, Catalog, Node
-from calc.models.architecture import Architecture, Head
-from calc.scenario.scenario import Offload, Scenario
+from calc.models.architecture import Head
+from calc.scenario.scenario import Offload, Scenario, changed
 from calc.step.placement import VALUED, serving
 from calc.throughput.rates import Rates, rated
 from calc.throughput.rollout import generated, served, swapped, synced
@@ -54,16 +53,19 @@ def throughput(s: Scenario, gpu: GPU, node: Node | None, cache_tokens: int | Non
     had its card alone. Raises Unrated, one line, if the catalog lacks a rate that the job needs, or if vLLM would not
     start.
     """
-    r = rated(gpu, node, s.gpus_per_node, s.precision)
-    if s.rollout:
-        sequences = s.rollout.batch * s.rollout.n
-        found = iteration(s, gpu, r, cache_tokens)
-    else:
-        sequences = s.sequences
-        found = supervised(s, r)
-    terms = tuple(t for t in found if t.seconds)
+    terms = tuple(terms_of(s, gpu, node, cache_tokens))
+    sequences = _responses(s) if s.rollout else s.sequences
     seconds = sum([t.seconds for t in terms])
     return Throughput(seconds, sequences * s.expected_len / seconds, max(terms, key=_seconds).name, terms)
+
+
+def terms_of(
+    s: Scenario, gpu: GPU, node: Node | None, cache_tokens: int | None = None, *, served: bool = True
+) -> list[Term]:
+    """The terms of `throughput`; unless `served`, without the time in which vLLM generates, which others share."""
+    r = rated(gpu, node, s.gpus_per_node, s.precision)
+    found = iteration(s, gpu, r, cache_tokens, serves=served) if s.rollout else supervised(s, r)
+    return [t for t in found if t.seconds]
 
 
 def supervised(s: Scenario, r: Rates) -> list[Term]:
@@ -86,8 +88,8 @@ def supervised(s: Scenario, r: Rates) -> list[Term]:
     return terms
 
 
-def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None) -> list[Term]:
-    """The terms of an RL iteration, stage by stage.
+def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None, *, serves: bool = True) -> list[Term]:
+    """The terms of an RL iteration, stage by stage; unless `serves`, without the time in which vLLM generates.
 
     Stages follow each other. Where roles have GPUs of their own, all that score run at once, as do all that train: the
     GPU group that takes longest counts.
@@ -100,6 +102,8 @@ def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None) -> list
         if stage.role != "rollout" and keeps.role(stage.role).pipeline[0] > 0:
             continue  # stages of a pipeline work at once, and the time of one counts for all
         match stage.does:
+            case "serve" if not serves:
+                pass
             case "serve":
                 terms += within("rollout", served(s, r, *_cache(s, keeps, gpu, cache_tokens)))
             case "generate":
@@ -131,23 +135,14 @@ def role(s: Scenario, keeps: Keeps, r: Rates, name: str, *, trained: bool) -> li
     name = known.model or name
     own = s.role(name) or s
     if known.leaves:  # what the framework moves to the host between phases is on the GPU during the role's own phase
-        own = replace(own, offload=Offload(False, False))
+        own = changed(own, {"offload": Offload(False, False)})
     rows = known.rows if trained else known.scoring_rows
     mine = max(1, _responses(s) // own.data_parallel)
     rows = min(rows, mine)
     if own.max_tokens_per_gpu:  # dynamic batches are balanced
         rows = -(-mine // -(-mine // rows))
     load = Load(rows, s.expected_len, -(-mine // rows), max(1, _responses(s) // s.global_batch))
-    return list(_passed(own, own.architecture, known, r, load, "scalar" if name in VALUED else "lm", trained))
-
-
-# a reference does what the actor does where that scores, a reward model what the critic does
-@lru_cache(maxsize=256)
-def _passed(
-    s: Scenario, model: Architecture, known: Role, r: Rates, load: Load, head: Head, trained: bool
-) -> tuple[Term, ...]:
-    """`update`; the `model` of `s` is part of the cache's key because scenarios do not compare by it."""
-    return tuple(update(s, known, r, load, head, trained=trained))
+    return list(update(own, known, r, load, "scalar" if name in VALUED else "lm", trained=trained))
 
 
 def _responses(s: Scenario) -> int:

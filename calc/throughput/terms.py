@@ -48,4 +48,4 @@ class Term(NamedTuple):
 
 def within(prefix: str, terms: list[Term]) -> list[Term]:
     """The same terms, named as part of a stage of the job."""
-    return [term._replace(name=f"{prefix}: {term.name}") for term in terms]
+    return [Term(f"{prefix}: {t.name}", t.seconds, t.formula, t.values, t.source) for t in terms]

@@ -170,7 +170,9 @@ def attending(s: Scenario, r: Rates, load: Load, c: work.Counts, p: work.Passes,
 def ran(s: Scenario, role: Role, load: Load, trained: bool) -> work.Layers:
     """What the layers of one GPU do beside multiplying; parts of a layer that run again are passes of their own."""
     arch = architecture(s, role)
-    run = replace(run_of(s, role, arch, trained=trained), again=frozenset())
+    run = run_of(s, role, arch, trained=trained)
+    if run.again:
+        run = replace(run, again=frozenset())
     length = max(1, round(load.length))
     tokens = -(-load.rows * length // s.context_parallel)
     return work.layers(run, masked(s, arch, length), tokens, length)

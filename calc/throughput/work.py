@@ -12,7 +12,7 @@ from typing import NamedTuple, assert_never
 
 from calc.autograd.tape import CHUNK
 from calc.base.plan import Recomputed
-from calc.memory.activations import kinds, traffic
+from calc.memory.activations import Traffic, kinds, traffic
 from calc.memory.run import Run
 from calc.models.architecture import (
     RECURRENT,
@@ -292,14 +292,14 @@ class Layers(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def layers(run: Run, masked: bool, tokens: int, length: int) -> Layers:
-    """The layers of `run` on so many tokens in sequences of `length`; `masked`: see `calc.memory.activations.kinds`."""
-    forward = backward = there = back = 0
+def kernels(run: Run, masked: bool) -> tuple[tuple[tuple[int, Traffic], ...], Layers]:
+    """The layers of `run` by kind: their number with what each moves; and `Layers`, but for the bytes."""
+    moved: list[tuple[int, Traffic]] = []
+    there = back = 0
     dispatched = [0.0, 0.0, 0.0]
     for kind, number in Counter(kinds(run, masked, True)).items():
         t = traffic(kind.run(run), kind.spec)
-        forward += number * t.forward.bytes(tokens, length)
-        backward += number * t.backward.bytes(tokens, length)
+        moved.append((number, t))
         there += number * t.kernels[0]
         back += number * t.kernels[1]
         views = [LAYER, BY_OPERATIONS] if kind.spec.mixer in RECURRENT and not run.linear_kernels else [LAYER]
@@ -308,7 +308,16 @@ def layers(run: Run, masked: bool, tokens: int, length: int) -> Layers:
         again = host if run.reentrant else host + HOOKED * t.kept
         each = (host, again, t.kernels[1] + sum([v.backward for v in views]))
         dispatched = [known + number * more for known, more in zip(dispatched, each, strict=True)]
-    return Layers(forward, backward, (there, back), (dispatched[0], dispatched[1], dispatched[2]))
+    return tuple(moved), Layers(0, 0, (there, back), (dispatched[0], dispatched[1], dispatched[2]))
+
+
+def layers(run: Run, masked: bool, tokens: int, length: int) -> Layers:
+    """The layers of `run` on so many tokens in sequences of `length`; `masked`: see `calc.memory.activations.kinds`."""
+    moved, whole = kernels(run, masked)
+    return whole._replace(
+        forward=sum([number * t.forward.bytes(tokens, length) for number, t in moved]),
+        backward=sum([number * t.backward.bytes(tokens, length) for number, t in moved]),
+    )
 
 
 def elementwise(micro: int, of: Layers, p: Passes, bandwidth: float) -> Term:

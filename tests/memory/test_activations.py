@@ -30,6 +30,7 @@ from calc.memory import activations
 from calc.memory.activations import Program
 from calc.memory.run import Adapter, Run, dimensions
 from calc.models.architecture import Architecture, layer_parameters, layer_tensors
+from calc.models.slices import stage
 
 
 @pytest.mark.parametrize(
@@ -537,3 +538,15 @@ def test_every_fourth_layer_of_smollm3_has_no_rotary_positions() -> None:
 
     assert rotated("smollm3-3b") == [True, True, True, False] * 9
     assert rotated("llama-3-8b") == [True] * 32
+
+
+def test_a_layer_is_written_once_for_all_stages_of_a_pipeline() -> None:
+    """It depends on its own widths; where kinds of layers differ in widths, symbols have names that tell them apart."""
+    whole = arch("deepseek-v3")
+    spec = whole.specs[-1].shapes
+    stages = [stage(whole, index, 4) for index in (1, 2, 3)]
+    assert len({each.specs for each in stages}) > 1
+    assert len({id(activations.layer(Run(each), spec)) for each in (whole, *stages)}) == 1
+    assert Run(whole).alone(spec) == Run(stages[0]).alone(spec) != Run(whole)
+    mixed = next(model.architecture for model in load().models.values() if model.architecture.broad)
+    assert Run(mixed).alone(mixed.specs[0]).arch is mixed

@@ -153,6 +153,9 @@ def test_a_bound_is_the_time_with_the_largest_cache(both: tuple[Search, Search],
             whole = sum(search.clock.split(s))
             bound = search.bound(b, place)
             assert bound == inf if whole == inf else bound == pytest.approx(digits(whole), rel=0.006)
+            # without the time in which vLLM generates, which is known from another place, all else is the same
+            assert whole == inf or search.clock.split(s, served=False).rest == pytest.approx(search.clock.split(s).rest)
+            assert search.reaches(b, place, bound) and (whole == inf or not search.reaches(b, place, bound / 2))
             judged, fit = search.judged(b, place), search.fit(b, place)
             if judged and fit and fit.fits:
                 assert fit.cache_tokens == judged.cache_tokens

@@ -544,7 +544,7 @@ def test_where_the_gradient_of_a_weight_goes_is_no_matter_of_what_is_free() -> N
     for adding, apart in ((False, False), (True, False), (False, True)) * 2:
         r.adding, r.apart = adding, apart
         r.play(script, {})
-        seen.append((len(r.gradients), r.head > 0, r.heap.process.allocated // MiB))
+        seen.append((len(r.gradients), bool(r.head), r.heap.process.allocated // MiB))
         r.give(*r.gradients, r.head)
-        r.gradients, r.head = [], 0
+        r.gradients, r.head = [], ()
     assert seen == [(1, False, 30), (0, False, 0), (0, True, 30)] * 2

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from jobs import job
 
+from calc.base.plan import Keeps, Role
 from calc.catalog.catalog import load
 from calc.scenario.scenario import Scenario
+from calc.step import placement
 from calc.step.instants import Batch
+from calc.step.placement import Placed
 from calc.step.roles import Job
 
 
@@ -73,3 +76,19 @@ def test_rows_are_padded_to_their_cap_or_packed_at_their_mean() -> None:
     assert placed(padded).roles.batch(padded, 3) == Batch(3 * 512, 512)
     packed = job(seq_len=512, packing=True)
     assert placed(packed).roles.batch(packed, 3) == Batch(3 * packed.expected_len, packed.expected_len)
+
+
+def test_a_role_is_placed_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search may need the first stage of a pipeline alone."""
+    seen, place = list[str](), placement.place
+
+    def noted(s: Scenario, role: Role, keeps: Keeps) -> Placed:
+        seen.append(role.name)
+        return place(s, role, keeps)
+
+    monkeypatch.setattr(placement, "place", noted)
+    found = placed(job(task="ppo", framework="openrlhf", gpus=8)).roles.placed
+    assert set(found) == {"actor", "critic", "reference", "reward"}
+    assert "actor" in found and "rollout" not in found and not seen
+    assert found["actor"] is found["actor"] and seen == ["actor"]
+    assert len(found) == 4 == len([*found.values()]) == len(seen)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from calc.base.plan import Awake, Holds, Leaves, Path, Role, Stage
@@ -152,11 +153,16 @@ def roles(s: Scenario) -> Iterator[Role]:
             scored,
             leaves=frozenset(word for word, moved in asked.items() if moved),
         )
-        if count == 1:
-            yield whole
-            continue
-        for index in range(count):
-            yield replace(whole, name=staged(name, index), model=name, pipeline=(index, count))
+        yield from (whole,) if count == 1 else _cut(whole, count)
+
+
+@lru_cache(maxsize=1024)
+def _cut(whole: Role, count: int) -> tuple[Role, ...]:
+    """A role in `count` pipeline stages."""
+    return tuple(
+        replace(whole, name=staged(whole.name, index), model=whole.name, pipeline=(index, count))
+        for index in range(count)
+    )
 
 
 def staged(name: str, index: int) -> str:
@@ -164,14 +170,24 @@ def staged(name: str, index: int) -> str:
     return f"{name}, stage {index + 1}"
 
 
-def stages(s: Scenario, names: list[str]) -> Iterator[Stage]:
+def stages(s: Scenario, names: list[str]) -> tuple[Stage, ...]:
+    """The stages of one step, in which the models called `names` work."""
+    return _stages(s.framework_version, s.offload.parameters, tuple(names))
+
+
+@lru_cache(maxsize=1024)
+def _stages(version: str, offloaded: bool, names: tuple[str, ...]) -> tuple[Stage, ...]:
+    """See `_step`."""
+    return tuple(_step(version, offloaded, names))
+
+
+def _step(version: str, offloaded: bool, names: tuple[str, ...]) -> Iterator[Stage]:
     """The stages of one step: rollout, scores, the actor's update, a checkpoint, weights to vLLM.
 
-    A checkpoint loads the model with its gradients (`save_checkpoint`). Until 0.5 so does the sync
-    (sharding_manager/megatron_vllm.py:126 of 0.4.1, :150 of 0.5.0), later without (:152 of 0.6.0).
+    A checkpoint loads the model with its gradients (`save_checkpoint`) if the weights are `offloaded`. Until 0.5 so
+    does the sync (sharding_manager/megatron_vllm.py:126 of 0.4.1, :150 of 0.5.0), later without (:152 of 0.6.0).
     """
-    back: tuple[Holds, ...] = ("gradients",) if s.offload.parameters else ()
-    version = s.framework_version
+    back: tuple[Holds, ...] = ("gradients",) if offloaded else ()
     yield Stage("serve", "rollout", engine="all")
     for does in ("actor", "reference"):
         for name in names:
