@@ -19,6 +19,8 @@ from calc.catalog.catalog import Catalog, CatalogError, load
 from calc.frameworks.registry import FRAMEWORKS, framework, plan
 from calc.frameworks.releases import READ
 from calc.models.architecture import Architecture, ConfigError
+from calc.models.releases import CODE_BESIDE
+from calc.resolve import released
 from calc.scenario import rules
 from calc.scenario.images import Images
 from calc.scenario.lengths import Lengths, known
@@ -268,6 +270,12 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         scenario = replace(scenario, micro_batch=scenario.rows)  # so that other readers of the field see what runs
     reason = rules.pinning_fault(scenario, catalog.gpu(scenario.gpu)) or rules.serving_fault(scenario, given)
     reason = reason or rules.linear_fault(scenario) or rules.rotation_fault(scenario)
+    models = (model, *[catalog.model(own["model"]) for own in roles.values() if not isinstance(own, str)])
+    if kind := released.lacked(scenario, models):
+        if kind in CODE_BESIDE:
+            scenario = replace(scenario, warnings=(*scenario.warnings, released.beside(scenario, kind)))
+        else:
+            reason = reason or released.fault(scenario, kind, said)
     if (reason := reason or module.refuse(scenario)) is not None:
         raise Objection(reason)
     return scenario
