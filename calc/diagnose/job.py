@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -56,7 +55,8 @@ def job(reading: Reading, more: Mapping[str, Any], catalog: Catalog) -> Job | No
             scenario = parse(given, where="job", catalog=catalog)
         except ScenarioError as error:
             reason = str(error).removeprefix("job: ")
-            place = next((name for name in SOFT if name in given and f" with {name} " in reason), _place(reason, given))
+            soft = (name for name in SOFT if name in given and _contradicts(name, given, error.field, catalog))
+            place = next(soft, _place(error.field, given))
             if place in more:
                 raise
             if place in INSTEAD and place not in tried and given.get(place) != INSTEAD[place]:
@@ -87,10 +87,17 @@ def _fitting(given: dict[str, Any]) -> None:
         given.pop("double_quantization", None)
 
 
-def _place(reason: str, given: Mapping[str, Any]) -> str:
+def _contradicts(name: str, given: Mapping[str, Any], place: str, catalog: Catalog) -> bool:
+    """True if `place` could be used, were it not for the field `name`."""
+    try:
+        parse({field: value for field, value in given.items() if field != name}, where="job", catalog=catalog)
+    except ScenarioError as error:
+        return error.field != place
+    return True
+
+
+def _place(place: str, given: Mapping[str, Any]) -> str:
     """The field that an error names; of a role without that field, the job's own."""
-    match = re.match(r"(?:unknown field |missing field )?'?([\w.+]+)'?", reason)
-    place = match[1] if match else ""
     while place and place not in given and place not in INSTEAD and "." in place:
         place = (
             place.partition(".")[2] if place.startswith("roles.") and place.count(".") > 1 else place.rpartition(".")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.catalog.catalog import Model
 from calc.frameworks.registry import framework
@@ -29,17 +30,17 @@ def beside(s: Scenario, kind: str) -> str:
     return f"{kind} came with transformers {FIRST[kind]}: {older}"
 
 
-def fault(s: Scenario, kind: str, given: Mapping[str, Any]) -> str:
+def fault(s: Scenario, kind: str, given: Mapping[str, Any]) -> Refusal:
     """The objection to a model type that the job's Transformers lacks, by the field that decided its release."""
     version, own = s.versions["transformers"], f"versions.{s.trainer}"
     if "versions.transformers" in given:
-        return f"versions.transformers: given {show(version)}, which lacks {kind}, allowed: {FIRST[kind]} or later"
+        return Refusal("versions.transformers", f"{show(version)}, which lacks {kind}", f"{FIRST[kind]} or later")
     field = "framework" if s.trainer not in RELEASED else own if own in given else "trainer"
     named = {own: s.versions.get(s.trainer), "trainer": s.trainer, "framework": s.framework_asked}[field]
     came = f"whose transformers {version} lacks {kind}, which came with {FIRST[kind]}"
     later = next(iter(_later(s, kind, given)), "")
     allowed = f"{later} or later, or a newer versions.transformers" if later else "a newer versions.transformers"
-    return f"{field}: given {show(named)}, {came}, allowed: {allowed}"
+    return Refusal(field, f"{show(named)}, {came}", allowed)
 
 
 def _later(s: Scenario, kind: str, given: Mapping[str, Any]) -> Iterator[str]:

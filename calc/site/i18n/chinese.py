@@ -1565,6 +1565,10 @@ REFUSALS = {
     "{place@}: given for a role that is not trained, allowed: {allowed?}": (
         "{place}：为不训练的角色给定，允许：{allowed}"
     ),
+    "{place@}: given {given!} for the family {family!}, allowed: {allowed?}": (
+        "{place}：{family} 系列给定 {given}，允许：{allowed}"
+    ),
+    "{place@}: given {given!} on {card!}, allowed: {allowed?}": "{place}：在 {card} 上给定 {given}，允许：{allowed}",
     "{place@}: given {given!}, allowed for the family {family!}: {allowed?}": (
         "{place}：给定 {given}，{family} 系列允许：{allowed}"
     ),
@@ -1817,6 +1821,15 @@ REFUSALS = {
     "megatron, as the actor's": "megatron，与 actor 的一样",
     "a divisor of a stage's {n} GPUs": "一段的 {n} 张卡的约数",
     "none; not modelled": "none；没有模拟",
+    "none, loss; modelled with {names!}": "none、loss；只模拟了 {names}",
+    "none, loss; modelled for {what?}": "none、loss；只模拟了{what}",
+    "none; modelled for {names!}": "none；只模拟了 {names}",
+    "none, model; this loss is a kernel already": "none、model；这种损失本身已是内核",
+    "a model's own operations": "模型自身的算子",
+    "layers as Llama's": " Llama 那样的层",
+    "false; torchao gathers so with tensorwise under fsdp2": "false；torchao 只在 fsdp2 的 tensorwise 下这样聚集",
+    "null; PyTorch's setting is for CUDA": "null；PyTorch 的这个设置用于 CUDA",
+    "null, or with {name!} {version!} or later": "null，或 {name} {version} 及更新版本",
     "such that {n} layers leave some to the last stage": "使 {n} 层还有一些留给最后一段",
     "as many counts as pipeline_parallel = {n}, {layers} layers together": (
         "与 pipeline_parallel = {n} 一样多的数，合计 {layers} 层"
