@@ -340,7 +340,8 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
         turns, leans = axes[kind]
         turned = list(_by_ranks(base, given))
         training: dict[Hashable, Memo] = {}
-        alone = base.gpus == 1 and "sharding" in choice and any(each.base.sharding == "none" for each in found)
+        shards = base.gpus == 1 and "sharding" in choice and base.sharding != "none"
+        alone = shards and any(each.base.sharding == "none" for each in found)
         for micro in _micro_batches(base, given):
             found += [Branch(each, (*turns, *leans, micro), len(turns), kin, training, alone) for each in turned]
     return tuple(found)
