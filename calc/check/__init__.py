@@ -28,9 +28,9 @@ NODES: tuple[Rule[Node], ...] = (
     nodes.speeds_as_printed, nodes.link_speed, nodes.measured, nodes.network, nodes.host_memory,
 )  # fmt: skip
 MODELS: tuple[Rule[Model], ...] = (
-    models.config_fields, models.numbers, models.named_class, models.published_count, models.size_in_name,
-    models.active_in_name, models.names, texts.model_sources, texts.finished, texts.tidy, models.one_dtype,
-    models.positions, models.groups, models.images,
+    models.config_fields, models.named_class, models.published_count, models.size_in_name, models.active_in_name,
+    models.names, texts.model_sources, texts.finished, texts.tidy, models.one_dtype, models.positions, models.groups,
+    models.images,
 )  # fmt: skip
 RECORDS: tuple[Rule[Mapping[str, Any]], ...] = (
     texts.record_sources, texts.thread, texts.record_finished, texts.dates, records.named, records.metric,

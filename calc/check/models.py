@@ -52,28 +52,6 @@ def config_fields(model: Model, _: Catalog) -> Iterator[str]:
         yield from _unknown(inner, known(family), "config.text_config")
 
 
-def numbers(model: Model, _: Catalog) -> Iterator[str]:
-    """No text of the config is a number, as YAML reads `1e6`."""
-    for path, value in _texts(model.config, "config"):
-        try:
-            read = float(value)
-        except ValueError:
-            continue
-        yield fault(path, value, f"a number, which YAML takes for one, as {read}")
-
-
-def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """The texts in a config, with their places."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _texts(inner, f"{path}.{name}")
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            yield from _texts(inner, f"{path}[{index}]")
-
-
 def _inner(model: Model) -> Mapping[str, Any]:
     """The config fields of the language model."""
     inner: Mapping[str, Any] = model.config.get("text_config", model.config)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from calc.catalog.catalog import Catalog
 from calc.diagnose.reading import Assumed, Reading
+from calc.models.releases import FIRST, newest_type
 from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario, ScenarioError
@@ -27,6 +28,7 @@ INSTEAD: Mapping[str, Any] = {
 }  # fmt: skip
 # Fields that give way where they contradict one that says more about the job.
 SOFT = ("precision", "grad_dtype", "global_batch", "gpus_per_node", "packing", "optimizer_impl", "rollout.sleep")
+TRANSFORMERS = "versions.transformers"
 _ROUNDS = 12
 
 
@@ -59,7 +61,10 @@ def job(reading: Reading, more: Mapping[str, Any], catalog: Catalog) -> Job | No
             place = next(soft, _place(error.field, given))
             if place in more:
                 raise
-            if place in INSTEAD and place not in tried and given.get(place) != INSTEAD[place]:
+            newer = _newer(error.field, given, catalog)
+            if newer and newer != given.get(TRANSFORMERS):
+                given[TRANSFORMERS] = newer
+            elif place in INSTEAD and place not in tried and given.get(place) != INSTEAD[place]:
                 tried.add(place)
                 given[place] = INSTEAD[place]
             elif place in given and place not in NEEDED:
@@ -85,6 +90,17 @@ def _fitting(given: dict[str, Any]) -> None:
             given.pop(place)
     if given.get("method") == "full":
         given.pop("double_quantization", None)
+
+
+def _newer(place: str, given: Mapping[str, Any], catalog: Catalog) -> str | None:
+    """The first release of Transformers that has the job's model, where the field that decides it names an older one.
+
+    Who died in a step had the model loaded, by a Transformers newer than the framework's own.
+    """
+    if place not in ("framework", "trainer") and not place.startswith("versions."):
+        return None
+    kind = newest_type(catalog.model(given["model"]).config)
+    return FIRST[kind] if kind else None
 
 
 def _contradicts(name: str, given: Mapping[str, Any], place: str, catalog: Catalog) -> bool:

@@ -318,10 +318,6 @@ NODE_FAULTS = [
 
 MODEL_FAULTS = [
     Fault(
-        "number without a dot", LLAMA, config("rope_theta", "1e6"),
-        ": config.rope_theta: given '1e6', allowed: a number, which YAML takes for one, as 1000000.0",
-    ),
-    Fault(
         "misspelt config field", LLAMA, swap("num_key_value_heads:", "num_key_value_head:"),
         ": unknown field 'config.num_key_value_head'; did you mean 'config.num_key_value_heads'?",
     ),
