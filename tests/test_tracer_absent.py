@@ -63,6 +63,17 @@ def test_what_is_missing_is_one_line(
     assert capsys.readouterr() == ("", f"{line}\n")
 
 
+@pytest.mark.parametrize("command", [trace, stored])
+def test_a_file_that_is_not_there_is_named(
+    command: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once `[Errno 2] No such file or directory`."""
+    arguments = ["nowhere.yaml"] if command is trace else ["--add", "nowhere.yaml"]
+    monkeypatch.setattr("sys.argv", ["command", *arguments])
+    assert command.main() == 2  # type: ignore[attr-defined]
+    assert capsys.readouterr() == ("", "nowhere.yaml: no such file or directory\n")
+
+
 @pytest.mark.parametrize(
     ("command", "arguments", "line"),
     [

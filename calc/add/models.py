@@ -82,7 +82,8 @@ def _kept(data: Mapping[str, Any]) -> dict[str, Any]:
         text = data["model_type"]
     elif family in SEEING:
         # the fields of the language model stand beside those of the tower
-        data = {**data.get("text_config", {}), **{name: value for name, value in data.items() if name != "text_config"}}
+        inner = data.get("text_config") or {}
+        data = {**inner, **{name: value for name, value in data.items() if name != "text_config"}}
         text = SEEING[family].text
     defaults = FAMILIES[ALIKE.get(text, text)].defaults
     sizes = {name: defaults[name] for name in _SIZES if name not in data and name in defaults}

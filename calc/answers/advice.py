@@ -83,7 +83,7 @@ def advise(given: Job, catalog: Catalog) -> Advice:
         problem = Problem(given, catalog)
         first = problem.first()
     except InputError as error:
-        return refused(str(error))
+        return refused(error)
     if first is None:
         nearest = closest(problem)
         if best := tight(nearest):
@@ -120,9 +120,9 @@ def nothing(why: str) -> Advice:
     return Advice(None, "nothing fits", Working("", ()), 0, None, "", "", {}, (), why)
 
 
-def refused(message: str) -> Advice:
-    """The answer if the framework cannot run the job at all; the refused fields come from the parser's `message`."""
-    given = refusal(message)
+def refused(error: InputError) -> Advice:
+    """The answer if the framework cannot run the job at all; the refused field comes from the parser's `error`."""
+    given = refusal(error)
     why = f"the framework does not take {given}" if given else "the framework cannot run it"
     return nothing(why)._replace(verdict=CANNOT)
 

@@ -12,6 +12,7 @@ from html import escape
 from calc.answers import answers
 from calc.answers.answers import Answer
 from calc.base.optimizers import OPTIMIZERS
+from calc.base.schema import InputError
 from calc.base.units import gb, gib
 from calc.estimate.report import batched, degrees, lengths, roles, rollout, segments, trainer
 from calc.recommend import Miss, Recommendation
@@ -46,30 +47,10 @@ TASKS = {
 UNPICKED = {"pretrain": "Pre-training", "inference": "Inference"}  # tasks that no table and no form offers
 
 
-_REFUSED = re.compile(r"(?P<field>[\w.]+): given (?P<value>.*?), allowed")
-
-
-def refusal(message: str) -> str:
-    """The field and value that a framework refuses, taken from a parser's message; "" if it names no field."""
-    given = _REFUSED.search(message)
-    return f"{given['field']} {given['value'].replace(chr(39), '')}" if given else ""
-
-
-# A refusal of `calc.engines.vllm`, and the same for readers.
-_UNSTARTED = tuple((re.compile(pattern), said) for pattern, said in (
-    (r".*vLLM finds (.+) free on startup, less than the (.+) it is to use", r"it asks for \2 and finds \1 free"),
-    (r".*: given (.+), allowed: more; .*no available memory.*", r"its share of \1 leaves no room for a KV cache"),
-    (
-        r".*: given (.+), allowed: more; .*max seq len \((\d+)\) is larger than the (\d+) tokens.*",
-        r"its share of \1 leaves a KV cache of \3 tokens, less than one sequence of \2",
-    ),
-    (r".*parallel: given (\d+), .* multiple of (\d+) key/value heads", r"\1 GPUs cannot share \2 key/value heads"),
-))  # fmt: skip
-
-
-def unstarted(reason: str) -> str:
-    """The reason why vLLM does not start, in words; one that is not known stays as it is."""
-    return next((p.sub(said, reason) for p, said in _UNSTARTED if p.fullmatch(reason)), reason)
+def refusal(error: InputError) -> str:
+    """The field and value that a framework refuses; "" if the error names no value."""
+    given = error.refusal
+    return f"{given.field} {str(given.given).replace(chr(39), '')}" if given else ""
 
 
 def kind(task: str, method: str, sharding: Sharding) -> tuple[str, str, str]:
@@ -180,8 +161,8 @@ def _offloaded(s: Scenario) -> str:
 
 def lacks(miss: Miss) -> str:
     """The reason why a configuration does not fit, in words."""
-    if miss.where == "vllm":
-        return f"does not start vLLM: {unstarted(miss.reason)}"
+    if miss.reason:
+        return f"does not start vLLM: {miss.reason.words}"
     assert miss.shortfall is not None
     if miss.where == "host":
         return f"lacks {gb(miss.shortfall)} of host memory in {miss.phase}"

@@ -10,9 +10,11 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fastjsonschema
+
+from calc.base.refusal import Refusal
 
 FINITE = (str, int, type(None))  # the types of most fields
 LONGEST = 128  # characters of a name that are compared with known ones
@@ -22,9 +24,13 @@ MANY, SHOWN = 20, 6  # fields of which a line no longer lists all, and how many 
 class InputError(ValueError):
     """Input that cannot be used; `str()` is the one line to print."""
 
-    def __init__(self, message: str) -> None:
-        """Keeps the message on one line, whatever the input had in its names."""
+    def __init__(self, message: str, refusal: Refusal | None = None, field: str = "") -> None:
+        """Keeps the message on one line, whatever the input had in its names.
+
+        `refusal`: the parts of the message. `field`: the field at fault, where there is one and no refusal.
+        """
         super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
+        self.refusal, self.field = refusal, refusal.field if refusal else field
 
 
 def closest(name: str, names: Iterable[str]) -> str:
@@ -61,13 +67,16 @@ def validator(schema: Path, required: tuple[str, ...] | None = None) -> Callable
 
     def check(data: Any, where: str) -> None:
         if isinstance(data, Mapping) and not needed <= data.keys():
-            raise InputError(f"{where}: {_misnamed(root, data, '')}")
+            fault = _misnamed(root, data, "")
+            raise InputError(f"{where}: {fault.line}", field=fault.field)
         try:
             _compiled(schema)(data)
         except fastjsonschema.JsonSchemaValueException as error:
-            raise InputError(f"{where}: {_line(error, root)}") from None
+            fault = _fault(error, root)
+            raise InputError(f"{where}: {fault.line}", field=fault.field) from None
         if (field := _not_finite(data, "", set())) is not None:
-            raise InputError(f"{where}: {field}: given a number that is not finite, allowed: a finite number")
+            refusal = Refusal(field, "a number that is not finite", "a finite number")
+            raise InputError(f"{where}: {refusal}", refusal)
 
     return check
 
@@ -120,8 +129,15 @@ def _resolve(definition: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[
     return definition
 
 
-def _line(error: fastjsonschema.JsonSchemaValueException, root: Mapping[str, Any], prefix: str = "") -> str:
-    """A failed rule in words: unknown field, missing field, or what was given and what is allowed."""
+class _Fault(NamedTuple):
+    """The field at fault, and the line on it: an unknown or a missing one, or what was given and what is allowed."""
+
+    field: str
+    line: str
+
+
+def _fault(error: fastjsonschema.JsonSchemaValueException, root: Mapping[str, Any], prefix: str = "") -> _Fault:
+    """A failed rule in words."""
     field = prefix + (error.name or "").removeprefix("data")
     definition, value = error.definition, error.value
     inside = f"{field.lstrip('.')}." if field else ""
@@ -135,13 +151,13 @@ def _line(error: fastjsonschema.JsonSchemaValueException, root: Mapping[str, Any
             try:
                 fastjsonschema.compile({**definitions, **meant[0]}, use_default=False)(value)
             except fastjsonschema.JsonSchemaValueException as deeper:
-                return _line(deeper, root, field)
+                return _fault(deeper, root, field)
     allowed = _allowed(definition, root)
     near = closest(value, map(str, definition.get("enum", ()))) if isinstance(value, str) else ""
-    return f"{inside[:-1]}: given {show(value)}, allowed: {allowed}{near}".removeprefix(": ")
+    return _Fault(inside[:-1], f"{inside[:-1]}: given {show(value)}, allowed: {allowed}{near}".removeprefix(": "))
 
 
-def _misnamed(definition: Mapping[str, Any], value: Mapping[str, Any], inside: str) -> str:
+def _misnamed(definition: Mapping[str, Any], value: Mapping[str, Any], inside: str) -> _Fault:
     """The field of a mapping that is not known or, if there is none, the one that is missing."""
     known = list(definition.get("properties", ()))
     patterns = definition.get("patternProperties", ())
@@ -149,11 +165,11 @@ def _misnamed(definition: Mapping[str, Any], value: Mapping[str, Any], inside: s
         for name in value:  # before what is missing: a misspelt field is both
             if name not in known and not any(re.search(pattern, name) for pattern in patterns):
                 near = closest(name, (n for n in known if n not in value))
-                return f"unknown field {inside + name!r}" + (
-                    near.replace("did you mean '", f"did you mean '{inside}") or f", allowed: {_nearest(name, known)}"
-                )
+                hint = near.replace("did you mean '", f"did you mean '{inside}")
+                allowed = hint or f", allowed: {_nearest(name, known)}"
+                return _Fault(inside + name, f"unknown field {inside + name!r}{allowed}")
     missing = next(name for name in definition["required"] if name not in value)
-    return f"missing field {inside + missing!r}"
+    return _Fault(inside + missing, f"missing field {inside + missing!r}")
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from calc.base import project
 from calc.base.reading import DOCUMENT, FILE, decode, parse_json, parse_mapping, read_bytes
+from calc.base.refusal import Refusal
 from calc.base.schema import InputError, closest, show, validator
 from calc.base.units import MiB
 from calc.catalog.names import Names, names
@@ -167,8 +168,9 @@ class Catalog:
         if found is None:
             allowed = _some(self.gpus, "gpus")
             if why := elsewhere(name):
-                raise CatalogError(f"gpu: given {show(name)}, but {why}; allowed: {allowed}")
-            raise CatalogError(f"gpu: given {show(name)}, allowed: {allowed}{meant(name, self.gpus)}")
+                raise CatalogError(f"gpu: given {show(name)}, but {why}; allowed: {allowed}", field="gpu")
+            refusal = Refusal("gpu", show(name), f"{allowed}{meant(name, self.gpus)}")
+            raise CatalogError(str(refusal), refusal)
         return found
 
     def model(self, name: str) -> Model:
@@ -186,11 +188,12 @@ class Catalog:
             return self.models[found]
         if why := self.names.refusal(name):
             raise CatalogError(
-                f"model: given {show(name)}, {why}; allowed: a path to its config.json, or another model"
+                f"model: given {show(name)}, {why}; allowed: a path to its config.json, or another model", field="model"
             )
         known = [*self.models, *(hf for model in self.models.values() for hf in (model.hf, *model.aliases))]
         allowed = f"{_some(self.models, 'models')}, a Hugging Face name among theirs, or a path to a config.json"
-        raise CatalogError(f"model: given {show(name)}, allowed: {allowed}{meant(name, known)}")
+        refusal = Refusal("model", show(name), f"{allowed}{meant(name, known)}")
+        raise CatalogError(str(refusal), refusal)
 
 
 def _some(ids: Iterable[str], command: str) -> str:
@@ -224,7 +227,7 @@ def load(root: Path | None = None) -> Catalog:
         measurements = tuple(_measurements(root, gpus, named.listed, places, digest.update))
         exhausted = tuple(_exhausted(root, gpus, places, digest.update))
     except InputError as error:
-        raise CatalogError(str(error)) from None
+        raise CatalogError(str(error), error.refusal, error.field) from None
     return Catalog(gpus, nodes, models, measurements, exhausted, digest.hexdigest()[:12], named, places)
 
 
@@ -448,7 +451,7 @@ def _model_of_config(path: str) -> Model:
         apart = not architecture.vision and config.get("model_type") in SEEING and "vision_config" in config
         seeing = _architecture(config, f"{path}: ", images=True) if apart else None
     except InputError as error:
-        raise CatalogError(f"model: {error}") from None
+        raise CatalogError(f"model: {error}", field="model") from None
     return Model(path, path, "", (), path, None, "counted from the config", "", architecture, config, seeing=seeing)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from calc.catalog.catalog import Catalog
 from calc.diagnose.reading import Assumed, Reading
+from calc.models.releases import FIRST, newest_type
 from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario, ScenarioError
@@ -28,6 +28,7 @@ INSTEAD: Mapping[str, Any] = {
 }  # fmt: skip
 # Fields that give way where they contradict one that says more about the job.
 SOFT = ("precision", "grad_dtype", "global_batch", "gpus_per_node", "packing", "optimizer_impl", "rollout.sleep")
+TRANSFORMERS = "versions.transformers"
 _ROUNDS = 12
 
 
@@ -56,10 +57,14 @@ def job(reading: Reading, more: Mapping[str, Any], catalog: Catalog) -> Job | No
             scenario = parse(given, where="job", catalog=catalog)
         except ScenarioError as error:
             reason = str(error).removeprefix("job: ")
-            place = next((name for name in SOFT if name in given and f" with {name} " in reason), _place(reason, given))
+            soft = (name for name in SOFT if name in given and _contradicts(name, given, error.field, catalog))
+            place = next(soft, _place(error.field, given))
             if place in more:
                 raise
-            if place in INSTEAD and place not in tried and given.get(place) != INSTEAD[place]:
+            newer = _newer(error.field, given, catalog)
+            if newer and newer != given.get(TRANSFORMERS):
+                given[TRANSFORMERS] = newer
+            elif place in INSTEAD and place not in tried and given.get(place) != INSTEAD[place]:
                 tried.add(place)
                 given[place] = INSTEAD[place]
             elif place in given and place not in NEEDED:
@@ -87,10 +92,28 @@ def _fitting(given: dict[str, Any]) -> None:
         given.pop("double_quantization", None)
 
 
-def _place(reason: str, given: Mapping[str, Any]) -> str:
+def _newer(place: str, given: Mapping[str, Any], catalog: Catalog) -> str | None:
+    """The first release of Transformers that has the job's model, where the field that decides it names an older one.
+
+    Who died in a step had the model loaded, by a Transformers newer than the framework's own.
+    """
+    if place not in ("framework", "trainer") and not place.startswith("versions."):
+        return None
+    kind = newest_type(catalog.model(given["model"]).config)
+    return FIRST[kind] if kind else None
+
+
+def _contradicts(name: str, given: Mapping[str, Any], place: str, catalog: Catalog) -> bool:
+    """True if `place` could be used, were it not for the field `name`."""
+    try:
+        parse({field: value for field, value in given.items() if field != name}, where="job", catalog=catalog)
+    except ScenarioError as error:
+        return error.field != place
+    return True
+
+
+def _place(place: str, given: Mapping[str, Any]) -> str:
     """The field that an error names; of a role without that field, the job's own."""
-    match = re.match(r"(?:unknown field |missing field )?'?([\w.+]+)'?", reason)
-    place = match[1] if match else ""
     while place and place not in given and place not in INSTEAD and "." in place:
         place = (
             place.partition(".")[2] if place.startswith("roles.") and place.count(".") > 1 else place.rpartition(".")[0]

@@ -261,10 +261,8 @@ def _scenario(found: Reading, data: Mapping[str, Any], catalog: Catalog) -> None
             found.fields = given(loose, where="pasted", catalog=catalog, needed=())
             break
         except InputError as error:
-            reason = str(error).removeprefix("pasted: ")
-            found.notes.append(reason)
-            match = re.match(r"(?:unknown field )?'?(\w+)", reason)
-            fault = match[1] if match else ""
+            found.notes.append(str(error).removeprefix("pasted: "))
+            fault = error.field.partition(".")[0]
             known.pop(next((name for name in known if str(name).partition(".")[0] == fault), next(iter(known))))
     for name in ("model", "gpu"):
         if isinstance(data.get(name), str):

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, Protocol, get_args
 
 from calc.base.ledger import Line
 from calc.base.plan import Serving
+from calc.base.refusal import Refusal
 
 ROLE = "rollout"
 
@@ -14,18 +15,29 @@ Starting = Literal["weights on the GPU", "profile run", "KV cache allocated"]
 STARTING: tuple[Starting, ...] = get_args(Starting)
 
 
+class Unstarted(NamedTuple):
+    """The reason that an engine does not start: the setting that it refuses, and the same in words for readers."""
+
+    refusal: Refusal
+    words: str
+
+    def __str__(self) -> str:
+        """The refusal on one line."""
+        return str(self.refusal)
+
+
 class Cache(NamedTuple):
     """The KV cache of one rank: its size, and the number of `sequences` of the full length that it holds at once.
 
-    `refusal`: the reason, in one line, that the engine would not start. `crowded`: that is because others leave it less
-    than its share, so that a smaller share may do.
+    `refusal`: the reason that the engine would not start. `crowded`: that is because others leave it less than its
+    share, so that a smaller share may do.
     """
 
     bytes: int
     tokens: int
     blocks: int
     sequences: int
-    refusal: str | None
+    refusal: Unstarted | None
     crowded: bool = False
 
 

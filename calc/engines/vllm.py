@@ -25,9 +25,10 @@ from typing import assert_never
 
 from calc.base.ledger import Line
 from calc.base.plan import Serving
+from calc.base.refusal import Refusal
 from calc.base.units import GiB, gib
 from calc.base.versions import numbers
-from calc.engines.rollout import ROLE, Cache, Starting
+from calc.engines.rollout import ROLE, Cache, Starting, Unstarted
 from calc.memory import kv_cache
 from calc.memory.host import ROUNDED, HostAllocator
 from calc.models.architecture import Architecture
@@ -152,11 +153,13 @@ class Vllm:
         each = pool.blocks(self._length)  # of a sequence of the full length
         tokens = blocks * self._length // each if pool.states else blocks * pool.tokens
         if refusal is None and not blocks:
-            refusal = f"{self._given}, allowed: more; vLLM has no available memory for the cache blocks"
+            why = "more; vLLM has no available memory for the cache blocks"
+            refusal = self._share(why, f"its share of {self.utilization} leaves no room for a KV cache")
         elif refusal is None and tokens < self._length:
-            refusal = (
-                f"{self._given}, allowed: more; the model's max seq len ({self._length}) is larger than the {tokens}"
-                " tokens that can be stored in KV cache"
+            room = f"larger than the {tokens} tokens that can be stored in KV cache"
+            left = f"leaves a KV cache of {tokens} tokens, less than one sequence of {self._length}"
+            refusal = self._share(
+                f"more; the model's max seq len ({self._length}) is {room}", f"its share of {self.utilization} {left}"
             )
         sequences = min(self.max_num_seqs, blocks // each)
         return Cache(blocks * pool.bytes, tokens, blocks, sequences, refusal, crowded is not None)
@@ -175,28 +178,28 @@ class Vllm:
             used += sum(line.bytes for line in self.asleep())
         return self._pool - used
 
-    @property
-    def _given(self) -> str:
-        return f"rollout.gpu_memory_utilization: given {self.utilization}"
+    def _share(self, allowed: str, words: str) -> Unstarted:
+        """The refusal of the engine's share of the card."""
+        return Unstarted(Refusal("rollout.gpu_memory_utilization", self.utilization, allowed), words)
 
     @property
     def _pool(self) -> int:
         """Bytes of the card that are this engine's share."""
         return int(self.utilization * self.total)
 
-    def _starts(self) -> str | None:
+    def _starts(self) -> Unstarted | None:
         """The reason that the engine refuses its number of ranks, or None."""
         kv, ranks = self.arch.kv_heads, self.tensor_parallel
         if self.arch.attends and kv % ranks and ranks % kv:
-            return f"rollout.tensor_parallel: given {ranks}, allowed: a divisor or multiple of {kv} key/value heads"
+            refusal = Refusal("rollout.tensor_parallel", ranks, f"a divisor or multiple of {kv} key/value heads")
+            return Unstarted(refusal, f"{ranks} GPUs cannot share {kv} key/value heads")
         return None
 
-    def _crowded(self, others: int) -> str | None:
+    def _crowded(self, others: int) -> Unstarted | None:
         """The reason that the engine refuses the room that others leave it, before it loads anything, or None."""
         free = self.total - others - self.context - (self.growth if self.release >= (0, 11) else 0)
         if self.release >= OWN and not self.first and free < self._pool:
-            return (
-                f"{self._given}, allowed: less; vLLM finds {gib(free, 2)} free on startup, less than the"
-                f" {gib(self._pool, 2)} it is to use"
-            )
+            asked, found = gib(self._pool, 2), gib(free, 2)
+            why = f"less; vLLM finds {found} free on startup, less than the {asked} it is to use"
+            return self._share(why, f"it asks for {asked} and finds {found} free")
         return None

@@ -54,7 +54,7 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
             *card_notes(s, job.gpu),
             *linear_notes(s),
             *job.keeps.notes,
-            *[g.refusal for g in groups if g.refusal],
+            *[str(g.refusal) for g in groups if g.refusal],
             *paged_out(groups),
             *([f"host memory: {gb(needed)} needed, compared with {host}"] if needed > host.bytes else []),
         ),

@@ -253,7 +253,7 @@ def seconds(time: float) -> str:
 
 
 def _notes(e: Estimate) -> Iterator[str]:
-    refusals = {group.refusal for group in e.groups}
+    refusals = {str(group.refusal) for group in e.groups if group.refusal}
     yield from (f"note: {REFUSED + ': ' if note in refusals else ''}{note}" for note in e.notes)
 
 

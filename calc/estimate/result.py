@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from calc.base.ledger import Phase, most
+from calc.engines.rollout import Unstarted
 from calc.estimate.host_memory import HostMemory
 from calc.estimate.verdict import Verdict
 from calc.scenario.scenario import Scenario
@@ -15,8 +16,8 @@ class Group:
     """A GPU group, the GPUs that hold the same roles, seen from the GPU that needs most.
 
     `device_range` is the interval of the middle nine tenths of what a monitor may show at the peak. `verdict_phase` is
-    the first phase that makes the verdict other than `fits`. `refusal` is the reason why vLLM does not start, in one
-    line; `crowded`: the reason is a lack of free memory. Where vLLM starts, its KV cache holds `cache_tokens`, and
+    the first phase that makes the verdict other than `fits`. `refusal` is the reason why vLLM does not start;
+    `crowded`: the reason is a lack of free memory. Where vLLM starts, its KV cache holds `cache_tokens`, and
     `cache_sequences` of full length at once.
     """
 
@@ -28,7 +29,7 @@ class Group:
     fit_probability: float
     verdict: Verdict
     verdict_phase: str | None
-    refusal: str | None = None
+    refusal: Unstarted | None = None
     cache_tokens: int = 0
     cache_sequences: int = 0
     crowded: bool = False

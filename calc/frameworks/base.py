@@ -7,6 +7,7 @@ from math import prod
 from typing import Any, NamedTuple, Protocol
 
 from calc.base.plan import Keeps
+from calc.base.refusal import Refusal
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, TOGETHER, Sharding
@@ -63,7 +64,7 @@ class Framework(Protocol):
         framework leaves out, and `roles.<role>.<field>`.
         """
 
-    def refuse(self, s: Scenario) -> str | None:
+    def refuse(self, s: Scenario) -> Refusal | None:
         """The reason that the framework cannot run `s`, in one line, or None."""
 
     def one_thread(self, s: Scenario) -> bool:

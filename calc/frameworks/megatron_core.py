@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
+from calc.base.refusal import Refusal
 from calc.models.architecture import Architecture, ConfigError
 from calc.scenario.scenario import Scenario
 
@@ -44,7 +45,7 @@ def modelled(
     return replace(arch, modeling=layers, sliding_window=None, specs=specs, delta=delta)
 
 
-def linear_fault(s: Scenario) -> str | None:
+def linear_fault(s: Scenario) -> Refusal | None:
     """The reason why a gated delta rule cannot run as `s` asks, or is not modelled so, in one line, or None.
 
     Without fla's kernels it raises an ImportError; context parallelism gives each rank some of the heads that a
@@ -55,25 +56,25 @@ def linear_fault(s: Scenario) -> str | None:
     if delta is None:
         return None
     if s.linear_attention != "fla":
-        return f"linear_attention: given {s.linear_attention!r} with Megatron-core, allowed: fla, which it needs"
+        return Refusal("linear_attention", f"{s.linear_attention!r} with Megatron-core", "fla, which it needs")
     heads = delta.key_heads // s.tensor_parallel
     if heads % s.context_parallel:
         allowed = f"a divisor of the {heads} key heads of linear attention that a tensor-parallel rank has"
-        return f"context_parallel: given {s.context_parallel}, allowed: {allowed}"
+        return Refusal("context_parallel", f"{s.context_parallel}", allowed)
     return None
 
 
-def parts_fault(s: Scenario, known: bool = True) -> str | None:
+def parts_fault(s: Scenario, known: bool = True) -> Refusal | None:
     """The reason why a part of a layer cannot be run again, in one line, or None.
 
     `known`: the Megatron-core below has all parts, as it does since 0.19 (`transformer_config.py`, `__post_init__`).
     """
-    given, family = "recompute_modules: given", s.architecture.family
+    field, family = "recompute_modules", s.architecture.family
     for name, has in (("mla_up_proj", s.architecture.mla), ("gdn_norm_out", s.architecture.delta)):
         if name in s.recomputed and not has:
-            return f"{given} {name} for the family {family}, allowed: others; it has no such part"
+            return Refusal(field, f"{name} for the family {family}", "others; it has no such part")
     if "gdn_norm_out" in s.recomputed and not known:
-        return f"{given} gdn_norm_out, allowed: others; what runs here does not know it"
+        return Refusal(field, "gdn_norm_out", "others; what runs here does not know it")
     return None
 
 
@@ -83,11 +84,11 @@ def notes(s: Scenario) -> Iterator[str]:
         yield "the language model alone is counted: the first stage has the checkpoint's vision tower, too"
 
 
-def stages_fault(s: Scenario) -> str | None:
+def stages_fault(s: Scenario) -> Refusal | None:
     """The reason why Megatron-core cannot divide its layers over stages as `s` asks, in one line, or None.
 
     It is told the layers of the first and of the last stage, and divides the others evenly.
     """
     if s.pipeline_layers is None or len(set(s.pipeline_layers[1:-1])) < 2:
         return None
-    return f"pipeline_layers: given {[*s.pipeline_layers]}, allowed: as many in each stage between first and last"
+    return Refusal("pipeline_layers", f"{[*s.pipeline_layers]}", "as many in each stage between first and last")

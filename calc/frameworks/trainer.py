@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from calc.base.plan import Holds, Keeps, Path, Stage
+from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP
@@ -66,14 +67,14 @@ def fuses(transformers: str, torch: str) -> bool:
     return at_least(transformers, "4.54") and at_least(torch, "2.8")
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why Transformers' Trainer cannot run `s`, in one line, or None."""
     if s.task not in TASKS:
-        return f"trainer: given 'transformers' for {s.task}, allowed: own; the Trainer is for {', '.join(TASKS)}"
+        return Refusal("trainer", f"'transformers' for {s.task}", f"own; the Trainer is for {', '.join(TASKS)}")
     if s.offload.activations:
-        return "offload.activations: given true with trainer transformers, allowed: false; it has no switch for it"
+        return Refusal("offload.activations", "true with trainer transformers", "false; it has no switch for it")
     if s.together > 1:
-        return "trainer: given 'transformers' where GPUs share sequences, allowed: own; not modelled"
+        return Refusal("trainer", "'transformers' where GPUs share sequences", "own; not modelled")
     return None
 
 

@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, Literal, NamedTuple, assert_never
 
+from calc.base.refusal import Refusal
 from calc.models.vision import Tower
 
 Head = Literal["lm", "scalar", "none"]
@@ -61,13 +62,13 @@ DELTA = "linear_attn"  # the module of a gated delta rule
 
 
 class ConfigError(ValueError):
-    """A config value that cannot be used: one line with the `field`, what was `given` and what is `allowed`."""
+    """A config value that cannot be used, in one line, and its parts: the `refusal` of a `field`."""
 
     def __init__(self, field: str, given: object, allowed: str, near: Sequence[str] = ()) -> None:
         """`near`: valid names, of which the one closest to what was given is suggested."""
-        self.field, self.given, self.allowed = field, given, allowed
         close = difflib.get_close_matches(str(given).casefold(), near, n=1)
-        what = "nothing given" if given is None else f"given {reprlib.repr(given)}"
+        self.field, self.refusal = field, Refusal(field, reprlib.repr(given), allowed)
+        what = "nothing given" if given is None else f"given {self.refusal.given}"
         super().__init__(f"{field}: {what}, allowed: {allowed}" + (f"; did you mean {close[0]!r}?" if close else ""))
 
 

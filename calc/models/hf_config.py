@@ -249,7 +249,9 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
 def _seeing(config: Mapping[str, Any]) -> Architecture:
     """A language model with its vision tower (Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3, InternVL)."""
     family = config["model_type"]
-    inner = config.get("text_config") or {k: v for k, v in config.items() if k not in ("vision_config", "text_config")}
+    inner = config.get("text_config")
+    if inner in (None, {}):
+        inner = {name: value for name, value in config.items() if name not in ("vision_config", "text_config")}
     if not isinstance(inner, Mapping):
         raise ConfigError("text_config", inner, f"a mapping, the language model of {family}")
     tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}

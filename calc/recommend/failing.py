@@ -26,9 +26,9 @@ def miss(search: Search, judged: Judged) -> Miss:
         return Miss(judged, throughput, "vllm", "load", None, refusal)
     if judged.slack < 0:
         _, phase = min(((g, p) for g in e.groups for p in g.phases), key=lambda at: room(*at))
-        return Miss(judged, throughput, "gpu", phase.name, -judged.slack, "")
+        return Miss(judged, throughput, "gpu", phase.name, -judged.slack)
     phase = max(e.host_phases, key=lambda p: p.moment.device_bytes)
-    return Miss(judged, throughput, "host", phase.name, judged.short, "")
+    return Miss(judged, throughput, "host", phase.name, judged.short)
 
 
 def next_faster(search: Search, found: Found) -> Miss | None:

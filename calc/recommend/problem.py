@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from calc.base.schema import InputError
 from calc.catalog.catalog import Catalog
+from calc.engines.rollout import Unstarted
 from calc.estimate.host_memory import host_memory
 from calc.recommend.clock import TOLERANCE, Clock
 from calc.recommend.search import Found, Judged, Search
@@ -50,7 +51,7 @@ class Miss(NamedTuple):
     where: str
     phase: str
     shortfall: int | None
-    reason: str
+    reason: Unstarted | None = None
 
 
 def _alias(job: Fields, catalog: Catalog) -> Iterator[str]:

@@ -14,7 +14,6 @@ given, or at the framework's default.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,6 +22,7 @@ from math import gcd, lcm, prod
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS, USUAL
+from calc.base.schema import show
 from calc.base.units import GB
 from calc.catalog.catalog import Catalog
 from calc.frameworks.base import Choices
@@ -181,8 +181,8 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
     try:
         first = _parsed(fields, catalog, where)
     except ScenarioError as error:
-        if old and (told := _too_old(str(error), str(fields["gpu"]), job)):
-            raise ScenarioError(told) from None
+        if old and (told := _too_old(error, job)):
+            raise ScenarioError(f"{where}: {told}", field="gpu") from None
         raise
     batch = first.global_batch
     if "global_batch" not in fields and _choices_of(fields).own_loop:
@@ -199,21 +199,15 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
     return fields
 
 
-_REFUSED = re.compile(
-    r"(?P<where>.*: )?(?P<place>attention|precision): given .*? ?(?:, allowed )?with (?P<who>[^,:]*)"
-    r"(?:, allowed)?: (?P<allowed>.*)"
-)
-
-
-def _too_old(refusal: str, gpu: str, job: Fields) -> str | None:
-    """A refusal that names the card, where a field that nobody gave was chosen for an old one; else None."""
+def _too_old(error: ScenarioError, job: Fields) -> str | None:
+    """The line that blames the job's card, where a field that nobody gave was chosen for an old one; else None."""
     lacks = {"attention": "FlashAttention-2 does not run on it", "precision": "it has no bf16"}
-    found = _REFUSED.fullmatch(refusal)
-    if not found or found["place"] in job:
+    refusal = error.refusal
+    if not refusal or refusal.field not in lacks or refusal.field in job:
         return None
-    only = f"{found['who']} takes only {found['place']} {found['allowed']}"
-    why = f"{lacks[found['place']]}, and {only}"
-    return f"{found['where'] or ''}gpu: given {gpu!r}, but {why}; allowed: a card from Ampere on"
+    who = f"trainer {job['trainer']}" if "trainer" in job else refusal.by.removeprefix("with ")
+    why = f"{lacks[refusal.field]}, and {who} takes only {refusal.field} {refusal.allowed}"
+    return f"gpu: given {show(job['gpu'])}, but {why}; allowed: a card from Ampere on"
 
 
 def even_step(first: Scenario) -> int:
@@ -337,9 +331,8 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
             base = on_card(parse({"micro_batch": 1, **_one_rank(given), **given}, catalog=catalog), "")
         except ScenarioError as error:
             # the shardings allowed depend on who generates; any other value that is refused once is refused everywhere
-            place = str(error).split(": ")[1]
-            if place in BARRED and place in choice:
-                refused.append({name: choice[name] for name in (place, "rollout.engine") if name in choice})
+            if error.field in BARRED and error.field in choice:
+                refused.append({name: choice[name] for name in (error.field, "rollout.engine") if name in choice})
             continue
         kind = (base.sharding, base.placement, base.rollout.engine if base.rollout else "")
         if kind not in axes:
@@ -347,7 +340,8 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
         turns, leans = axes[kind]
         turned = list(_by_ranks(base, given))
         training: dict[Hashable, Memo] = {}
-        alone = base.gpus == 1 and "sharding" in choice and any(each.base.sharding == "none" for each in found)
+        shards = base.gpus == 1 and "sharding" in choice and base.sharding != "none"
+        alone = shards and any(each.base.sharding == "none" for each in found)
         for micro in _micro_batches(base, given):
             found += [Branch(each, (*turns, *leans, micro), len(turns), kin, training, alone) for each in turned]
     return tuple(found)

@@ -64,7 +64,7 @@ def _miss(m: Miss) -> dict[str, Any]:
         "lacks": m.where,
         "phase": m.phase,
         "shortfall_bytes": m.shortfall,
-        "reason": m.reason or None,
+        "reason": str(m.reason) if m.reason else None,
     }
 
 

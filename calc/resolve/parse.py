@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from calc.base.reading import parse_mapping, read_bytes
+from calc.base.refusal import Refusal
 from calc.base.schema import InputError, closest, show, validator
 from calc.catalog.catalog import Catalog, CatalogError, load
 from calc.frameworks.registry import FRAMEWORKS, framework, plan
 from calc.frameworks.releases import READ
 from calc.models.architecture import Architecture, ConfigError
+from calc.models.releases import CODE_BESIDE
+from calc.resolve import released
 from calc.scenario import rules
 from calc.scenario.images import Images
 from calc.scenario.lengths import Lengths, known
@@ -119,9 +122,9 @@ def _at(where: str) -> Iterator[None]:
     try:
         yield
     except (Objection, ConfigError, CatalogError) as error:
-        raise ScenarioError(f"{where}: {error}") from None
+        raise ScenarioError(f"{where}: {error}", error.refusal, error.field) from None
     except InputError as error:
-        raise ScenarioError(str(error)) from None
+        raise ScenarioError(str(error), error.refusal, error.field) from None
 
 
 def _valid(data: Any, where: str, needed: tuple[str, ...]) -> dict[str, Any]:
@@ -178,17 +181,17 @@ def vary(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
     try:
         rules.batched(varied, given)
         reason = rules.serving_fault(varied, given) or framework(s.framework).refuse(varied)
-    except Objection as objection:
-        reason = str(objection)
+    except Objection as error:
+        raise ScenarioError(f"scenario: {error}", error.refusal, error.field) from None
     if reason is not None:
-        raise ScenarioError(f"scenario: {reason}")
+        raise ScenarioError(f"scenario: {reason}", reason)
     return varied
 
 
 def _put(into: dict[str, Any], key: Any, value: Any, path: str) -> None:
     """Adds a field, dotted or not, to a nested mapping; one field twice is an error."""
     if not isinstance(key, str):
-        raise Objection(f"{path[:-1] or 'a field'}: given the name {show(key)}, allowed: text")
+        raise Objection(Refusal(f"{path[:-1] or 'a field'}", f"the name {show(key)}", "text"))
     head, _, rest = key.partition(".")
     branch = {rest: value} if rest else value
     if isinstance(branch, Mapping) and path.count(".") < _DEEPEST:
@@ -200,7 +203,7 @@ def _put(into: dict[str, Any], key: Any, value: Any, path: str) -> None:
     elif head not in into:
         into[head] = branch
         return
-    raise Objection(f"{path}{head}: given twice, allowed: once")
+    raise Objection(Refusal(f"{path}{head}", "twice", "once"))
 
 
 def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
@@ -268,6 +271,12 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         scenario = replace(scenario, micro_batch=scenario.rows)  # so that other readers of the field see what runs
     reason = rules.pinning_fault(scenario, catalog.gpu(scenario.gpu)) or rules.serving_fault(scenario, given)
     reason = reason or rules.linear_fault(scenario) or rules.rotation_fault(scenario)
+    models = (model, *[catalog.model(own["model"]) for own in roles.values() if not isinstance(own, str)])
+    if kind := released.lacked(scenario, models):
+        if kind in CODE_BESIDE:
+            scenario = replace(scenario, warnings=(*scenario.warnings, released.beside(scenario, kind)))
+        else:
+            reason = reason or released.fault(scenario, kind, said)
     if (reason := reason or module.refuse(scenario)) is not None:
         raise Objection(reason)
     return scenario
@@ -278,10 +287,10 @@ def _framework(given: str) -> tuple[str, str | None]:
     name, equals, version = given.partition("==")
     if name not in FRAMEWORKS:
         near = _trained_by(name) or closest(name, FRAMEWORKS)
-        raise Objection(f"framework: given {show(given)}, allowed: {', '.join(FRAMEWORKS)}, each with ==version{near}")
+        raise Objection(Refusal("framework", f"{show(given)}", f"{', '.join(FRAMEWORKS)}, each with ==version{near}"))
     if equals and not _VERSION.fullmatch(version) and not _names(name, version):
         words = "".join(f", or {known}" for known in framework(name).KNOWN if not _VERSION.fullmatch(known))
-        raise Objection(f"framework: given {show(given)}, allowed: a version of numbers, such as {name}==1.0{words}")
+        raise Objection(Refusal("framework", f"{show(given)}", f"a version of numbers, such as {name}==1.0{words}"))
     return name, version or None
 
 
@@ -329,7 +338,7 @@ def _lengths(given: Mapping[str, Any]) -> Lengths | None:
     try:
         return known(said) if said else None
     except ValueError as error:
-        raise Objection(str(error)) from None
+        raise Objection(str(error), "lengths") from None
 
 
 def _lora(values: Mapping[str, Any], architecture: Architecture) -> Lora | None:

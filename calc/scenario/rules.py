@@ -10,6 +10,7 @@ from math import lcm
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
+from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.base.versions import at_least
 from calc.catalog.catalog import GPU, Catalog, CatalogError
@@ -52,6 +53,17 @@ FROZEN_ROLE_FIELDS = (
 class Objection(ValueError):
     """The reason that a scenario cannot be used, before the name of its source is put in front."""
 
+    def __init__(self, reason: Refusal | str, field: str = "", refusal: Refusal | None = None) -> None:
+        """`field` and `refusal`: the field at fault, and the parts of a reason that is given as a line."""
+        super().__init__(str(reason))
+        self.refusal = reason if isinstance(reason, Refusal) else refusal
+        self.field = self.refusal.field if self.refusal else field
+
+
+def _of(head: str, error: Objection | CatalogError | ConfigError) -> Objection:
+    """An objection to a part of a scenario, of which `head` is the name."""
+    return Objection(f"{head}{error}", f"{head}{error.field}", error.refusal and error.refusal.of(head))
+
 
 def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys for nested ones, without nulls; 8.0 is the integer 8."""
@@ -71,7 +83,7 @@ def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
     values.setdefault("gpus_per_node", next(n for n in range(min(gpus, NODE), 0, -1) if gpus % n == 0))
     if task in RL:
         if "seq_len" in values:
-            raise Objection(f"seq_len: given for {task}, allowed: prompt_len and response_len")
+            raise Objection(Refusal("seq_len", f"for {task}", "prompt_len and response_len"))
         values["seq_len"] = values["prompt_len"] + values["response_len"]
         if values["rollout.engine"] not in SERVERS and "rollout.sleep" not in given:
             values["rollout.sleep"] = False
@@ -87,8 +99,8 @@ def had(values: Mapping[str, Any], defaults: Mapping[str, Any], release: str) ->
     for place, value in values.items():
         field = place.split(".", 2)[2] if place.startswith("roles.") and place.count(".") > 1 else place
         if field in ABSENT and field not in defaults and value != ABSENT[field]:
-            allowed = f"allowed with {release}: {show(ABSENT[field])}; it has no such setting"
-            raise Objection(f"{place}: given {show(value)}, {allowed}")
+            allowed = f"{show(ABSENT[field])}; it has no such setting"
+            raise Objection(Refusal(place, show(value), allowed, f"with {release}"))
 
 
 def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -96,48 +108,48 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     task, gpus, per_node = values["task"], values["gpus"], values["gpus_per_node"]
     for place in given:
         if task not in RL and place.partition(".")[0] in RL_FIELDS:
-            raise Objection(f"{place}: given for {task}, allowed: for RL tasks alone; {task} has seq_len")
+            raise Objection(Refusal(place, f"for {task}", f"for RL tasks alone; {task} has seq_len"))
     if task in RL and values["lengths"]:
-        raise Objection(f"lengths: given for {task}, allowed: for tasks without a rollout; {task} has expected_len")
+        raise Objection(Refusal("lengths", f"for {task}", f"for tasks without a rollout; {task} has expected_len"))
     if values["lengths"] and "expected_len" in given:
-        raise Objection(f"expected_len: given {given['expected_len']} with lengths, allowed: one of them")
+        raise Objection(Refusal("expected_len", f"{given['expected_len']} with lengths", "one of them"))
     if values["placement"] != "colocated" and task not in RL:
-        raise Objection(f"placement: given 'separate', allowed: colocated; {task} has no role on GPUs of its own")
+        raise Objection(Refusal("placement", "'separate'", f"colocated; {task} has no role on GPUs of its own"))
     if values["on_policy"] and task != "gkd":
-        raise Objection(f"on_policy: given {show(values['on_policy'])} for {task}, allowed: 0; gkd's student generates")
+        raise Objection(Refusal("on_policy", f"{show(values['on_policy'])} for {task}", "0; gkd's student generates"))
     if values["method"] == "full":
         no_adapters(given)
     if values["method"] != "qlora" and not values["double_quantization"]:
-        raise Objection(f"double_quantization: given false with method {values['method']}, allowed: with qlora")
+        raise Objection(Refusal("double_quantization", f"false with method {values['method']}", "with qlora"))
     if values["method"] != "qlora" and values["quantize_moe_experts"]:
-        raise Objection(f"quantize_moe_experts: given true with method {values['method']}, allowed: with qlora")
+        raise Objection(Refusal("quantize_moe_experts", f"true with method {values['method']}", "with qlora"))
     if values["checkpointing"] == "selective" and given.get("reentrant"):
         # torch `utils/checkpoint.py`: context_fn "only when use_reentrant=False"
-        raise Objection("reentrant: given true with checkpointing selective, allowed: false, or with full")
+        raise Objection(Refusal("reentrant", "true with checkpointing selective", "false, or with full"))
     if gpus > per_node and gpus % per_node:
         allowed = f"a multiple of gpus_per_node = {per_node}, as {near(gpus, per_node)}"
-        raise Objection(f"gpus: given {gpus}, allowed: {allowed}")
+        raise Objection(Refusal("gpus", gpus, allowed))
     if (counts := values["pipeline_layers"]) and values["sharding"] != "megatron":
         allowed = "null, or with sharding megatron"
-        raise Objection(f"pipeline_layers: given {[*counts]} with sharding {values['sharding']}, allowed: {allowed}")
+        raise Objection(Refusal("pipeline_layers", f"{[*counts]} with sharding {values['sharding']}", allowed))
     parts, again = values["recompute_modules"], values["checkpointing"]
     if parts and (values["sharding"] != "megatron" or again != "selective"):
-        said = f"given {', '.join(parts)} with sharding {values['sharding']} and checkpointing {again}"
-        raise Objection(f"recompute_modules: {said}, allowed: null, or with megatron and selective")
+        said = f"{', '.join(parts)} with sharding {values['sharding']} and checkpointing {again}"
+        raise Objection(Refusal("recompute_modules", said, "null, or with megatron and selective"))
     staged = values["sharding"] == "megatron" and values["pipeline_parallel"] > 1 and not counts
     if (chunks := values["virtual_pipeline"]) > 1 and not staged:
         allowed = "1, or with sharding megatron, pipeline_parallel above 1 and equal stages"
-        raise Objection(f"virtual_pipeline: given {chunks}, allowed: {allowed}")
+        raise Objection(Refusal("virtual_pipeline", chunks, allowed))
     expected, cap = values["expected_len"], values["seq_len"]
     if expected > cap:
         named = "prompt_len + response_len" if task in RL else "seq_len"
-        raise Objection(f"expected_len: given {expected}, allowed: at most {named} = {cap}")
+        raise Objection(Refusal("expected_len", expected, f"at most {named} = {cap}"))
 
 
 def tower_of(architecture: Architecture) -> Tower:
     """The vision tower that reads a sample's images; refuses images for a model without one."""
     if architecture.vision is None:
-        raise Objection("images: given for a model without a vision tower, allowed: with one, such as qwen2.5-vl-7b")
+        raise Objection(Refusal("images", "for a model without a vision tower", "with one, such as qwen2.5-vl-7b"))
     return architecture.vision
 
 
@@ -145,27 +157,25 @@ def seen(images: Images, values: Mapping[str, Any], tower: Tower) -> None:
     """Refuses images that a tower, its processor or the sequences cannot take, and ways to run that are not known."""
     if values["method"] != "full" and images.freeze != "vision" and values["lora.targets"] != "all-linear":
         allowed = "vision with lora.targets by name; adapters in the tower are modelled beside all its linears"
-        raise Objection(f"images.freeze: given {images.freeze!r}, allowed: {allowed}")
+        raise Objection(Refusal("images.freeze", f"{images.freeze!r}", allowed))
     for name in ("min_pixels", "max_pixels", "frames"):
         if tower.edge and f"images.{name}" in values:
             allowed = f"nothing; every image is resized to {tower.edge} pixels a side"
-            raise Objection(f"images.{name}: given {values[f'images.{name}']}, allowed: {allowed}")
+            raise Objection(Refusal(f"images.{name}", f"{values[f'images.{name}']}", allowed))
     if values["attention"] == "eager":
-        raise Objection(
-            "attention: given 'eager' with images, allowed: flash, sdpa; the tower's scores are not modelled"
-        )
+        raise Objection(Refusal("attention", "'eager' with images", "flash, sdpa; the tower's scores are not modelled"))
     if values["context_parallel"] > 1:
-        raise Objection(f"context_parallel: given {values['context_parallel']} with images, allowed: 1; not modelled")
+        raise Objection(Refusal("context_parallel", f"{values['context_parallel']} with images", "1; not modelled"))
     if images.min_pixels > images.max_pixels:
         raise Objection(
-            f"images.min_pixels: given {images.min_pixels}, allowed: at most max_pixels = {images.max_pixels}"
+            Refusal("images.min_pixels", f"{images.min_pixels}", f"at most max_pixels = {images.max_pixels}")
         )
     if max(images.width, images.height) > WIDEST * min(images.width, images.height):
         allowed = f"sides of which neither is more than {WIDEST} times the other"
-        raise Objection(f"images.width: given {images.width} with height {images.height}, allowed: {allowed}")
+        raise Objection(Refusal("images.width", f"{images.width} with height {images.height}", allowed))
     room = "prompt_len" if values["task"] in RL else "seq_len"
     if (tokens := images.tokens(tower)) > values[room]:
-        raise Objection(f"{room}: given {values[room]}, allowed: at least the {tokens} tokens of a sample's images")
+        raise Objection(Refusal(room, f"{values[room]}", f"at least the {tokens} tokens of a sample's images"))
 
 
 def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
@@ -174,13 +184,19 @@ def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
     for name, own in roles.items() or [("", s)]:
         if own.shards > 1 and own.sharding == "none":
             place = place_of(s, name, "sharding")
-            raise Objection(f"{place}: given 'none' with gpus = {own.gpus}, allowed: {', '.join(SHARDINGS)}")
+            raise Objection(Refusal(place, f"'none' with gpus = {own.gpus}", f"{', '.join(SHARDINGS)}"))
         step = whole_step(own)
         place = place_of(s, name, "global_batch")
         if own.global_batch % step and (place in given or place.startswith("roles.")):
             raise Objection(
-                f"{place}: given {own.global_batch}, allowed: a multiple of micro_batch x data-parallel GPUs = "
-                f"{step // own.data_parallel} x {own.data_parallel} = {step}, as {near(own.global_batch, step)}"
+                Refusal(
+                    place,
+                    f"{own.global_batch}",
+                    (
+                        f"a multiple of micro_batch x data-parallel GPUs = {step // own.data_parallel} x "
+                        f"{own.data_parallel} = {step}, as {near(own.global_batch, step)}"
+                    ),
+                )
             )
     if "global_batch" in given:
         return s
@@ -205,7 +221,7 @@ def place_of(s: Scenario, name: str, field: str) -> str:
     return f"roles.{name}.{field}" if not isinstance(own, str) and field in own else field
 
 
-def pinning_fault(s: Scenario, gpu: GPU) -> str | None:
+def pinning_fault(s: Scenario, gpu: GPU) -> Refusal | None:
     """The reason that PyTorch rounds all pinned memory of the job, in one line; None if it need not.
 
     The threshold came with torch 2.13.0 (ATen/core/CachingHostAllocator.h), on which vLLM runs from 0.27.0: each of its
@@ -213,47 +229,44 @@ def pinning_fault(s: Scenario, gpu: GPU) -> str | None:
     """
     if s.pinned_max_round_threshold_mb is None:
         return None
-    given = f"pinned_max_round_threshold_mb: given {s.pinned_max_round_threshold_mb}"
+    field, given = "pinned_max_round_threshold_mb", s.pinned_max_round_threshold_mb
     if gpu.lacks_cuda:
-        return f"{given} on {gpu.id}, allowed: null; PyTorch's setting is for CUDA"
+        return Refusal(field, f"{given} on {gpu.id}", "null; PyTorch's setting is for CUDA")
     vllm = s.versions.get("vllm") if s.rollout and s.rollout.engine == "vllm" else None
     for name, version, since in (("vllm", vllm, PINS_SINCE_VLLM), ("torch", s.versions.get("torch"), PINS_SINCE)):
         if version is not None and not at_least(version, since):
-            return f"{given} with {name} {version}, allowed: null, or with {name} {since} or later"
+            return Refusal(field, f"{given} with {name} {version}", f"null, or with {name} {since} or later")
     return None
 
 
-def serving_fault(s: Scenario, given: Mapping[str, Any]) -> str | None:
+def serving_fault(s: Scenario, given: Mapping[str, Any]) -> Refusal | None:
     """The reason that the rollout cannot run where it is, in one line, or None."""
     if not s.rollout:
         return None
     if s.rollout.max_tokens_per_gpu and not (s.role("actor") or s).max_tokens_per_gpu:
         given_tokens = s.rollout.max_tokens_per_gpu
-        return (
-            f"rollout.max_tokens_per_gpu: given {given_tokens}, allowed: with max_tokens_per_gpu, for dynamic batches"
-        )
+        return Refusal("rollout.max_tokens_per_gpu", given_tokens, "with max_tokens_per_gpu, for dynamic batches")
     if s.max_tokens_per_gpu and "rollout.micro_batch" in given:
-        return (
-            f"rollout.micro_batch: given {given['rollout.micro_batch']} with max_tokens_per_gpu, allowed: "
-            "rollout.max_tokens_per_gpu, as batches that are scored are dynamic, too"
+        return Refusal(
+            "rollout.micro_batch",
+            f"{given['rollout.micro_batch']} with max_tokens_per_gpu",
+            "rollout.max_tokens_per_gpu, as batches that are scored are dynamic, too",
         )
     if s.rollout.v0:
         version = s.versions.get("vllm", "none") if s.rollout.engine == "vllm" else "none"
         if version == "none" or not at_least(version, "0.8") or at_least(version, "0.11"):
-            return f"rollout.v0: given true with vllm {version}, allowed: with vllm 0.8 to 0.10, which have two engines"
+            return Refusal("rollout.v0", f"true with vllm {version}", "with vllm 0.8 to 0.10, which have two engines")
     tp, heads = s.rollout.tensor_parallel, s.architecture.heads
     if not s.rollout.serves:
         if s.rollout.sleep and "rollout.sleep" in given:
-            return f"rollout.sleep: given true with engine {s.rollout.engine!r}, allowed: with vllm"
+            return Refusal("rollout.sleep", f"true with engine {s.rollout.engine!r}", "with vllm")
         return None
     if heads % tp:
-        return f"rollout.tensor_parallel: given {tp}, allowed: a divisor of the model's {heads} attention heads"
+        return Refusal("rollout.tensor_parallel", tp, f"a divisor of the model's {heads} attention heads")
     if s.rollout.gpus % tp:
-        return f"rollout.tensor_parallel: given {tp}, allowed: a divisor of the rollout's {s.rollout.gpus} GPUs"
+        return Refusal("rollout.tensor_parallel", tp, f"a divisor of the rollout's {s.rollout.gpus} GPUs")
     if s.rollout.sleep and s.placement == "separate":
-        return (
-            "rollout.sleep: given true with placement 'separate', allowed: with colocated, where others need the GPUs"
-        )
+        return Refusal("rollout.sleep", "true with placement 'separate'", "with colocated, where others need the GPUs")
     return None
 
 
@@ -280,7 +293,7 @@ def roles_of(
     for name, role in own.items():
         if name not in names and role != "none":
             allowed = ", ".join(names) or "none beside the trained model, which the other fields describe"
-            raise Objection(f"roles.{name}: not a role of {task}, allowed: {allowed}")
+            raise Objection(f"roles.{name}: not a role of {task}, allowed: {allowed}", f"roles.{name}")
     roles: dict[str, Mapping[str, Any] | str] = {}
     for name in names:
         role = own.get(name, values.get(f"roles.{name}", {}))
@@ -292,20 +305,20 @@ def roles_of(
             for place in differs:
                 if place not in FROZEN_ROLE_FIELDS:
                     allowed = ", ".join(FROZEN_ROLE_FIELDS)
-                    raise Objection(f"roles.{name}.{place}: given for a role that is not trained, allowed: {allowed}")
+                    raise Objection(Refusal(f"roles.{name}.{place}", "for a role that is not trained", allowed))
         head = f"roles.{name}."
         differs = {k.removeprefix(head): v for k, v in values.items() if k.startswith(head)} | differs
         if values["placement"] == "colocated" and differs.pop("gpus", values["gpus"]) != values["gpus"]:
             allowed = f"{values['gpus']}, as all roles share the GPUs"
-            raise Objection(f"roles.{name}.gpus: given {role['gpus']}, allowed: {allowed}")
+            raise Objection(Refusal(f"roles.{name}.gpus", f"{role['gpus']}", allowed))
         try:
             roles[name] = role_of(values, differs, catalog, defaults, modelled)
         except (Objection, CatalogError, ConfigError) as error:
-            raise Objection(f"roles.{name}.{error}") from None
+            raise _of(f"roles.{name}.", error) from None
     if roles.get("teacher") == "none":
-        raise Objection("roles.teacher: given 'none', allowed: a teacher, from whom gkd learns")
+        raise Objection(Refusal("roles.teacher", "'none'", "a teacher, from whom gkd learns"))
     if task in RL and not any(roles.get(name, "none") != "none" for name in TRAINED_ROLES):
-        raise Objection(f"roles.actor: given 'none', allowed: a role to train for {task}")
+        raise Objection(Refusal("roles.actor", "'none'", f"a role to train for {task}"))
     return roles
 
 
@@ -365,7 +378,7 @@ def adapters(architecture: Architecture, rank: int, targets: str | list[str]) ->
     found = targets if isinstance(targets, str) else tuple(targets)
     experts = architecture.experts_converted and EXPERTS & {*found}
     if (reason := unsuited(architecture)) and (found == "all-linear" or experts):
-        raise Objection(f"lora.targets: given {show(targets)}, allowed: [{', '.join(taken(architecture))}]; {reason}")
+        raise Objection(Refusal("lora.targets", f"{show(targets)}", f"[{', '.join(taken(architecture))}]; {reason}"))
     lora_parameters(architecture, rank, found)
     return found
 
@@ -381,25 +394,25 @@ def cut(s: Scenario) -> None:
             part(own.architecture, own.tensor_parallel, own.expert_parallel, own.expert_tensor_parallel)
             stage(own.architecture, 0, own.pipeline_parallel, own.pipeline_layers, own.virtual_pipeline)
         except ConfigError as error:
-            raise Objection(f"{place}{error}") from None
+            raise _of(place, error) from None
         if own.gpus % own.together:
             degrees = " x ".join(d for d in TOGETHER if getattr(own, d) > 1)
             allowed = f"a multiple of {degrees} = {own.together}, as {near(own.gpus, own.together)}"
-            raise Objection(f"{place}gpus: given {own.gpus}, allowed: {allowed}")
+            raise Objection(Refusal(f"{place}gpus", f"{own.gpus}", allowed))
 
 
 def unbuilt(fields: Mapping[str, Any]) -> None:
     """Refuses parallelism of a role that is not computed yet."""
     for place in UNBUILT_FOR_ROLES:
         if fields.get(place, 1) > 1:
-            raise Objection(f"{place}: given {fields[place]}, not modelled yet, allowed: 1")
+            raise Objection(Refusal(place, f"{fields[place]}, not modelled yet", "1"))
 
 
 def no_adapters(given: Mapping[str, Any]) -> None:
     """Refuses what only adapters have."""
     for place in given:
         if place.startswith("lora."):
-            raise Objection(f"{place}: given with method full, which has no adapters, allowed: with lora, qlora")
+            raise Objection(Refusal(place, "with method full, which has no adapters", "with lora, qlora"))
 
 
 def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) -> dict[str, Mapping[str, Any] | str]:
@@ -410,7 +423,7 @@ def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) ->
     if values["placement"] == "colocated":
         if values.get("rollout.gpus") not in (None, values["gpus"]):
             raise Objection(
-                f"rollout.gpus: given {values['rollout.gpus']}, allowed: {values['gpus']}, as all roles share the GPUs"
+                Refusal("rollout.gpus", f"{values['rollout.gpus']}", f"{values['gpus']}, as all roles share the GPUs")
             )
         return roles
     total = values["gpus"]
@@ -429,14 +442,18 @@ def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) ->
         parts = " + ".join(f"{name} {count}" for name, count in own.items()) or "none"
         asked = "".join(f" + {name} ?" for name in open_ends) or f" = {sum(own.values())}"
         raise Objection(
-            f"{place}: given {total} GPUs for {parts}{asked}, allowed: GPUs of roles and rollout that add up to "
-            f"gpus = {total}"
+            Refusal(
+                place, f"{total} GPUs for {parts}{asked}", f"GPUs of roles and rollout that add up to gpus = {total}"
+            )
         )
     for name, role in roles.items():
         if not isinstance(role, str) and not own.keys() & {name, *PARTNERS.get(name, ())}:
             raise Objection(
-                f"roles.{name}.gpus: given none with placement 'separate', allowed: GPUs of its own, as no role runs "
-                "whose GPUs it could share"
+                Refusal(
+                    f"roles.{name}.gpus",
+                    "none with placement 'separate'",
+                    "GPUs of its own, as no role runs whose GPUs it could share",
+                )
             )
     values["rollout.gpus"] = own.get("rollout")
     return {
@@ -507,25 +524,25 @@ def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
         yield f"PyTorch from 2.11 on has kernels for the {gpu.name} in its builds for CUDA 12.6 alone"
 
 
-def linear_fault(s: Scenario) -> str | None:
+def linear_fault(s: Scenario) -> Refusal | None:
     """The reason why linear attention cannot run in PyTorch's operations, in one line, or None.
 
     Transformers 5.23 `integrations/hub_kernels.py`, `use_kernel_func_from_hub_with_fallback`: "can't keep packed
     sequences apart without" the kernels.
     """
     if s.architecture.recurrent and s.packing and s.linear_attention == "torch":
-        return "linear_attention: given 'torch' with packing, allowed: fla; only its kernels keep sequences apart"
+        return Refusal("linear_attention", "'torch' with packing", "fla; only its kernels keep sequences apart")
     return None
 
 
-def rotation_fault(s: Scenario) -> str | None:
+def rotation_fault(s: Scenario) -> Refusal | None:
     """The reason why queries and keys are not rotated in a kernel that is asked for, in one line, or None.
 
     Megatron-core's other layers fuse rotation by themselves; that of latent attention has a kernel of its own.
     """
     if not s.apply_rope_fusion or (s.architecture.modeling == "megatron-plain" and not s.architecture.mla):
         return None
-    return "apply_rope_fusion: given true, allowed: false, or with layers of Megatron-core that have no fusions"
+    return Refusal("apply_rope_fusion", "true", "false, or with layers of Megatron-core that have no fusions")
 
 
 def linear_notes(s: Scenario) -> Iterator[str]:

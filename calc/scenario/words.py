@@ -74,6 +74,8 @@ PREFERENCE = ("dpo", "kto", "orpo", "simpo")  # the loss is one of log-probabili
 DEEPSPEED: tuple[Sharding, ...] = tuple(name for name, own in SHARDED.items() if own.family == "zero")
 FSDP: tuple[Sharding, ...] = tuple(name for name, own in SHARDED.items() if own.family == "fsdp")
 SHARDINGS: tuple[Sharding, ...] = ("ddp", *DEEPSPEED, *FSDP)  # over several GPUs, with most trainers
+# Trainers whose own code makes a model of its config's fields; the others read the config by Transformers.
+OWN_MODELS: tuple[Trainer, ...] = ("litgpt", "megatron", "torchtune", "torchtitan")
 # Trainers with shardings of their own, and of no others.
 OWN_SHARDINGS: Mapping[str, tuple[Sharding, ...]] = {
     "megatron": ("megatron",),

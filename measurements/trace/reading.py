@@ -36,6 +36,8 @@ def read_text(path: Path) -> str:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise CaseError(f"{path}: not UTF-8: {error.reason}") from None
+    except OSError as error:
+        raise CaseError(f"{path}: {str(error.strerror).lower()}") from None
 
 
 def documents(text: str, where: str) -> list[Any]:

@@ -130,6 +130,25 @@ def test_a_model_whose_vision_tower_is_counted_is_added_with_it(
     assert load(root).models["tuned-vl-7b"].config == around | whole
 
 
+@pytest.mark.parametrize("inner", [None, {}])
+def test_a_language_model_of_its_own_may_be_said_to_be_nothing(
+    run: Callable[..., Run], root: Path, config: Callable[..., str], inner: object
+) -> None:
+    """Once a traceback."""
+    done = run("add", config({**load(PROJECT).models["qwen2.5-vl-7b"].config, "text_config": inner}), "--hf", "a/b-7B")
+    assert done.status == 0, done.err
+
+
+@pytest.mark.parametrize("inner", ["", 0, [], "x"])
+def test_a_language_model_of_its_own_that_is_no_mapping_is_refused(
+    run: Callable[..., Run], root: Path, config: Callable[..., str], inner: object
+) -> None:
+    """Once a traceback, too."""
+    fields = {**load(PROJECT).models["qwen2.5-vl-7b"].config, "text_config": inner}
+    line = run("add", config(fields), "--hf", "a/b-7B").refused()
+    assert "text_config: given " in line and ", allowed: a mapping, the language model of qwen2_5_vl" in line
+
+
 def test_a_model_with_a_vision_tower_is_added_with_it(
     run: Callable[..., Run], root: Path, config: Callable[..., str]
 ) -> None:

@@ -97,6 +97,15 @@ def test_a_threshold_in_the_pasted_command_is_read() -> None:
     assert diagnose(told + ERROR).reading.fields["pinned_max_round_threshold_mb"] == 256
 
 
+def test_a_job_that_ran_a_model_newer_than_its_frameworks_transformers_had_a_newer_one() -> None:
+    """TRL 0.16 allows the Transformers that brought Qwen3, a month after it; the framework is kept."""
+    d = diagnose("model: qwen3-8b\ntask: sft\nframework: trl==0.16.0\ngpu: h100-sxm\n", {}, CATALOG)
+    assert d.job
+    s = d.job.scenario
+    assert (s.framework, s.framework_version, s.versions["transformers"]) == ("trl", "0.16.0", "4.51.0")
+    assert "lacks qwen3" in d.job.left_out[0]
+
+
 def test_what_cannot_be_told_is_asked_once() -> None:
     found = diagnose(ERROR)
     assert [question.partition("?")[0] for question in found.questions] == ["Which model is trained"]

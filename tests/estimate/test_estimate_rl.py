@@ -446,7 +446,7 @@ def test_a_larger_share_of_the_card_never_holds_fewer_tokens(s: Scenario, one: f
         estimate(replace(s, rollout=replace(s.rollout, gpu_memory_utilization=share))) for share in sorted((one, other))
     )
     for few, many in zip(low.groups, high.groups, strict=True):
-        if many.refusal and "allowed: less" in many.refusal:
+        if many.refusal and "allowed: less" in str(many.refusal):
             continue
         assert many.cache_tokens >= few.cache_tokens
         assert many.cache_sequences >= few.cache_sequences

@@ -7,6 +7,7 @@ lm_head and the final norm are 80 + 80 + 8 = 168 wherever the head is not tied.
 from __future__ import annotations
 
 import pickle
+import reprlib
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -395,7 +396,7 @@ def test_sizes_are_positive_integers(field: str, value: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         tiny("llama", **{field: value})
     assert caught.value.field == field
-    assert caught.value.given is value
+    assert caught.value.refusal.given == reprlib.repr(value)
     assert str(caught.value).endswith("allowed: a positive integer")
 
 
@@ -442,7 +443,7 @@ def test_sizes_must_be_given(field: str) -> None:
 def test_values_that_no_model_has(family: str, fields: dict[str, Any], field: str, allowed: str) -> None:
     with pytest.raises(ConfigError) as caught:
         tiny(family, **fields)
-    assert (caught.value.field, caught.value.allowed) == (field, allowed)
+    assert (caught.value.field, caught.value.refusal.allowed) == (field, allowed)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,13 @@ def test_adapters_on_one_gpu_are_sharded_by_nobody(framework: str) -> None:
     assert (s.sharding, s.precision, s.offload.optimizer) == ("none", "bf16", False)
 
 
+def test_adapters_of_rl_on_one_gpu_are_sharded_by_nobody_whoever_generates() -> None:
+    """Once FSDP 1 over one GPU with all weights on the host, to have vLLM beside it."""
+    s = run("--model llama-3.2-3b --task grpo --gpu rtx4090 --gpus 1 --method lora --framework trl")
+    assert s.rollout
+    assert (s.sharding, s.offload.optimizer, s.offload.parameters) == ("none", False, False)
+
+
 def test_fsdp_2_comes_before_fsdp_1() -> None:
     for model, task, gpus in (("mixtral-8x7b", "sft", 8), ("llama-3.1-70b", "dpo", 8), ("qwen2.5-7b", "grpo", 8)):
         assert run(f"--model {model} --task {task} --gpu h100-sxm --gpus {gpus}").sharding != "fsdp1"

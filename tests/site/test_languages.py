@@ -15,6 +15,7 @@ import pytest
 from sites import ROOT, command, tiny
 
 from calc.answers import words
+from calc.base.refusal import Refusal
 from calc.scenario.scenario import SCHEMA
 from calc.site.build import scripted
 from calc.site.calculator import browser, browser_engine, fields, picker
@@ -200,6 +201,13 @@ def _templates(node: ast.AST) -> str | None:
     return str(node.value) if _text(node) else None  # type: ignore[attr-defined]
 
 
+def _refusal(node: ast.AST) -> str | None:
+    """The line of a `Refusal` that the code makes."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refusal"):
+        return None
+    return str(Refusal(*[_templates(part) or "7" for part in node.args]))
+
+
 def _refusals() -> list[str]:
     """Every line about a field's value that the calculator can show, 7 standing for what is put in."""
     found: list[str] = []
@@ -210,7 +218,7 @@ def _refusals() -> list[str]:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.JoinedStr):
                 inner |= {id(part) for part in ast.walk(node) if part is not node}
-            text = _templates(node) if id(node) not in inner else None
+            text = _refusal(node) or (_templates(node) if id(node) not in inner else None)
             if text and re.match(r"[\w.]+: given .*allowed", text) and not FILES.search(text):
                 found.append(text)
     return sorted(set(found))

@@ -14,6 +14,7 @@ from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import DeepSpeed, Exchange, Held, Keeps, LossKind, Path, Role, supervised
+from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks.base import Choices, as_published
@@ -80,51 +81,53 @@ def _adapter(given: Mapping[str, Any], pin: str) -> str:
     return "fp32" if given.get("sharding") == "zero3" and at_least(deepspeed, "0.19.2") else "bf16"
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why OpenRLHF cannot run `s`, in one line, or None."""
     version, method = s.framework_version, s.method
     if reason := trainer_fault(s) or linear_fault(s) or unmodelled(s):
         return reason
     if s.task not in TASKS:
-        return f"task: given {s.task!r}, allowed with openrlhf: {', '.join(TASKS)}"
+        return Refusal("task", f"{s.task!r}", f"{', '.join(TASKS)}", "with openrlhf")
     if reason := whole_layers(s, "DeepSpeed's AutoTP is not modelled") or _ring(s) or cut_alike(s) or fsdp_fault(s):
         return reason
     if s.sharding not in (*DEEPSPEED, "none", "ddp"):
         allowed = f"{', '.join(DEEPSPEED)}, or none and ddp for zero_stage 0"
-        return f"sharding: given {s.sharding!r}, allowed with openrlhf, which trains on DeepSpeed: {allowed}"
+        return Refusal("sharding", f"{s.sharding!r}", allowed, "with openrlhf, which trains on DeepSpeed")
     if s.precision != "mixed":
-        return f"precision: given {s.precision!r}, allowed with openrlhf: mixed, as DeepSpeed keeps fp32 master weights"
+        return Refusal(
+            "precision", f"{s.precision!r}", "mixed, as DeepSpeed keeps fp32 master weights", "with openrlhf"
+        )
     if not OPTIMIZERS[s.optimizer].spelled.openrlhf:  # muon, since 0.10.4, is no value here
         allowed = ", ".join(name for name, facts in OPTIMIZERS.items() if facts.spelled.openrlhf)
-        return f"optimizer: given {s.optimizer!r}, allowed with openrlhf: {allowed}"
+        return Refusal("optimizer", f"{s.optimizer!r}", allowed, "with openrlhf")
     if s.offload.parameters:
-        return "offload.parameters: given true, allowed with openrlhf: false for the trained model"
+        return Refusal("offload.parameters", "true", "false for the trained model", "with openrlhf")
     if s.sharding in ("none", "ddp"):
         if s.offload.optimizer:
-            return f"offload.optimizer: given true with sharding {s.sharding}, allowed: with {', '.join(DEEPSPEED)}"
+            return Refusal("offload.optimizer", f"true with sharding {s.sharding}", f"with {', '.join(DEEPSPEED)}")
         if s.grad_dtype != "fp32":  # deepspeed runtime/engine.py:1333-1343 of 0.16.4
-            return f"grad_dtype: given {s.grad_dtype!r} with sharding {s.sharding}, allowed: fp32, DeepSpeed demands it"
+            return Refusal("grad_dtype", f"{s.grad_dtype!r} with sharding {s.sharding}", "fp32, DeepSpeed demands it")
     if not s.double_quantization:  # bnb_4bit_use_double_quant=True (models/actor.py:59 of 0.3.8)
-        return "double_quantization: given false, allowed with openrlhf: true"
+        return Refusal("double_quantization", "false", "true", "with openrlhf")
     if s.checkpointing == "selective":
-        return "checkpointing: given 'selective', allowed with openrlhf: none, full"
+        return Refusal("checkpointing", "'selective'", "none, full", "with openrlhf")
     if s.loss != "full":
-        return f"loss: given {s.loss!r}, allowed with openrlhf: full"
+        return Refusal("loss", f"{s.loss!r}", "full", "with openrlhf")
     if method == "qlora" and s.sharding == "zero3":  # zero.Init skips 4-bit models: modeling_utils.py:3760 of 4.43.1
-        return "sharding: given 'zero3' with method qlora, allowed: zero1, zero2; 4-bit weights are not partitioned"
+        return Refusal("sharding", "'zero3' with method qlora", "zero1, zero2; 4-bit weights are not partitioned")
     frozen = s.task == "dpo" or s.has("reference") or s.has("reward")
     if method == "qlora" and frozen and not at_least(s.versions["transformers"], "4.45"):
         # the reference is a bare 4-bit model, and its .to() raises: modeling_utils.py:2820-2829 of 4.43.1
-        return f"method: given 'qlora' for {s.task}, allowed: full, lora; this Transformers cannot move a 4-bit model"
+        return Refusal("method", f"'qlora' for {s.task}", "full, lora; this Transformers cannot move a 4-bit model")
     packs = "0.3.7" if s.task in ("rm", "dpo") else "0.3.4"
     if s.packing and not at_least(version, packs):
-        return f"packing: given true, allowed with openrlhf {version}: false; packing for {s.task} came with {packs}"
+        return Refusal("packing", "true", f"false; packing for {s.task} came with {packs}", f"with openrlhf {version}")
     if s.packing and s.attention != "flash":  # asserted until 0.5 (models/actor.py:111 of 0.3.8), forced later
-        return f"packing: given true with attention {s.attention!r}, allowed: with flash"
+        return Refusal("packing", f"true with attention {s.attention!r}", "with flash")
     return rl.refuse(s) if s.task in rl.TASKS else None
 
 
-def _ring(s: Scenario) -> str | None:
+def _ring(s: Scenario) -> Refusal | None:
     """The reason why ring attention cannot run, in one line; None if it can or is not asked for."""
     first = RINGS.get(s.task)
     if first is None:

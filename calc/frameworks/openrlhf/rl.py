@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 from calc.base.plan import Awake, DeepSpeed, Holds, Keeps, Leaves, Path, Role, Serving, Stage
+from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.frameworks.constraints import segments_fault
 from calc.frameworks.openrlhf.releases import COLOCATED, ONE_GROUP, RL
@@ -212,16 +213,16 @@ def together(s: Scenario, name: str) -> bool:
     return s.placement == "colocated" or s.group(name) == "actor"
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why the RL trainers of this release cannot run `s`, in one line, or None."""
     first = TASKS[s.task]
     if not at_least(s.framework_version, first):
         allowed = ", ".join(task for task, since in TASKS.items() if at_least(s.framework_version, since))
-        return f"task: given {s.task!r}, allowed with openrlhf {s.framework_version}: {allowed}"
+        return Refusal("task", f"{s.task!r}", allowed, f"with openrlhf {s.framework_version}")
     return segments_fault(s) or next((line for rule in (_roles, _rollout, _gpus) for line in rule(s)), None)
 
 
-def _roles(s: Scenario) -> Iterator[str]:
+def _roles(s: Scenario) -> Iterator[Refusal]:
     """Faults in which roles run, and in fields that one flag sets for several roles."""
     version = s.framework_version
     needed = [
@@ -234,56 +235,56 @@ def _roles(s: Scenario) -> Iterator[str]:
     ]
     for name, always, allowed in needed:
         if always and not s.has(name):
-            yield f"roles.{name}: given 'none', allowed with openrlhf {version}: {allowed}"
+            yield Refusal(f"roles.{name}", "'none'", allowed, f"with openrlhf {version}")
     running = {name: own for name in s.roles if (own := s.role(name))}
     for name, own in running.items():
         for place in (*SHARED, *(SHARED_BY_TRAINED if name in TRAINED else ())):
             given, allowed = SET[place](own), SET[place](s)
             frozen_bf16 = name not in TRAINED and given == "bf16"  # mixed precision without an optimizer is bf16
             if given != allowed and not frozen_bf16:
-                yield f"roles.{name}.{place}: given {given!r}, allowed with openrlhf: {allowed!r}, as for all roles"
+                yield Refusal(f"roles.{name}.{place}", f"{given!r}", f"{allowed!r}, as for all roles", "with openrlhf")
     offloaded = {name: own.offload.parameters for name, own in running.items() if name not in TRAINED}
     for name in [name for name, moved in offloaded.items() if moved]:
         if one_group(s):  # get_ds_eval_config(offload=False): ppo.py:78 of 0.3.8
-            yield f"roles.{name}.offload.parameters: given true without Ray, allowed: false"
+            yield Refusal(f"roles.{name}.offload.parameters", "true without Ray", "false")
         if not (at_least(version, "0.10.2") or all(offloaded.values())):
-            yield f"roles.{name}.offload.parameters: given true, allowed: for reference and reward, by one flag"
+            yield Refusal(f"roles.{name}.offload.parameters", "true", "for reference and reward, by one flag")
 
 
-def _rollout(s: Scenario) -> Iterator[str]:
+def _rollout(s: Scenario) -> Iterator[Refusal]:
     """Faults in the rollout: the engine, the number of responses, and settings that do not go with the engine."""
     assert s.rollout
     version, engine, n = s.framework_version, s.rollout.engine, s.rollout.n
     hf = not at_least(version, "0.7.1")  # NotImplementedError since: trainer/ppo_utils/experience_maker.py:627 of 0.7.1
     if engine == "hf" and not hf:
-        yield f"rollout.engine: given 'hf', allowed with openrlhf {version}: vllm, none"
+        yield Refusal("rollout.engine", "'hf'", "vllm, none", f"with openrlhf {version}")
     if s.task == "grpo" and n < 2:
-        yield f"rollout.n: given {n} for grpo, allowed: 2 or more in a group"
+        yield Refusal("rollout.n", f"{n} for grpo", "2 or more in a group")
     if n > 1 and not at_least(version, "0.4.5"):  # --n_samples_per_prompt, since 0.3.2, is not read until then
-        yield f"rollout.n: given {n}, allowed with openrlhf {version}: 1"
+        yield Refusal("rollout.n", n, "1", f"with openrlhf {version}")
     if engine != "vllm":
         if s.packing and engine == "hf":  # asserted: ray.py:445 of 0.6.1
-            yield "packing: given true with rollout.engine 'hf', allowed: with vllm"
+            yield Refusal("packing", "true with rollout.engine 'hf'", "with vllm")
         if s.sharding == "zero3" and engine == "hf" and not one_group(s):  # asserted: ray.py:32 of 0.6.1
-            yield "sharding: given 'zero3' under Ray with rollout.engine 'hf', allowed: zero1, zero2, or vllm"
+            yield Refusal("sharding", "'zero3' under Ray with rollout.engine 'hf'", "zero1, zero2, or vllm")
         return
     if s.max_tokens_per_gpu and not s.packing:
-        yield "packing: given false with max_tokens_per_gpu, allowed with openrlhf: true, which it then turns on"
+        yield Refusal("packing", "false with max_tokens_per_gpu", "true, which it then turns on", "with openrlhf")
     if s.packing and not at_least(version, "0.4.4"):
-        yield f"packing: given true, allowed with openrlhf {version}: false; RL got it with 0.4.4"
+        yield Refusal("packing", "true", "false; RL got it with 0.4.4", f"with openrlhf {version}")
     if s.method != "full":
         # the adapters' names are sent as they are, and vLLM knows none of them: issues 546 and 1349
         release = f"openrlhf {version} and vLLM"
-        yield f"method: given {s.method!r}, allowed with {release}: full; vLLM cannot take adapters over"
+        yield Refusal("method", f"{s.method!r}", "full; vLLM cannot take adapters over", f"with {release}")
     if s.placement == "colocated":
         share = s.rollout.gpu_memory_utilization
         if not at_least(version, "0.5.8"):  # --colocate_all_models
-            yield f"placement: given 'colocated' with vllm, allowed with openrlhf {version}: separate"
+            yield Refusal("placement", "'colocated' with vllm", "separate", f"with openrlhf {version}")
         if share >= 0.9 and not at_least(version, "0.6.1"):
-            yield f"rollout.gpu_memory_utilization: given {share}, allowed: less than 0.9, of which ray.py makes 0.4"
+            yield Refusal("rollout.gpu_memory_utilization", share, "less than 0.9, of which ray.py makes 0.4")
 
 
-def _gpus(s: Scenario) -> Iterator[str]:
+def _gpus(s: Scenario) -> Iterator[Refusal]:
     """Faults in how Ray's groups divide the GPUs: `_validate_args` of ray.py, until 0.7.0."""
     assert s.rollout
     version, actor = s.framework_version, s.gpus_of("actor")
@@ -294,19 +295,19 @@ def _gpus(s: Scenario) -> Iterator[str]:
         # reward model and critic
         for name in ("critic", "reward"):
             if s.has(name) and together(s, name):
-                yield f"roles.{name}.gpus: given none, allowed with openrlhf {version}: GPUs without the actor"
+                yield Refusal(f"roles.{name}.gpus", "none", "GPUs without the actor", f"with openrlhf {version}")
     if at_least(version, "0.7.1"):
         return
     trained = {"actor": actor} | ({"critic": s.gpus_of(s.group("critic"))} if s.has("critic") else {})
     for name, gpus in trained.items():
         if gpus & (gpus - 1) and not at_least(version, "0.5.6"):
-            yield f"roles.{name}.gpus: given {gpus}, allowed with openrlhf {version}: a power of two"
+            yield Refusal(f"roles.{name}.gpus", gpus, "a power of two", f"with openrlhf {version}")
         if actor % gpus:
-            yield f"roles.{name}.gpus: given {gpus}, allowed with openrlhf {version}: a divisor of the actor's {actor}"
+            yield Refusal(f"roles.{name}.gpus", gpus, f"a divisor of the actor's {actor}", f"with openrlhf {version}")
     if not at_least(version, "0.5.6"):
         return
     if s.rollout.batch % actor:
-        yield f"rollout.batch: given {s.rollout.batch}, allowed with openrlhf {version}: a multiple of {actor} GPUs"
+        yield Refusal("rollout.batch", f"{s.rollout.batch}", f"a multiple of {actor} GPUs", f"with openrlhf {version}")
     engines = s.rollout.gpus // s.rollout.tensor_parallel
     if s.rollout.engine == "vllm" and actor % engines and (engines % actor or not at_least(version, "0.6.0")):
-        yield f"rollout.gpus: given {s.rollout.gpus}, {engines} engines, allowed: a number that divides {actor} GPUs"
+        yield Refusal("rollout.gpus", f"{s.rollout.gpus}, {engines} engines", f"a number that divides {actor} GPUs")

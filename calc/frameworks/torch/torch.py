@@ -15,6 +15,7 @@ from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import DeepSpeed, Does, Keeps, Path, Role, Stage, pipelined, supervised
+from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks import trainer
@@ -158,24 +159,24 @@ def rollout(sequences: int) -> dict[str, Any]:
     }
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why plain PyTorch cannot run `s`, in one line, or None."""
     if fault := compile_fault(s) or experts_fault(s):
         return fault
     if s.sharding != "zero3" and (fault := linear_fault(s)):
         return fault
     if s.rollout and s.rollout.engine == "vllm":
-        return "rollout.engine: given 'vllm', allowed with torch: hf, none; a framework places vLLM beside a trainer"
+        return Refusal("rollout.engine", "'vllm'", "hf, none; a framework places vLLM beside a trainer", "with torch")
     if fault := kernels_fault(s) or in_backward_fault(s) or states_fault(s) or streams_fault(s):
         return fault
     if s.trainer != "own" and (fault := TRAINERS[s.trainer].refuse(s)):
         return fault
     if s.task == "inference" and s.optimizer != "none":
-        return f"optimizer: given {s.optimizer!r} for inference, allowed: none; nothing is trained"
+        return Refusal("optimizer", f"{s.optimizer!r} for inference", "none; nothing is trained")
     if s.task == "inference" and s.method == "lora":
-        return "method: given 'lora' for inference, allowed: full, or qlora for weights in four bits"
+        return Refusal("method", "'lora' for inference", "full, or qlora for weights in four bits")
     if s.placement != "colocated":
-        return "placement: given 'separate', allowed with torch: colocated"
+        return Refusal("placement", "'separate'", "colocated", "with torch")
     if fault := cut_alike(s):
         return fault
     for name in s.roles:
@@ -183,14 +184,14 @@ def refuse(s: Scenario) -> str | None:
         if role is None:
             continue
         if role.sharding in DEEPSPEED and s.sharding not in DEEPSPEED:
-            return f"roles.{name}.sharding: given {role.sharding!r}, allowed: with DeepSpeed for the whole job"
+            return Refusal(f"roles.{name}.sharding", f"{role.sharding!r}", "with DeepSpeed for the whole job")
         if fault := checkpointing_fault(role):
-            return fault if checkpointing_fault(s) else f"roles.{name}.{fault}"
+            return fault if checkpointing_fault(s) else fault.of(f"roles.{name}.")
         reason = sharding_fault(role)
-        if reason and reason.partition(":")[0] in s.roles[name]:
-            return f"roles.{name}.{reason}"
+        if reason and reason.field in s.roles[name]:
+            return reason.of(f"roles.{name}.")
     if s.task == "gkd" and s.together > 1:
-        return "task: given 'gkd' where GPUs share sequences, allowed: dpo, sft; not modelled"
+        return Refusal("task", "'gkd' where GPUs share sequences", "dpo, sft; not modelled")
     if s.trainer != "ms-swift" and (fault := vocabulary_fault(s)):
         return fault
     if s.sharding == "megatron":
@@ -198,14 +199,14 @@ def refuse(s: Scenario) -> str | None:
     return sharding_fault(s) or checkpointing_fault(s) or tensor_fault(s) or ring_fault(s) or pipeline_fault(s)
 
 
-def checkpointing_fault(s: Scenario) -> str | None:
+def checkpointing_fault(s: Scenario) -> Refusal | None:
     """The reason why layers cannot be recomputed in part, in one line; None if they can or need not.
 
     Recomputation must run the same operators as the forward, one by one (`_CachedTorchDispatchMode`); ZeRO-3 gathers
     within a layer, the second time by other operators.
     """
     if s.checkpointing == "selective" and s.sharding == "zero3":
-        return "checkpointing: given 'selective' with sharding zero3, allowed: none, full"
+        return Refusal("checkpointing", "'selective' with sharding zero3", "none, full")
     return None
 
 

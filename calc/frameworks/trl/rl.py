@@ -12,6 +12,7 @@ from math import lcm
 from typing import Any
 
 from calc.base.plan import DeepSpeed, Holds, Keeps, Path, Role, Serving, Stage
+from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.frameworks import trainer
 from calc.frameworks.constraints import segments_fault
@@ -106,87 +107,90 @@ def unsharded(task: str, version: str, given: Mapping[str, Any], precision: str)
     return {"roles.reference.precision": own, "roles.reference.sharding": "ddp"}
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why a trainer that generates cannot run `s`, in one line, or None."""
     assert s.rollout
     if not s.has("actor"):
-        return "roles.actor: given 'none', allowed with trl: the policy, which it trains"
+        return Refusal("roles.actor", "'none'", "the policy, which it trains", "with trl")
     if s.task == "ppo":
         return _refuse_ppo(s)
     engine, n, version = s.rollout.engine, s.rollout.n, s.framework_version
     if engine == "none":
-        return "rollout.engine: given 'none', allowed with trl: hf, vllm"
+        return Refusal("rollout.engine", "'none'", "hf, vllm", "with trl")
     if n < 2:  # trainer/grpo_config.py: "GRPO requires at least 2 generations per prompt"
-        return f"rollout.n: given {n}, allowed with trl: at least 2"
+        return Refusal("rollout.n", n, "at least 2", "with trl")
     if fault := segments_fault(s) or _serving_fault(s):
         return fault
     step = s.micro_batch * s.gpus_of(s.group("actor"))
     if s.rollout.batch * n % step:  # trainer/grpo_config.py:1103
-        return (
-            f"rollout.batch: given {s.rollout.batch} with rollout.n = {n}, allowed: completions that are a multiple of "
-            f"micro_batch x GPUs of the actor = {step}"
+        return Refusal(
+            "rollout.batch",
+            f"{s.rollout.batch} with rollout.n = {n}",
+            f"completions that are a multiple of micro_batch x GPUs of the actor = {step}",
         )
     whole = s.micro_batch if not at_least(version, "0.15.0") else step
     if not at_least(version, AT_ONCE) and whole % n:
         # a micro batch has its own generation (trainer/grpo_trainer.py:317 of 0.15.2)
-        return (
-            f"rollout.n: given {n}, allowed with trl {version}: a divisor of the {whole} completions of a micro batch"
-        )
+        return Refusal("rollout.n", n, f"a divisor of the {whole} completions of a micro batch", f"with trl {version}")
     if s.placement == "separate":
         if engine != "vllm":
-            return f"placement: given 'separate' with rollout.engine {engine!r}, allowed: with vllm, as a server"
+            return Refusal("placement", f"'separate' with rollout.engine {engine!r}", "with vllm, as a server")
         for name in ("reference", "reward"):
             if s.has(name) and "gpus" in s.roles[name]:
-                return (
-                    f"roles.{name}.gpus: given for a role of the trainer, allowed with trl: none, it shares the actor's"
+                return Refusal(
+                    f"roles.{name}.gpus", "for a role of the trainer", "none, it shares the actor's", "with trl"
                 )
     return _other_reference(s)
 
 
-def _other_reference(s: Scenario) -> str | None:
+def _other_reference(s: Scenario) -> Refusal | None:
     own = s.role("reference")
     if own and own.model != s.model:  # get_config_model_id(self.model.config)
-        return f"roles.reference.model: given {own.model!r}, allowed with trl for {s.task}: {s.model}, the policy's own"
+        return Refusal(
+            "roles.reference.model", f"{own.model!r}", f"{s.model}, the policy's own", f"with trl for {s.task}"
+        )
     return None
 
 
-def _serving_fault(s: Scenario) -> str | None:
+def _serving_fault(s: Scenario) -> Refusal | None:
     """The reason why this release cannot have vLLM where `s` has it, in one line, or None."""
     assert s.rollout
     version = s.framework_version
     if s.rollout.engine != "vllm":
         return None
     if s.placement == "colocated" and not at_least(version, COLOCATES):
-        return (
-            f"rollout.engine: given 'vllm' with placement colocated, allowed with trl {version}: hf, or vllm with "
-            "placement separate"
+        return Refusal(
+            "rollout.engine",
+            "'vllm' with placement colocated",
+            "hf, or vllm with placement separate",
+            f"with trl {version}",
         )
     if not at_least(version, SERVES) and s.rollout.gpus > 1:  # LLM(device=...), trainer/grpo_trainer.py:404 of 0.15.2
-        return f"rollout.gpus: given {s.rollout.gpus}, allowed with trl {version}: 1, as one process has the engine"
+        return Refusal("rollout.gpus", f"{s.rollout.gpus}", "1, as one process has the engine", f"with trl {version}")
     if s.sharding in FSDP and not at_least(version, COLOCATES):
-        return (
-            f"sharding: given {s.sharding!r} with vllm, allowed with trl {version}: none, ddp, {', '.join(DEEPSPEED)}"
+        return Refusal(
+            "sharding", f"{s.sharding!r} with vllm", f"none, ddp, {', '.join(DEEPSPEED)}", f"with trl {version}"
         )
     if s.rollout.sleep and not at_least(version, "0.23.0"):
-        return f"rollout.sleep: given true, allowed with trl {version}: false, until 0.23.0"
+        return Refusal("rollout.sleep", "true", "false, until 0.23.0", f"with trl {version}")
     return None
 
 
-def _refuse_ppo(s: Scenario) -> str | None:
+def _refuse_ppo(s: Scenario) -> Refusal | None:
     """The reason why PPOTrainer cannot run `s`, in one line, or None."""
     assert s.rollout
     version = s.framework_version
     if s.rollout.engine != "hf":
-        return f"rollout.engine: given {s.rollout.engine!r}, allowed with trl for ppo: hf"
+        return Refusal("rollout.engine", f"{s.rollout.engine!r}", "hf", "with trl for ppo")
     if s.placement == "separate":
-        return "placement: given 'separate', allowed with trl for ppo: colocated"
+        return Refusal("placement", "'separate'", "colocated", "with trl for ppo")
     if s.rollout.n != 1:
-        return f"rollout.n: given {s.rollout.n}, allowed with trl for ppo: 1"
+        return Refusal("rollout.n", f"{s.rollout.n}", "1", "with trl for ppo")
     if s.lora and not at_least(version, "0.13.0"):
-        return f"method: given {s.method!r}, allowed with trl {version} for ppo: full; adapters came with 0.13.0"
+        return Refusal("method", f"{s.method!r}", "full; adapters came with 0.13.0", f"with trl {version} for ppo")
     for name in ("critic", "reward", "reference"):
         if not s.has(name):
-            return f"roles.{name}: given 'none', allowed with trl for ppo: a model, as PPOTrainer takes all four"
+            return Refusal(f"roles.{name}", "'none'", "a model, as PPOTrainer takes all four", "with trl for ppo")
     return _other_reference(s)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import DeepSpeed, Keeps, Path, Role, Stage, supervised
+from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks import trainer
@@ -137,7 +138,7 @@ def reentrant(version: str, known: Mapping[str, Any], *, peft_in_shards: bool) -
     return not at_least(str(known["versions.transformers"]), "5")
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why TRL cannot run `s`, in one line, or None."""
     if reason := trainer_fault(s, "transformers") or linear_fault(s) or unmodelled(s) or vocabulary_fault(s):
         return reason
@@ -145,47 +146,44 @@ def refuse(s: Scenario) -> str | None:
     if s.task not in tasks(version):
         return _absent(s)
     if s.task == "rm" and s.architecture.family in UNSCORED:
-        return f"model: given {s.model!r} for rm, allowed with trl: one that Transformers can make score sequences"
+        return Refusal("model", f"{s.model!r} for rm", "one that Transformers can make score sequences", "with trl")
     usual = defaults(s.task, version, {})
     if s.loss != usual["loss"]:
-        return f"loss: given {s.loss!r}, allowed with trl for {s.task}: {usual['loss']}"
+        return Refusal("loss", f"{s.loss!r}", f"{usual['loss']}", f"with trl for {s.task}")
     if s.logprob != usual["logprob"]:
-        return f"logprob: given {s.logprob!r}, allowed with trl: {usual['logprob']}{_ways(version)}"
+        return Refusal("logprob", f"{s.logprob!r}", f"{usual['logprob']}{_ways(version)}", "with trl")
     if s.checkpointing == "selective":
-        return "checkpointing: given 'selective', allowed with trl: none, full"
+        return Refusal("checkpointing", "'selective'", "none, full", "with trl")
     if s.packing and s.task != "sft":
-        return f"packing: given true for {s.task}, allowed with trl: false; SFTTrainer alone packs"
+        return Refusal("packing", f"true for {s.task}", "false; SFTTrainer alone packs", "with trl")
     if s.images and (s.task == "ppo" or (s.task == "rm" and not at_least(version, PAIRS))):
         seen = f"{s.images.width} x {s.images.height}"
-        return f"images: given {seen!r} for {s.task}, allowed with trl {version}: none"
+        return Refusal("images", f"{seen!r} for {s.task}", "none", f"with trl {version}")
     if s.offload.activations and not at_least(version, OFFLOADS[s.task]):
-        return f"offload.activations: given true, allowed with trl {version}: false; it came with {OFFLOADS[s.task]}"
+        return Refusal("offload.activations", "true", f"false; it came with {OFFLOADS[s.task]}", f"with trl {version}")
     uncut = whole_layers(s, "its losses read the whole head") or cut_alike(s)
     if reason := sharding_fault(s) or uncut or whole_sequences(s, "accelerate's ring attention is not modelled"):
         return reason
     if s.precision == "mixed" and s.sharding not in DEEPSPEED:
-        return f"precision: given 'mixed' with sharding {s.sharding}, allowed: with {', '.join(DEEPSPEED)}"
+        return Refusal("precision", f"'mixed' with sharding {s.sharding}", f"with {', '.join(DEEPSPEED)}")
     if s.precision == "autocast" and s.sharding in FSDP:
-        return (
-            f"precision: given 'autocast' with sharding {s.sharding}, allowed: fsdp-mixed, which bf16 sets, bf16, fp32"
-        )
+        return Refusal("precision", f"'autocast' with sharding {s.sharding}", "fsdp-mixed, which bf16 sets, bf16, fp32")
     if reason := own_units(s):
         return reason
     if s.lora and "lm_head" in s.lora.targets:
-        return "lora.targets: given lm_head, allowed: any but the head, whose weight the loss reads itself"
+        return Refusal("lora.targets", "lm_head", "any but the head, whose weight the loss reads itself")
     return rl.refuse(s) if s.rollout else None
 
 
-def _absent(s: Scenario) -> str:
+def _absent(s: Scenario) -> Refusal:
     """The line on a task whose trainer this release does not have, with those that do."""
     version = s.framework_version
-    given = f"task: given {s.task!r}, allowed with trl {version}: {', '.join(tasks(version))}"
-    if s.task not in TASKS:
-        return given
-    first, end = TASKS[s.task]
-    if not at_least(version, first):
-        return f"{given}; its trainer came with {first}"
-    return given if at_least(version, paths.FOLDED) else f"{given}; its trainer went with {end}"
+    why, (first, end) = "", TASKS.get(s.task, ("", ""))
+    if first and not at_least(version, first):
+        why = f"; its trainer came with {first}"
+    elif first and not at_least(version, paths.FOLDED):
+        why = f"; its trainer went with {end}"
+    return Refusal("task", f"{s.task!r}", ", ".join(tasks(version)) + why, f"with trl {version}")
 
 
 def _ways(version: str) -> str:

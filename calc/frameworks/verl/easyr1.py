@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS, USUAL
+from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks.releases import Default, Table, pinned, stated
@@ -129,12 +130,12 @@ def fixed(s: Scenario) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why EasyR1 cannot run `s`, beside what verl's engine refuses, in one line, or None."""
     assert s.rollout
     tokens = s.rollout.max_num_batched_tokens
     if tokens and tokens < s.seq_len:  # vllm_rollout_spmd.py:97 of 0.3.2
-        return f"rollout.max_num_batched_tokens: given {tokens}, allowed with easyr1: at least {s.seq_len}"
+        return Refusal("rollout.max_num_batched_tokens", tokens, f"at least {s.seq_len}", "with easyr1")
     if s.has("reward"):
-        return "roles.reward: given a model, allowed with easyr1: none; a function scores"
+        return Refusal("roles.reward", "a model", "none; a function scores", "with easyr1")
     return None

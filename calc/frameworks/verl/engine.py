@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import HostCopies, Leaves, Path, Role, Scaled, Stage
+from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.base.versions import at_least
 from calc.frameworks.constraints import context_fault, own_units, whole_layers
@@ -20,14 +21,14 @@ from calc.scenario.words import FSDP
 MOVED: tuple[Leaves, ...] = ("weights", "states")
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why the engine cannot train the model whose scenario is `s`, in one line, or None."""
     version, lora = s.framework_version, reached(s.framework_version, "0.4.0")
     shardings = FSDP if lora else FSDP[:1]  # fsdp2 and LoRA both came with 0.4.0
     if s.sharding not in shardings:
-        return f"sharding: given {s.sharding!r}, allowed with verl {version}: {', '.join(shardings)}"
+        return Refusal("sharding", f"{s.sharding!r}", f"{', '.join(shardings)}", f"with verl {version}")
     if s.method == "qlora" or (s.method == "lora" and not lora):
-        return f"method: given {s.method!r}, allowed with verl {version}: {'full, lora' if lora else 'full'}"
+        return Refusal("method", f"{s.method!r}", f"{'full, lora' if lora else 'full'}", f"with verl {version}")
     free = reached(version, "0.6.1")  # override_config.attn_implementation (fsdp_workers.py:318 of 0.6.1)
     fixed: dict[str, tuple[str | bool, ...]] = {
         "precision": ("fsdp-mixed",),
@@ -45,28 +46,28 @@ def refuse(s: Scenario) -> str | None:
     # models/transformers/monkey_patch.py:291-294 of 0.7.0
     degree, heads, keys = s.context_parallel, s.architecture.heads, s.architecture.kv_heads
     if heads % degree:
-        return f"context_parallel: given {degree}, allowed: a divisor of the model's {heads} attention heads"
+        return Refusal("context_parallel", degree, f"a divisor of the model's {heads} attention heads")
     if keys % degree and degree % keys:
-        return f"context_parallel: given {degree}, allowed: a divisor or a multiple of the model's {keys} key heads"
+        return Refusal("context_parallel", degree, f"a divisor or a multiple of the model's {keys} key heads")
     if s.max_tokens_per_gpu and (fault := full_length(s.max_tokens_per_gpu, s)):
         return fault
     for place, allowed in fixed.items():
         if getattr(s, place) not in allowed:
             with_packing = " with packing" if place == "attention" and free else ""
             given, words = show(getattr(s, place)), ", ".join(map(show, allowed))
-            return f"{place}: given {given}, allowed with verl {version}{with_packing}: {words}"
+            return Refusal(place, given, words, f"with verl {version}{with_packing}")
     if s.no_sync is not (once := stated(s.task, shared(version), DEFAULTS)["no_sync"]):
-        return f"no_sync: given {str(s.no_sync).lower()}, allowed with verl {version}: {str(once).lower()}"
+        return Refusal("no_sync", f"{str(s.no_sync).lower()}", f"{str(once).lower()}", f"with verl {version}")
     return None
 
 
-def full_length(tokens: int, s: Scenario) -> str | None:
+def full_length(tokens: int, s: Scenario) -> Refusal | None:
     """The reason why a dynamic batch of `tokens` a GPU cannot be made, in one line; None if a whole sequence fits.
 
     "max_token_len must be greater than the sequence length" (utils/seqlen_balancing.py:248 of 0.4.0).
     """
     least = -(-s.seq_len // s.context_parallel)
-    return None if tokens >= least else f"max_tokens_per_gpu: given {tokens}, allowed with verl: at least {least}"
+    return None if tokens >= least else Refusal("max_tokens_per_gpu", tokens, f"at least {least}", "with verl")
 
 
 def role(

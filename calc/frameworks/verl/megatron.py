@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from calc.base.plan import Awake, Holds, Leaves, Path, Role, Stage
+from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.frameworks import megatron_core
 from calc.frameworks.verl.releases import reached
@@ -57,11 +58,11 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why the engine cannot train the model whose scenario is `s`, in one line, or None."""
     version, given = s.framework_version, "with sharding megatron"
     if not reached(version, FIRST):
-        return f"sharding: given 'megatron', allowed with verl {version}: fsdp1; megatron is modelled from {FIRST} on"
+        return Refusal("sharding", "'megatron'", f"fsdp1; megatron is modelled from {FIRST} on", f"with verl {version}")
     fixed: dict[str, tuple[Any, ...]] = {
         "task": ("grpo", "reinforce++"),
         "method": ("full",),
@@ -79,31 +80,31 @@ def refuse(s: Scenario) -> str | None:
     }
     for field, allowed in fixed.items():
         if (value := getattr(s, field)) not in allowed:
-            return f"{field}: given {show(value)} {given}, allowed with verl: {', '.join(map(show, allowed))}"
+            return Refusal(field, f"{show(value)} {given}", f"{', '.join(map(show, allowed))}", "with verl")
     if s.sequence_parallel is not (cut := s.tensor_parallel > 1):
         # `sequence_parallel` of the configuration, which is on, counts only then (config_converter.py:49 of 0.4.1)
-        return f"sequence_parallel: given {show(s.sequence_parallel)} {given}, allowed with verl: {show(cut)}"
+        return Refusal("sequence_parallel", f"{show(s.sequence_parallel)} {given}", f"{show(cut)}", "with verl")
     ranks = s.data_parallel * s.context_parallel * s.tensor_parallel
     if ranks % (shared := s.expert_parallel * s.expert_tensor_parallel):
-        return f"expert_parallel: given {s.expert_parallel} {given}, allowed: a divisor of a stage's {ranks} GPUs"
+        return Refusal("expert_parallel", f"{s.expert_parallel} {given}", f"a divisor of a stage's {ranks} GPUs")
     if s.expert_imbalance > 1 and shared == 1:
-        return f"expert_imbalance: given {s.expert_imbalance:g}, allowed: 1, or with expert_parallel above 1"
+        return Refusal("expert_imbalance", f"{s.expert_imbalance:g}", "1, or with expert_parallel above 1")
     if s.max_tokens_per_gpu and s.max_tokens_per_gpu * s.context_parallel < s.seq_len:
         least = -(-s.seq_len // s.context_parallel)
-        return f"max_tokens_per_gpu: given {s.max_tokens_per_gpu}, allowed with verl: at least {least}"
+        return Refusal("max_tokens_per_gpu", f"{s.max_tokens_per_gpu}", f"at least {least}", "with verl")
     return megatron_core.stages_fault(s) or megatron_core.linear_fault(s) or megatron_core.parts_fault(s, known=False)
 
 
-def unlike(s: Scenario) -> str | None:
+def unlike(s: Scenario) -> Refusal | None:
     """The reason why the job cannot have another role than the actor on it as given, in one line, or None."""
     for name in ("critic", "reward"):
         if s.has(name):
-            return f"roles.{name}: given a model with sharding megatron, allowed: none; not modelled"
+            return Refusal(f"roles.{name}", "a model with sharding megatron", "none; not modelled")
     reference = s.role("reference")
     if reference and reference.sharding != "megatron":
-        return f"roles.reference.sharding: given {reference.sharding!r}, allowed: megatron, as the actor's"
+        return Refusal("roles.reference.sharding", f"{reference.sharding!r}", "megatron, as the actor's")
     if reference and reference.precision != "mixed":
-        return f"roles.reference.precision: given {reference.precision!r} with sharding megatron, allowed: mixed"
+        return Refusal("roles.reference.precision", f"{reference.precision!r} with sharding megatron", "mixed")
     return None
 
 

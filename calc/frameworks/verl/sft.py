@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calc.base.plan import Keeps, Stage
+from calc.base.refusal import Refusal
 from calc.frameworks.verl import engine
 from calc.frameworks.verl.releases import reached
 from calc.scenario.scenario import Scenario
@@ -28,13 +29,13 @@ def defaults(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     return {"max_tokens_per_gpu": max(values["max_tokens_per_gpu"], least)}
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why the trainer cannot run `s`, beside what verl's engine refuses, in one line, or None."""
     if not reached(s.framework_version, FIRST):
         version = s.framework_version
-        return f"task: given 'sft', allowed with verl {version}: ppo, grpo, reinforce++; sft from {FIRST} on"
+        return Refusal("task", "'sft'", f"ppo, grpo, reinforce++; sft from {FIRST} on", f"with verl {version}")
     if not s.packing:  # data.pad_mode no_padding, of which the engine's other way has no use here
-        return "packing: given false for sft, allowed with verl: true; batches have no padding"
+        return Refusal("packing", "false for sft", "true; batches have no padding", "with verl")
     return None
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calc.base.plan import Awake, Holds, Keeps, Leaves, Path, Role, Serving, Stage
+from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks import megatron_core
@@ -85,7 +86,7 @@ def _bounds(task: str, version: str, given: Mapping[str, Any]) -> dict[str, int]
     return {place: n for place, n in bounds.items() if f"{place.rpartition('.')[0]}.micro_batch" not in given}
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why verl cannot run `s`, in one line, or None."""
     version = s.framework_version
     if reason := trainer_fault(s) or linear_fault(s) or unmodelled(s):
@@ -93,42 +94,42 @@ def refuse(s: Scenario) -> str | None:
     if s.task in sft.TASKS:
         return sft.refuse(s) or engine.refuse(s)
     if s.task not in TASKS or not s.rollout:
-        return f"task: given {s.task!r}, allowed with verl: {', '.join((*TASKS, *sft.TASKS))}"
+        return Refusal("task", f"{s.task!r}", f"{', '.join((*TASKS, *sft.TASKS))}", "with verl")
     if s.placement != "colocated":
-        return "placement: given 'separate', allowed with verl: colocated; trainer and rollout share one pool of GPUs"
+        return Refusal("placement", "'separate'", "colocated; trainer and rollout share one pool of GPUs", "with verl")
     if s.rollout.engine == "hf":
-        return "rollout.engine: given 'hf', allowed with verl: vllm, none"
+        return Refusal("rollout.engine", "'hf'", "vllm, none", "with verl")
     if not s.has("actor"):
-        return "roles.actor: given 'none', allowed with verl: an actor, which it always trains"
+        return Refusal("roles.actor", "'none'", "an actor, which it always trains", "with verl")
     for name, place in (("actor", ""), ("critic", "roles.critic.")):
         role = s.role(name)
         refused = megatron.refuse if role and role.sharding == "megatron" else engine.refuse
         if role and (reason := refused(role)):
-            return place + reason
+            return reason.of(place)
     if s.sharding == "megatron" and (reason := megatron.unlike(s)):
         return reason
     if s.rollout.layered_summon and not s.lora:
-        return "rollout.layered_summon: given true with method full, allowed: with lora, whose adapters it gathers"
+        return Refusal("rollout.layered_summon", "true with method full", "with lora, whose adapters it gathers")
     sequences = s.rollout.batch * s.rollout.n
     if sequences % s.data_parallel:  # utils/config.py:124 of 0.9.1; before, DataProto.chunk
         allowed = f"with rollout.n = {s.rollout.n} a multiple of {s.data_parallel}"
-        return f"rollout.batch: given {s.rollout.batch}, allowed: {allowed}"
+        return Refusal("rollout.batch", f"{s.rollout.batch}", allowed)
     if s.global_batch > sequences:  # config.validate: train_batch_size >= ppo_mini_batch_size; one rollout has no more
-        return f"global_batch: given {s.global_batch}, allowed: at most rollout.batch x rollout.n = {sequences}"
+        return Refusal("global_batch", f"{s.global_batch}", f"at most rollout.batch x rollout.n = {sequences}")
     if forked(version) and (reason := easyr1.refuse(s)):
         return reason
     if s.has("reward") and reached(version, "0.7.1"):
-        return f"roles.reward: given a model, allowed with verl {version}: none; its server is not modelled yet"
+        return Refusal("roles.reward", "a model", "none; its server is not modelled yet", f"with verl {version}")
     if (tokens := s.rollout.max_tokens_per_gpu) and (fault := engine.full_length(tokens, s)):
-        return f"rollout.{fault}"
+        return fault.of("rollout.")
     reference = s.role("reference")
     if reference and (tokens := reference.max_tokens_per_gpu) and (fault := engine.full_length(tokens, s)):
-        return f"roles.reference.{fault}"
+        return fault.of("roles.reference.")
     if reference and s.lora and s.roles["reference"] != {"model": s.model}:
-        return "roles.reference: given with method lora, allowed: none, or {} for the actor without its adapters"
+        return Refusal("roles.reference", "with method lora", "none, or {} for the actor without its adapters")
     forced = version != FORK and not forked(version) and s.sharding != "megatron"
     if reference and not s.lora and forced and not reference.offload.parameters:
-        return f"roles.reference.offload.parameters: given false, allowed with verl {version}: true, which it forces"
+        return Refusal("roles.reference.offload.parameters", "false", "true, which it forces", f"with verl {version}")
     return None
 
 

@@ -821,6 +821,11 @@ ADVICE = {
         "sharding {sharding} 下 {setting} 不起作用：权重留在显卡上"
     ),
     "seq_len {n#} is beyond the {most} positions of {model}": "seq_len {n} 超过 {model} 的 {most} 个位置",
+    "{kind!} came with transformers {first!}: transformers {version!} runs the code beside its weights, which is "
+    "computed as its own": (
+        "{kind} 自 transformers {first} 起才有：transformers {version} 运行权重旁附带的代码，"
+        "这里按 transformers 自己的实现计算"
+    ),
     "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16": (
         "检查点是 MXFP4 格式，不能训练：按反量化为 bf16 的权重计算"
     ),
@@ -1560,6 +1565,10 @@ REFUSALS = {
     "{place@}: given for a role that is not trained, allowed: {allowed?}": (
         "{place}：为不训练的角色给定，允许：{allowed}"
     ),
+    "{place@}: given {given!} for the family {family!}, allowed: {allowed?}": (
+        "{place}：{family} 系列给定 {given}，允许：{allowed}"
+    ),
+    "{place@}: given {given!} on {card!}, allowed: {allowed?}": "{place}：在 {card} 上给定 {given}，允许：{allowed}",
     "{place@}: given {given!}, allowed for the family {family!}: {allowed?}": (
         "{place}：给定 {given}，{family} 系列允许：{allowed}"
     ),
@@ -1612,6 +1621,13 @@ REFUSALS = {
     ),
     "{place@}: given {given!}, whose flags differ, allowed: {allowed?}": (
         "{place}：给定 {given}，它的参数不同，允许：{allowed}"
+    ),
+    "{place@}: given {given!}, whose transformers {version!} lacks {kind!}, which came with {first!}, allowed: "
+    "{allowed?}": (
+        "{place}：给定 {given}，它的 transformers {version} 没有 {kind}，后者自 {first} 起才有，允许：{allowed}"
+    ),
+    "{place@}: given {given!}, which lacks {kind!}, allowed: {allowed?}": (
+        "{place}：给定 {given}，其中没有 {kind}，允许：{allowed}"
     ),
     "{place@}: given {given!} GPUs for {parts!}, allowed: GPUs of roles and rollout that add up to gpus = {total}": (
         "{place}：给 {parts} 的是 {given} 张卡，允许：各角色与 rollout 的卡数之和等于 gpus = {total}"
@@ -1805,6 +1821,15 @@ REFUSALS = {
     "megatron, as the actor's": "megatron，与 actor 的一样",
     "a divisor of a stage's {n} GPUs": "一段的 {n} 张卡的约数",
     "none; not modelled": "none；没有模拟",
+    "none, loss; modelled with {names!}": "none、loss；只模拟了 {names}",
+    "none, loss; modelled for {what?}": "none、loss；只模拟了{what}",
+    "none; modelled for {names!}": "none；只模拟了 {names}",
+    "none, model; this loss is a kernel already": "none、model；这种损失本身已是内核",
+    "a model's own operations": "模型自身的算子",
+    "layers as Llama's": " Llama 那样的层",
+    "false; torchao gathers so with tensorwise under fsdp2": "false；torchao 只在 fsdp2 的 tensorwise 下这样聚集",
+    "null; PyTorch's setting is for CUDA": "null；PyTorch 的这个设置用于 CUDA",
+    "null, or with {name!} {version!} or later": "null，或 {name} {version} 及更新版本",
     "such that {n} layers leave some to the last stage": "使 {n} 层还有一些留给最后一段",
     "as many counts as pipeline_parallel = {n}, {layers} layers together": (
         "与 pipeline_parallel = {n} 一样多的数，合计 {layers} 层"
@@ -1849,6 +1874,9 @@ REFUSALS = {
     "hf, or vllm with placement separate": "hf；placement separate 时也可用 vllm",
     "1, as one process has the engine": "1，因为引擎在一个进程里",
     "a divisor of the {n} completions of a micro batch": "一个微批次的 {n} 个回答数的约数",
+    "{version!} or later": "{version} 或更新版本",
+    "{release!} or later, or a newer versions.transformers": "{release} 或更新版本，或更新的 versions.transformers",
+    "a newer versions.transformers": "更新的 versions.transformers",
     "{tasks!}; its trainer came with {version}": "{tasks}；它的训练器自 {version} 起才有",
     "{tasks!}; its trainer went with {version}": "{tasks}；它的训练器自 {version} 起已移除",
     "{names!} in release {version!}": "{version} 版本中为 {names}",

@@ -278,7 +278,7 @@ class Macros(Effects, Lookups):
         try:
             self._ask(job)
         except ScenarioError as error:
-            reason = refusal(str(error))
+            reason = refusal(error)
             self._say(f"refused({job})", reason)
             return f"<code>{inline(reason)}</code>"
         raise PageError(f"{job} is not refused: the sentence around it is wrong")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calc.base.plan import Path
+from calc.base.refusal import Refusal
 from calc.frameworks import trainer
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
@@ -58,11 +59,13 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why Axolotl cannot run `s`, in one line, or None."""
     if s.quantize_moe_experts and s.lora and isinstance(s.lora.targets, str):
         # utils/schemas/config.py:1953: lora_target_linear
-        return f"lora.targets: given {s.lora.targets!r} with quantize_moe_experts, allowed with trainer axolotl: a list"
+        return Refusal(
+            "lora.targets", f"{s.lora.targets!r} with quantize_moe_experts", "a list", "with trainer axolotl"
+        )
     return shared.refuse(s, TASKS, {"loss": ("full", "fused", "cut"), "checkpointing": ("none", "full")})
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
+from calc.base.refusal import Refusal
 from calc.base.versions import nearest, numbers
 from calc.frameworks.base import together
 from calc.frameworks.releases import pinned
@@ -72,19 +73,19 @@ def narrow(given: Mapping[str, Any], sharding: str, *, wide: str) -> str:
 
 def refuse(
     s: Scenario, tasks: tuple[str, ...], fixed: Mapping[str, tuple[Any, ...]], *, together: bool = False
-) -> str | None:
+) -> Refusal | None:
     """The reason that a trainer cannot run `s`, in one line, or None.
 
     `tasks` are those it is modelled for, `fixed` the values that it has for fields; `together` says that GPUs may share
     sequences under it.
     """
     if s.task not in tasks:
-        return f"trainer: given {s.trainer!r} for {s.task}, allowed: own; modelled for {', '.join(tasks)}"
+        return Refusal("trainer", f"{s.trainer!r} for {s.task}", f"own; modelled for {', '.join(tasks)}")
     if s.together > 1 and not together:
-        return f"trainer: given {s.trainer!r} where GPUs share sequences, allowed: own; not modelled"
+        return Refusal("trainer", f"{s.trainer!r} where GPUs share sequences", "own; not modelled")
     for field, allowed in fixed.items():
         if (value := getattr(s, field)) not in allowed:
-            return f"{field}: given {value!r} with trainer {s.trainer}, allowed: {', '.join(map(str, allowed))}"
+            return Refusal(field, f"{value!r} with trainer {s.trainer}", f"{', '.join(map(str, allowed))}")
     return None
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from calc.base.plan import Path
+from calc.base.refusal import Refusal
 from calc.frameworks.torch.trainers import habits as shared
 from calc.models.architecture import Architecture, ConfigError
 from calc.scenario.scenario import Scenario
@@ -78,13 +79,13 @@ def notes(s: Scenario) -> tuple[str, ...]:
     return ()
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why litgpt cannot run `s`, in one line, or None."""
     if s.offload.activations:
-        return "offload.activations: given true with trainer litgpt, allowed: false; it has no switch for it"
+        return Refusal("offload.activations", "true with trainer litgpt", "false; it has no switch for it")
     given = "with trainer litgpt"
     if s.task == "sft" and s.method == "full":
-        return f"method: given 'full' {given}, allowed: lora, qlora; the loss of its full fine-tuning is not modelled"
+        return Refusal("method", f"'full' {given}", "lora, qlora; the loss of its full fine-tuning is not modelled")
     fixed: dict[str, tuple[str, ...]] = {
         "sharding": ("none", "ddp", "fsdp1"),
         "precision": ("bf16", "fp32"),
@@ -96,5 +97,5 @@ def refuse(s: Scenario) -> str | None:
     if fault := shared.refuse(s, TASKS, fixed):
         return fault
     if s.lora and s.lora.dtype != s.precision:
-        return f"lora.dtype: given {s.lora.dtype!r} {given}, allowed: {s.precision}, as the model"
+        return Refusal("lora.dtype", f"{s.lora.dtype!r} {given}", f"{s.precision}, as the model")
     return None

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from calc.base.plan import Path
+from calc.base.refusal import Refusal
 from calc.frameworks import trainer
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
@@ -70,7 +71,7 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why LLaMA-Factory cannot run `s`, in one line, or None."""
     return shared.refuse(s, TASKS, {"loss": ("full", "fused"), "checkpointing": ("none", "full")})
 

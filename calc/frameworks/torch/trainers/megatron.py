@@ -11,6 +11,7 @@ from math import lcm
 from typing import Any
 
 from calc.base.plan import Path
+from calc.base.refusal import Refusal
 from calc.frameworks import megatron_core
 from calc.frameworks.torch.trainers import habits as shared
 from calc.models.architecture import Architecture
@@ -42,12 +43,12 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why Megatron-core cannot run `s`, or is not modelled for it, in one line, or None."""
     return refuse_with(s, TASKS, {"packing": (False,)}) or megatron_core.parts_fault(s)
 
 
-def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any, ...]]) -> str | None:
+def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any, ...]]) -> Refusal | None:
     """The same for a loop on Megatron-core that trains `tasks`, and has its `own` values for some fields."""
     given = f"with trainer {s.trainer}"
     fixed: dict[str, tuple[Any, ...]] = {
@@ -70,14 +71,14 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
         return fault
     for field in ("parameters", "activations"):
         if getattr(s.offload, field):
-            return f"offload.{field}: given true {given}, allowed: false; not modelled"
+            return Refusal(f"offload.{field}", f"true {given}", "false; not modelled")
     if s.sequence_parallel and s.tensor_parallel == 1:
-        return f"sequence_parallel: given true {given}, allowed: with tensor_parallel above 1"
+        return Refusal("sequence_parallel", f"true {given}", "with tensor_parallel above 1")
     faults = (megatron_core.stages_fault, megatron_core.linear_fault, chunks_fault, length_fault, experts_fault)
     return next(filter(None, (fault(s) for fault in faults)), None)
 
 
-def chunks_fault(s: Scenario) -> str | None:
+def chunks_fault(s: Scenario) -> Refusal | None:
     """The reason why the pieces of a stage cannot take turns, in one line, or None.
 
     Micro batches go through a piece in groups of as many as there are stages
@@ -86,11 +87,11 @@ def chunks_fault(s: Scenario) -> str | None:
     if s.virtual_pipeline == 1 or s.accumulation % s.pipeline_parallel == 0:
         return None
     step, least = s.micro_batch * s.data_parallel, s.pipeline_parallel
-    given = f"given {s.global_batch} with virtual_pipeline = {s.virtual_pipeline}"
-    return f"global_batch: {given}, allowed: a multiple of {step * least}, so that stages take turns"
+    given = f"{s.global_batch} with virtual_pipeline = {s.virtual_pipeline}"
+    return Refusal("global_batch", given, f"a multiple of {step * least}, so that stages take turns")
 
 
-def length_fault(s: Scenario) -> str | None:
+def length_fault(s: Scenario) -> Refusal | None:
     """The reason why sequences cannot be cut evenly, in one line, or None.
 
     Context parallelism cuts each into twice as many pieces as it has ranks, of which one has the first and the last,
@@ -102,20 +103,19 @@ def length_fault(s: Scenario) -> str | None:
         return None
     cut = {"tensor_parallel": s.tensor_parallel, "context_parallel": s.context_parallel}
     degrees = " and ".join(f"{name} = {degree}" for name, degree in cut.items() if degree > 1)
-    given = f"given {s.seq_len} with trainer {s.trainer}"
-    return f"seq_len: {given}, allowed: a multiple of {pieces}, for {degrees}"
+    return Refusal("seq_len", f"{s.seq_len} with trainer {s.trainer}", f"a multiple of {pieces}, for {degrees}")
 
 
-def experts_fault(s: Scenario) -> str | None:
+def experts_fault(s: Scenario) -> Refusal | None:
     """The reason why experts cannot be spread over the GPUs as `s` asks, in one line, or None."""
     if not s.architecture.experts:
         return None
     if s.tensor_parallel > 1 and not s.sequence_parallel:  # `moe_layer.py`, `MoELayer.forward`
-        return "sequence_parallel: given false with tensor_parallel above 1, allowed: true for a model with experts"
+        return Refusal("sequence_parallel", "false with tensor_parallel above 1", "true for a model with experts")
     ranks, asked = s.gpus // s.pipeline_parallel, s.expert_parallel * s.expert_tensor_parallel
     if ranks % asked:  # `parallel_state.py`, `initialize_model_parallel`
         allowed = f"such that expert_parallel x expert_tensor_parallel = {asked} divides the {ranks} GPUs of a stage"
-        return f"expert_parallel: given {s.expert_parallel}, allowed: {allowed}"
+        return Refusal("expert_parallel", f"{s.expert_parallel}", allowed)
     return None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calc.base.plan import Path
+from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.base.versions import at_least
 from calc.frameworks import megatron_core
@@ -87,7 +88,7 @@ def packs(task: str, given: Mapping[str, Any]) -> bool:
     return task in ("rm", "dpo", "kto") and bool(given.get("packing")) and "seq_len" in given
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why it cannot run `s`, or is not modelled for it, in one line, or None."""
     own = {"packing": (False, True), "method": ("full", "lora")}
     # mcore-bridge has a forward of linear attention of its own, which runs no part again
@@ -95,7 +96,7 @@ def refuse(s: Scenario) -> str | None:
     return fault or rlhf_fault(s) or (adapters_fault(s) if s.lora else None)
 
 
-def rlhf_fault(s: Scenario) -> str | None:
+def rlhf_fault(s: Scenario) -> Refusal | None:
     """The reason why `megatron rlhf` cannot run `s`, or is not modelled for it, in one line, or None.
 
     The reference is a second model with the trained one's settings, or that model without its adapters
@@ -106,28 +107,28 @@ def rlhf_fault(s: Scenario) -> str | None:
         return None
     if s.task == "rm":
         context = s.context_parallel
-        return f"context_parallel: given {context} {given}, allowed: 1; not modelled" if context > 1 else None
+        return Refusal("context_parallel", f"{context} {given}", "1; not modelled") if context > 1 else None
     own = s.roles["reference"]
     if isinstance(own, str):
-        return f"roles.reference: given 'none' {given}, allowed: a model, which scores every micro batch"
+        return Refusal("roles.reference", f"'none' {given}", "a model, which scores every micro batch")
     for field, value in own.items():
         if field != "model":
-            return f"roles.reference.{field}: given {show(value)} {given}, allowed: none; it has the trained model's"
+            return Refusal(f"roles.reference.{field}", f"{show(value)} {given}", "none; it has the trained model's")
     if s.lora and own["model"] != s.model:
-        return f"roles.reference.model: given {own['model']!r} with method lora, allowed: {s.model}, without adapters"
+        return Refusal("roles.reference.model", f"{own['model']!r} with method lora", f"{s.model}, without adapters")
     return None
 
 
-def adapters_fault(s: Scenario) -> str | None:
+def adapters_fault(s: Scenario) -> Refusal | None:
     """The reason why adapters cannot be as `s` asks, in one line, or None.
 
     `Float16Module` casts every parameter; "Currently, LoRA does not support ETP" (mcore-bridge 1.6.5 `tuners/lora.py`).
     """
     assert s.lora
     if s.lora.dtype != "bf16":
-        return f"lora.dtype: given {s.lora.dtype!r} with trainer {s.trainer}, allowed: bf16"
+        return Refusal("lora.dtype", f"{s.lora.dtype!r} with trainer {s.trainer}", "bf16")
     if s.architecture.experts and s.expert_tensor_parallel > 1:
-        return f"expert_tensor_parallel: given {s.expert_tensor_parallel} with method lora, allowed: 1"
+        return Refusal("expert_tensor_parallel", f"{s.expert_tensor_parallel} with method lora", "1")
     return None
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from calc.base.plan import Path
+from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.frameworks import trainer
 from calc.frameworks.constraints import vocabulary_fault
@@ -75,10 +76,10 @@ def seen(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"images.freeze": freeze, "images.checkpointing": freeze == "none"}
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why ms-swift cannot run `s`, in one line, or None."""
     if s.offload.activations:
-        return "offload.activations: given true with trainer ms-swift, allowed: false; it has no switch for it"
+        return Refusal("offload.activations", "true with trainer ms-swift", "false; it has no switch for it")
     return shared.refuse(s, TASKS, {"loss": ("full", "fused"), "checkpointing": ("none", "full")})
 
 

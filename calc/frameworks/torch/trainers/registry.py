@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from calc.base.plan import Path
+from calc.base.refusal import Refusal
 from calc.frameworks import trainer
 from calc.frameworks.torch.trainers import (
     axolotl,
@@ -27,7 +28,7 @@ class Trainer(Protocol):
     def habits(self, task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Its defaults for `task` where they are not those of a loop of one's own, by dotted key; as `defaults`."""
 
-    def refuse(self, s: Scenario) -> str | None:
+    def refuse(self, s: Scenario) -> Refusal | None:
         """The reason why it cannot run `s`, in one line, or None."""
 
     def keeps(self, s: Scenario) -> dict[str, Any]:

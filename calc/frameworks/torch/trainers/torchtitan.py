@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from calc.base.plan import Path
+from calc.base.refusal import Refusal
 from calc.base.versions import at_least, nearest
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
@@ -100,10 +101,10 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why torchtitan cannot run `s`, in one line, or None."""
     if s.offload.activations:
-        return "offload.activations: given true with trainer torchtitan, allowed: false; it has no switch for it"
+        return Refusal("offload.activations", "true with trainer torchtitan", "false; it has no switch for it")
     fixed: dict[str, tuple[str, ...]] = {
         "method": ("full",),
         "sharding": ("none", "ddp", "fsdp2"),

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from calc.base.plan import Path
+from calc.base.refusal import Refusal
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
@@ -87,7 +88,7 @@ def stepped_once(given: Mapping[str, Any], usual: Mapping[str, int]) -> bool:
     return int(given.get("global_batch", usual["global_batch"])) == usual["global_batch"]
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why torchtune's recipes cannot run `s`, in one line, or None."""
     fixed: dict[str, tuple[str, ...]] = {
         "sharding": ("none", "fsdp2"),
@@ -100,7 +101,7 @@ def refuse(s: Scenario) -> str | None:
     if fault := shared.refuse(s, TASKS, fixed):
         return fault
     if s.lora and s.lora.dtype != s.precision:
-        return f"lora.dtype: given {s.lora.dtype!r} with trainer torchtune, allowed: {s.precision}, as the model"
+        return Refusal("lora.dtype", f"{s.lora.dtype!r} with trainer torchtune", f"{s.precision}, as the model")
     return None
 
 

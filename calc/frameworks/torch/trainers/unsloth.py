@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calc.base.plan import Path
+from calc.base.refusal import Refusal
 from calc.frameworks import trainer
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
@@ -58,7 +59,7 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse(s: Scenario) -> str | None:
+def refuse(s: Scenario) -> Refusal | None:
     """The reason why Unsloth cannot run `s`, in one line, or None."""
     fixed: dict[str, tuple[str, ...]] = {
         "sharding": ("none", "ddp"),

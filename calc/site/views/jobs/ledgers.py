@@ -132,7 +132,7 @@ def _notes(answer: Answer) -> str:
         for g in answer.serving
         if g.cache_tokens and serving
     ]
-    refusals = {g.refusal for g in answer.estimate.groups}
+    refusals = {str(g.refusal) for g in answer.estimate.groups if g.refusal}
     said = [f"{report.REFUSED}: {note}" if note in refusals else note for note in answer.estimate.notes]
     return "<br>".join(escape(note) for note in (*holds, *said))
 

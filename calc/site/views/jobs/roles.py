@@ -137,7 +137,7 @@ def caches(answered: Mapping[str, Answer], table_id: str, caption: str) -> Table
                 Cell(asked),
                 Cell(
                     f"no {group.refusal}" if group.refusal else "yes",
-                    verdict_html("oom", "no") + f" {escape(group.refusal)}" if group.refusal else "",
+                    verdict_html("oom", "no") + f" {escape(str(group.refusal))}" if group.refusal else "",
                 ),
             )
         )

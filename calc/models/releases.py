@@ -1,0 +1,72 @@
+"""Transformers' releases with the model types that came with each, as `models/auto` of their packages maps them.
+
+A config whose model type a release lacks is refused by its AutoConfig, whoever trains, unless code lies beside the
+weights. Types that have no other code (kimi_k2, mimo) are in no release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from calc.base.versions import at_least, numbers
+
+BROUGHT: Mapping[str, tuple[str, ...]] = {
+    "2.0.0": ("gpt2",),
+    "4.19.0": ("opt",),
+    "4.20.0": ("gpt_neox",),
+    "4.28.0": ("llama",),
+    "4.31.0": ("falcon",),
+    "4.34.0": ("mistral",),
+    "4.36.0": ("mixtral", "phi"),
+    "4.37.0": ("qwen2",),
+    "4.38.0": ("gemma", "stablelm"),
+    "4.39.0": ("cohere", "starcoder2"),
+    "4.40.0": ("olmo", "qwen2_moe"),
+    "4.41.0": ("phi3",),
+    "4.42.0": ("gemma2",),
+    "4.44.0": ("nemotron",),
+    "4.45.0": ("granite", "granitemoe", "olmoe", "qwen2_vl"),
+    "4.46.0": ("glm",),
+    "4.47.0": ("olmo2",),
+    "4.48.0": ("cohere2",),
+    "4.49.0": ("helium", "qwen2_5_vl"),
+    "4.50.0": ("gemma3", "gemma3_text", "mistral3"),
+    "4.51.0": ("deepseek_v3", "llama4", "llama4_text", "qwen3", "qwen3_moe"),
+    "4.51.3": ("glm4",),
+    "4.52.0": ("granitemoehybrid", "internvl"),
+    "4.53.0": ("arcee", "dots1", "falcon_h1", "smollm3"),
+    "4.54.0": ("deepseek_v2", "ernie4_5", "ernie4_5_moe", "exaone4", "glm4_moe", "lfm2"),
+    "4.55.0": ("gpt_oss",),
+    "4.56.0": ("apertus", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss"),
+    "4.57.0": ("flex_olmo", "ministral", "olmo3", "qwen3_next", "qwen3_vl", "qwen3_vl_moe"),
+    "5.0.0": ("cwm", "glm4_moe_lite", "lfm2_moe", "minimax_m2", "ministral3"),
+    "5.2.0": ("glm_moe_dsa", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
+    "5.3.0": ("nemotron_h",),
+    "5.5.0": ("gemma4", "gemma4_text"),
+    "5.9.0": ("hyperclovax",),
+    "5.10.1": ("gemma4_unified", "gemma4_unified_text"),
+    "5.11.0": ("deepseek_v32",),
+    "5.23.0": ("internlm3", "iquestcoder"),
+}  # fmt: skip
+# Types of which some weights lie beside code of their own, so that older releases run them with `trust_remote_code`, as
+# vLLM's tests/models/registry.py marks them today or did when they were new; Qwen 1 has the shapes of Qwen 2.
+CODE_BESIDE = (
+    "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "hunyuan_v1_moe", "hyperclovax", "internlm3",
+    "iquestcoder", "minimax_m2", "nemotron_h", "phi", "phi3", "qwen2",
+)  # fmt: skip
+FIRST: Mapping[str, str] = {name: version for version, names in BROUGHT.items() for name in names}
+
+
+def knows(version: str, name: str) -> bool:
+    """True if Transformers `version` has the model type; `4.51` stands for the last of its releases."""
+    first = FIRST.get(name, "0")
+    return at_least(version, first) or f"{first}.".startswith(f"{version}.")
+
+
+def newest_type(config: Mapping[str, Any]) -> str | None:
+    """The model type that came last of those that reading a `config.json` takes; None if none is in a release."""
+    inner = config.get("text_config")
+    asked = [config.get("model_type"), inner.get("model_type") if isinstance(inner, Mapping) else None]
+    found = [name for name in asked if isinstance(name, str) and name in FIRST]
+    return max(found, key=lambda name: numbers(FIRST[name]), default=None)

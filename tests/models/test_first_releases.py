@@ -1,0 +1,30 @@
+"""The release of Transformers with which a model type came; against the packages: tests/frameworks."""
+
+from __future__ import annotations
+
+from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING
+from calc.models.releases import BROUGHT, CODE_BESIDE, FIRST, knows, newest_type
+
+TYPES = {*FAMILIES, *ALIKE, *NESTED, *SEEING}
+
+
+def test_every_model_type_has_its_first_release_unless_its_code_lies_beside_weights_alone() -> None:
+    assert TYPES - FIRST.keys() == {"kimi_k2", "mimo"}
+    assert FIRST.keys() <= TYPES
+    assert len(FIRST) == sum(map(len, BROUGHT.values()))
+    assert set(CODE_BESIDE) <= FIRST.keys()
+
+
+def test_a_version_in_two_numbers_stands_for_the_last_of_its_releases() -> None:
+    assert knows("4.51", "qwen3")
+    assert knows("4.51", "glm4")  # since 4.51.3
+    assert not knows("4.51.0", "glm4")
+    assert not knows("4.5", "qwen3")
+    assert knows("4.30", "kimi_k2")
+
+
+def test_a_config_with_a_language_model_inside_takes_both_types() -> None:
+    inner = {"model_type": "ministral3"}
+    assert newest_type({"model_type": "mistral3", "text_config": inner}) == "ministral3"
+    assert newest_type({"model_type": "mistral3", "text_config": {}}) == "mistral3"
+    assert newest_type({"model_type": "mimo"}) is None
