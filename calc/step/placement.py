@@ -154,6 +154,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         flat=s.sharding == "fsdp1",
         context=s.context_parallel,
         imbalance=s.expert_imbalance,
+        looped=arch.experts > 0 and not at_least(s.versions.get("transformers", "5"), "5"),
         replaced=replaced(s.kernels, arch.family),
         compiled=trained and s.compile in ("model", "model-and-loss"),
         narrow=NARROW[s.float8] if trained else "",
