@@ -236,8 +236,21 @@ class Scenario:
     def communicators(self) -> int:
         """The groups in which a GPU communicates: one for its shards, and one for each kind of parallelism."""
         own = (self.tensor_parallel, self.pipeline_parallel, self.context_parallel, self.expert_parallel)
-        degrees = (self.shards, *own)
-        return sum([degree > 1 for degree in degrees])
+        further = self.megatron_groups if self.sharded.family == "megatron" else ()
+        return sum([degree > 1 for degree in (self.shards, *own, *further)])
+
+    @property
+    def megatron_groups(self) -> tuple[int, ...]:
+        """The GPUs in each further group in which Megatron-core communicates.
+
+        All of them start together, and the optimizer's own group of all sums up the norm of the gradients; those with
+        parts of one model agree on each step. Experts' tokens are counted and their gradients reduced in groups of
+        their own. Megatron-LM d98e8a64dd `megatron/training/training.py`, `train_step`; `megatron/core/
+        parallel_state.py`, `optimizer/__init__.py`, `transformer/moe/token_dispatcher.py`.
+        """
+        shared = self.expert_parallel * self.expert_tensor_parallel
+        same = self.gpus // (self.pipeline_parallel * shared) if self.expert_parallel > 1 else 1
+        return (self.gpus, self.gpus, self.tensor_parallel * self.pipeline_parallel, self.expert_parallel, same)
 
     @property
     def rows(self) -> int:
