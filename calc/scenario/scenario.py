@@ -234,9 +234,13 @@ class Scenario:
 
     @property
     def communicators(self) -> int:
-        """The groups in which a GPU communicates: one for its shards, and one for each kind of parallelism."""
+        """The groups in which a GPU communicates: one for its shards, and one for each kind of parallelism.
+
+        DeepSpeed works in a copy of the group of all GPUs, in which the trainer waits and gathers losses (deepspeed
+        0.18 `utils/groups.py`, `_clone_world_group`); Megatron-core has groups of its own.
+        """
         own = (self.tensor_parallel, self.pipeline_parallel, self.context_parallel, self.expert_parallel)
-        further = self.megatron_groups if self.sharded.family == "megatron" else ()
+        further = {"zero": (self.gpus,), "megatron": self.megatron_groups}.get(self.sharded.family, ())
         return sum([degree > 1 for degree in (self.shards, *own, *further)])
 
     @property

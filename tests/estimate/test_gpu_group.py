@@ -255,7 +255,7 @@ def test_an_engine_measures_what_came_before_it_alone() -> None:
     job = on_card(scenario(**OPENRLHF)).job
     on = Shared(job, ("reward", "rollout", "actor"), 8)
     reward = job.placed["reward"].engine.replica
-    assert on.others == 2 * reward.parameters + total(runtime.process("Ampere", 1, nvlink=True))
+    assert on.others == 2 * reward.parameters + total(runtime.process("Ampere", 2, nvlink=True))
     assert Shared(job, ("rollout", "reward", "actor"), 8).others == total(
         runtime.process("Ampere", 0, nvlink=True, processes=0)
     )

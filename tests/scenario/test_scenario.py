@@ -300,6 +300,12 @@ def test_a_gpu_has_a_communicator_for_its_shards_and_for_each_kind_of_work_that_
     assert parse(given | {"context_parallel": 2, "tensor_parallel": 2}).communicators == 3
 
 
+def test_deepspeed_has_a_group_of_all_gpus_beside_pytorch_s() -> None:
+    given = {**SFT, "gpus": 8, "sharding": "zero3", "seq_len": 2048}
+    assert parse(given).communicators == 2
+    assert parse(given | {"gpus": 1}).communicators == 0
+
+
 def test_megatron_has_groups_of_all_gpus_of_a_model_s_parts_and_of_experts_besides() -> None:
     """Two of all GPUs, one for tensor and pipeline parallelism; with experts one for their tokens' counts, and one of
     the GPUs that have the same experts."""
