@@ -529,6 +529,22 @@ def rotation_fault(s: Scenario) -> str | None:
     return "apply_rope_fusion: given true, allowed: false, or with layers of Megatron-core that have no fusions"
 
 
+def exchange_fault(s: Scenario) -> str | None:
+    """The reason why GPUs do not exchange keys and values as is asked for, in one line, or None."""
+    if s.cp_comm_type == "p2p" or (s.context_parallel > 1 and s.architecture.megatron):
+        return None
+    return f"cp_comm_type: given {s.cp_comm_type!r}, allowed: p2p, or with context_parallel under Megatron-core"
+
+
+def loss_fault(s: Scenario) -> str | None:
+    """The reason why a loss is not fused as is asked for, in one line, or None."""
+    known = s.loss == "fused" and s.trainer in ("megatron", "megatron-swift")
+    if s.cross_entropy_fusion_impl == "native" or known:
+        return None
+    allowed = "native, or with loss fused and trainer megatron, megatron-swift"
+    return f"cross_entropy_fusion_impl: given {s.cross_entropy_fusion_impl!r}, allowed: {allowed}"
+
+
 def linear_notes(s: Scenario) -> Iterator[str]:
     """Notes on what computes linear attention, which no framework's settings say; Megatron-core needs the kernels."""
     if not s.architecture.recurrent or s.architecture.conv or s.architecture.megatron:

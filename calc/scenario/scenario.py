@@ -29,7 +29,9 @@ from calc.scenario.words import (
     Attention,
     Checkpointing,
     Compile,
+    ContextExchange,
     Float8,
+    FusedLoss,
     Generates,
     GradDtype,
     Kernels,
@@ -160,6 +162,7 @@ class Scenario:
     recompute_modules: tuple[Recomputed, ...] | None
     reentrant: bool
     attention: Attention
+    cp_comm_type: ContextExchange
     apply_rope_fusion: bool
     linear_attention: LinearAttention
     kernels: Kernels
@@ -168,6 +171,7 @@ class Scenario:
     float8_all_gather: bool
     bf16_layers_at_end: int | None
     loss: Loss
+    cross_entropy_fusion_impl: FusedLoss
     logprob: Logprob
     entropy_coeff: float
     micro_batch: int

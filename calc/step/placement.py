@@ -162,7 +162,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         linear_kernels=s.linear_attention == "fla",
         again=s.recomputed,
         rotates=s.apply_rope_fusion,
-        exchange=role.exchange,
+        exchange="all-gather" if s.cp_comm_type == "all_gather" else role.exchange,
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank)),
         quantised=s.method == "qlora",
         nested=s.double_quantization,

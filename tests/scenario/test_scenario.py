@@ -317,6 +317,14 @@ def test_megatron_has_groups_of_all_gpus_of_a_model_s_parts_and_of_experts_besid
     assert parse(given | {"expert_parallel": 8}).communicators == 2 + 2 + 1
 
 
+def test_whose_fused_loss_runs_is_megatron_core_s_choice_alone() -> None:
+    job = {**SFT, "gpus": 8, "seq_len": 2048, "trainer": "megatron", "cross_entropy_fusion_impl": "te"}
+    assert parse(job | {"loss": "fused"}).cross_entropy_fusion_impl == "te"
+    for other in ({"loss": "full"}, {"loss": "fused", "trainer": "own", "sharding": "fsdp2"}):
+        with pytest.raises(ScenarioError, match="cross_entropy_fusion_impl: given 'te', allowed: native, or with loss"):
+            parse(job | other)
+
+
 # --- fields together ---
 
 

@@ -1672,6 +1672,10 @@ REFUSALS = {
     "on one": "一张卡",
     "own; modelled for {tasks!}": "own；只模拟了 {tasks}",
     "chunked, as its configurations": "chunked，与它的配置一致",
+    "native, or with loss fused and trainer megatron, megatron-swift": (
+        "native，或在 trainer megatron、megatron-swift 下与 loss fused 一起"
+    ),
+    "p2p, or with context_parallel under Megatron-core": "p2p，或在 Megatron-core 下与 context_parallel 一起",
     "mean and longest, data, or counts": "mean 和 longest，或 data，或 counts",
     "counts alone, data alone, or mean and longest": "只给 counts，或只给 data，或者 mean 和 longest",
     "one of {n} known data sets, or mean and longest": "{n} 个已知数据集之一，或者 mean 和 longest",
