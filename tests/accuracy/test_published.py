@@ -117,7 +117,7 @@ def test_the_share_of_cached_blocks_is_that_of_the_records() -> None:
         if record["class"] == "published" and record["metric"] == "reserved" and "swift" in record["id"]:
             (group,) = estimate(parse(record["scenario"])).groups
             allocated = max(p.moment.allocated_bytes for p in group.phases)
-            varying = max(runtime.cached(p.moment.lines, lengths_vary=True) for p in group.phases) / LENGTHS_VARY
+            varying = max(runtime.cached(p.moment.lines, "lengths vary") for p in group.phases) / LENGTHS_VARY
             ratios.append((record["measured_bytes"] - allocated) / varying)
     assert len(ratios) == 45
     assert sorted(ratios)[int(0.95 * (len(ratios) - 1))] == pytest.approx(LENGTHS_VARY, abs=0.05)

@@ -74,10 +74,11 @@ def test_every_role_but_the_engine_is_stirred() -> None:
 
 
 def test_cached_blocks_are_a_share_of_what_differs_from_batch_to_batch() -> None:
-    """Weights and gradients have one size for ever; 3.8 and 0.25 of the rest."""
+    """Weights and gradients have one size for ever; 3.8, 0.25 or 0.31 of the rest."""
     lines = [Line(c, "actor", 1000, "1000", {}, "x#y") for c in ("weights", "gradients", "logits", "activations")]
-    assert runtime.cached(lines, lengths_vary=True) == 7600
-    assert runtime.cached(lines, lengths_vary=False) == 500
+    assert runtime.cached(lines, "lengths vary") == 7600
+    assert runtime.cached(lines, "one length") == 500
+    assert runtime.cached(lines, "one segment") == 620
 
 
 def test_rccl_takes_more_for_a_process_s_first_communicator() -> None:
