@@ -41,7 +41,9 @@ class Shared:
         """The lines of the processes of the roles called `names`: what they take of a GPU beside tensors."""
         gpu, found = self.job.gpu, [self.job.placed[name] for name in names]
         communicators = max([placed.s.communicators for placed in found], default=0)
-        lines = runtime.process(gpu.architecture, communicators, gpu.linked, len({p.role.process for p in found}))
+        peers = max([placed.s.peers for placed in found], default=0)
+        own = len({p.role.process for p in found})
+        lines = runtime.process(gpu.architecture, communicators, gpu.linked, own, peers=peers)
         return [*lines, *[line for placed in found for line in placed.workspaces()]]
 
     @cached_property

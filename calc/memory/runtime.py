@@ -27,6 +27,9 @@ HOPPER_OR_LATER = ("Hopper", "Blackwell")
 NCCL_BUFFERS = 4 * MiB + 640 * 120 * 8 * 8 + 512 * 8 * 8 * 16
 NCCL_CONNECTIONS = 3
 NCCL_CHANNELS = {False: 2, True: 24}
+# An all-to-all connects a GPU to each other one of its node by 32 channels: 3.28 GB for seven of them, measured on
+# eight H100 (github.com/NVIDIA/nccl, issue 1685). Issue 964 has 688 MB for an all-reduce of four A100, as above.
+NCCL_PEER = 3_280_000_000 // 7
 # RCCL was measured on MI250X: 1 GiB for a process's first communicator, and 0.65 GiB, what the channels above come
 # to, for each further one (github.com/Lumi-supercomputer/LUMI-AI-Guide, issue 111).
 RCCL_START = int(0.35 * GiB)
@@ -72,12 +75,13 @@ def workspace(architecture: str) -> int:
 
 
 def process(
-    architecture: str, communicators: int, nvlink: bool, processes: int = 1, role: str = "process"
+    architecture: str, communicators: int, nvlink: bool, processes: int = 1, role: str = "process", peers: int = 0
 ) -> list[Line]:
     """What each process on a card takes besides its tensors: CUDA context, cuBLAS workspaces, NCCL's buffers.
 
     There are `processes` of them on the card, under Ray one for each role. Each has a communicator for every group of
-    GPUs in which it exchanges: shards, tensors, stages or sequences.
+    GPUs in which it exchanges: shards, tensors, stages or sequences; and connections to the `peers` of its node to
+    which it sends tokens for their experts. Over PCIe these are too few to count.
     """
     each, n = workspace(architecture), WORKSPACES * processes
     own = context(architecture)
@@ -90,6 +94,9 @@ def process(
         values = {"channels": channels, "connections": NCCL_CONNECTIONS, "b": NCCL_BUFFERS}
         count = channels * NCCL_CONNECTIONS * NCCL_BUFFERS
         lines.append(Line("nccl", role, count, "channels·connections·b", values, "runtime#nccl", False))
+    if peers and nvlink:
+        values = {"m": processes, "peers": peers, "b": NCCL_PEER}
+        lines.append(Line("nccl", role, processes * peers * NCCL_PEER, "m·peers·b", values, "runtime#nccl", False))
     if communicators and architecture.startswith("CDNA"):
         values = {"m": processes, "C": RCCL_START}
         lines.append(Line("nccl", role, processes * RCCL_START, "m·C", values, "runtime#nccl", False))

@@ -248,6 +248,11 @@ class Scenario:
         return sum([degree > 1 for degree in (self.shards, *own, *further)])
 
     @property
+    def peers(self) -> int:
+        """Other GPUs of its node to which a GPU sends tokens for their experts."""
+        return min(self.expert_parallel, self.gpus_per_node // self.expert_tensor_parallel) - 1
+
+    @property
     def megatron_groups(self) -> tuple[int, ...]:
         """The GPUs in each further group in which Megatron-core communicates.
 

@@ -317,6 +317,12 @@ def test_megatron_has_groups_of_all_gpus_of_a_model_s_parts_and_of_experts_besid
     assert parse(given | {"expert_parallel": 8}).communicators == 2 + 2 + 1
 
 
+def test_tokens_for_experts_go_to_the_other_gpus_of_the_node() -> None:
+    """Beyond the node they take the network, whose connections share their buffers."""
+    given = {**SFT, "model": "qwen3-30b-a3b", "trainer": "megatron", "gpus": 16, "seq_len": 2048, "micro_batch": 1}
+    assert [parse(given | {"expert_parallel": n}).peers for n in (1, 2, 8, 16)] == [0, 1, 7, 7]
+
+
 def test_whose_fused_loss_runs_is_megatron_core_s_choice_alone() -> None:
     job = {**SFT, "gpus": 8, "seq_len": 2048, "trainer": "megatron", "cross_entropy_fusion_impl": "te"}
     assert parse(job | {"loss": "fused"}).cross_entropy_fusion_impl == "te"

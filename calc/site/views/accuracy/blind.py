@@ -22,7 +22,7 @@ RESTS_ON = (
     "Records of measurements/published_blind.jsonl: each scenario with a first comparison was written from the "
     "source's settings by somebody who had seen neither the figure nor an estimate; those without one came later. "
     "The first comparison is that of the code of its day, and is not computed again. Since then a scenario has "
-    "changed only where a field came for what it could not say, or where the source or the code that ran says otherwise."
+    "changed only where a field came for what it could not say, or where the source or the code says otherwise."
 )
 SAID = {"all": "the whole job", "part": "a part of it"}
 
