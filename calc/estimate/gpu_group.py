@@ -285,7 +285,7 @@ def judged(
     if peak.device_bytes <= usable and any(line.left for line in peak.lines):
         high = min(high, usable)  # more of the paged states leave
     most = max([phase.moment.allocated_bytes for phase in phases])
-    kept = max(runtime.cached(p.moment.lines, caching) for p in phases)
+    kept = max(runtime.cached(p.moment.lines, caching) for p in phases) + runtime.beyond(peak.lines)
     return Group(
         name=name,
         gpus=gpus,

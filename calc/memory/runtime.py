@@ -27,6 +27,9 @@ HOPPER_OR_LATER = ("Hopper", "Blackwell")
 NCCL_BUFFERS = 4 * MiB + 640 * 120 * 8 * 8 + 512 * 8 * 8 * 16
 NCCL_CONNECTIONS = 3
 NCCL_CHANNELS = {False: 2, True: 24}
+# Reports of what a communicator takes: 0.54 GB for two A100 (github.com/NVIDIA/nccl, issue 964), 6 GB for three
+# communicators (issue 864).
+NCCL_MOST = 2_000_000_000
 # An all-to-all connects a GPU to each other one of its node by 32 channels: 3.28 GB for seven of them, measured on
 # eight H100 (github.com/NVIDIA/nccl, issue 1685). Issue 964 has 688 MB for an all-reduce of four A100, as above.
 NCCL_PEER = 3_280_000_000 // 7
@@ -133,6 +136,12 @@ def replayed(lines: list[Line], reserved: int, least: int) -> Line:
 def stirred(lines: Iterable[Line]) -> int:
     """The bytes of which fragmentation is a share: all allocated tensors but a rollout engine's."""
     return sum([line.bytes for line in lines if line.allocated and line.role != SERVING])
+
+
+def beyond(lines: Iterable[Line]) -> int:
+    """An upper bound of what NCCL's communicators take beyond their lines, whose channels are assumed, in bytes."""
+    most = NCCL_MOST / (NCCL_CHANNELS[True] * NCCL_CONNECTIONS * NCCL_BUFFERS)
+    return int((most - 1) * sum([line.bytes for line in lines if "channels" in line.values]))
 
 
 def cached(lines: Iterable[Line], caching: Caching) -> int:

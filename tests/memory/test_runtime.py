@@ -83,6 +83,14 @@ def test_an_all_to_all_connects_each_pair_of_gpus_of_a_node() -> None:
     assert taken(7, nvlink=False) == taken(0, nvlink=False)
 
 
+def test_a_communicator_may_take_as_much_as_was_reported() -> None:
+    """Two of them, 2 GB each; nothing is added to a context, or to connections that were measured."""
+    lines = runtime.process("Hopper", 2, nvlink=True, peers=7)
+    channels = sum(x.bytes for x in lines if "channels" in x.values)
+    assert channels + runtime.beyond(lines) == pytest.approx(2 * 2e9, rel=1e-8)
+    assert runtime.beyond(runtime.process("Hopper", 0, nvlink=False)) == 0
+
+
 def test_cached_blocks_are_a_share_of_what_differs_from_batch_to_batch() -> None:
     """Weights and gradients have one size for ever; 3.8, 0.25 or 0.31 of the rest."""
     lines = [Line(c, "actor", 1000, "1000", {}, "x#y") for c in ("weights", "gradients", "logits", "activations")]
