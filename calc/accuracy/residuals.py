@@ -20,6 +20,7 @@ from calc.catalog.catalog import Catalog
 from calc.estimate.estimate import estimate, loading_moments
 from calc.estimate.result import Estimate
 from calc.estimate.verdict import Verdict
+from calc.memory import runtime
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import SHARDED, Family, Sharding
@@ -305,7 +306,7 @@ def reach(e: Estimate, metric: str) -> tuple[int, int]:
     reserved = moment.allocated_bytes + moment.held_back
     outside = moment.device_bytes - reserved  # the context, NCCL, a rollout engine's process
     if metric == "reserved":
-        return low - outside, high - outside
+        return low - outside, high - outside - runtime.beyond(moment.lines)
     if metric == "unknown":
         return low - outside - moment.held_back, high
     return low, high

@@ -11,6 +11,7 @@ from typing import Any, Literal, assert_never
 LossKind = Literal[
     "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits", "ahead",
     "fused", "cut", "tiled", "pieces", "divergence", "scalar", "vocab-parallel", "vocab-parallel-compiled",
+    "vocab-parallel-te",
     "linear-entropy",
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
@@ -50,8 +51,8 @@ class Path:
     `ahead` (torchtitan's: chunks whose backward runs at once), `fused`, `cut` (cut-cross-entropy), `tiled`, `pieces`
     (litgpt's), `divergence` (of a student's distributions from a teacher's), `scalar` (a value head, no vocabulary),
     `vocab-parallel` (Megatron-core's, in fp32 over a rank's part of the vocabulary), `vocab-parallel-compiled` (the
-    same as compiled kernels) and `linear-entropy` (verl's kernels, which make log-probabilities and entropies from the
-    head's input).
+    same as compiled kernels), `vocab-parallel-te` (Transformer Engine's kernel) and `linear-entropy` (verl's kernels,
+    which make log-probabilities and entropies from the head's input).
 
     `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides the logits,
     `view` in place through a view, `in-place`, or `copy`. `upcast`: the loss casts the logits, and meanwhile the
@@ -109,7 +110,7 @@ class Path:
         match self.kind:
             case "cross-entropy" | "chunked" | "fused" | "cut" | "tiled" | "scalar":
                 return self.held != "turn" and not self.looped
-            case "vocab-parallel" | "vocab-parallel-compiled" | "linear-entropy":
+            case "vocab-parallel" | "vocab-parallel-compiled" | "vocab-parallel-te" | "linear-entropy":
                 return True
             case (
                 "log-softmax"

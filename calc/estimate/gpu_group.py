@@ -16,6 +16,7 @@ from calc.estimate import verdict
 from calc.estimate.result import Group
 from calc.memory import runtime
 from calc.replay import replay
+from calc.scenario.words import RL
 from calc.step import placement
 from calc.step.roles import Job
 from calc.step.stages import Candidate, Stages, sums
@@ -40,7 +41,9 @@ class Shared:
         """The lines of the processes of the roles called `names`: what they take of a GPU beside tensors."""
         gpu, found = self.job.gpu, [self.job.placed[name] for name in names]
         communicators = max([placed.s.communicators for placed in found], default=0)
-        lines = runtime.process(gpu.architecture, communicators, gpu.linked, len({p.role.process for p in found}))
+        peers = max([placed.s.peers for placed in found], default=0)
+        own = len({p.role.process for p in found})
+        lines = runtime.process(gpu.architecture, communicators, gpu.linked, own, peers=peers)
         return [*lines, *[line for placed in found for line in placed.workspaces()]]
 
     @cached_property
@@ -238,8 +241,16 @@ class Shared:
 
     def group(self) -> Group:
         """The group's phases and its verdict."""
-        usable, lengths_vary = self.job.gpu.usable_bytes, not self.job.s.packing
-        return judged("+".join(self.names), self.gpus, self.phases(), usable, self.cache(), lengths_vary=lengths_vary)
+        usable = self.job.gpu.usable_bytes
+        return judged("+".join(self.names), self.gpus, self.phases(), usable, self.cache(), caching=self.caching)
+
+    @property
+    def caching(self) -> runtime.Caching:
+        """How sizes of blocks differ from batch to batch: a trainer's packs are nearly full, but not quite."""
+        s = self.job.s
+        if s.expandable_segments:
+            return "one segment"
+        return "one length" if s.packing and s.task in ("pretrain", *RL) else "lengths vary"
 
 
 def sets(job: Job) -> list[Shared]:
@@ -257,7 +268,13 @@ def peaks(phases: Iterable[Phase]) -> tuple[Phase, ...]:
 
 
 def judged(
-    name: str, gpus: int, phases: tuple[Phase, ...], usable: int, cache: Cache | None = None, *, lengths_vary: bool
+    name: str,
+    gpus: int,
+    phases: tuple[Phase, ...],
+    usable: int,
+    cache: Cache | None = None,
+    *,
+    caching: runtime.Caching,
 ) -> Group:
     """The group with these phases on cards of `usable` bytes, with its range and its verdict."""
     peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # any of equal ones
@@ -270,7 +287,7 @@ def judged(
     if peak.device_bytes <= usable and any(line.left for line in peak.lines):
         high = min(high, usable)  # more of the paged states leave
     most = max([phase.moment.allocated_bytes for phase in phases])
-    kept = max(runtime.cached(p.moment.lines, lengths_vary=lengths_vary) for p in phases)
+    kept = max(runtime.cached(p.moment.lines, caching) for p in phases) + runtime.beyond(peak.lines)
     return Group(
         name=name,
         gpus=gpus,

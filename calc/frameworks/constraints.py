@@ -358,7 +358,8 @@ def linear_fault(s: Scenario) -> Refusal | None:
 def compile_fault(s: Scenario) -> Refusal | None:
     """The reason why compiled layers or a compiled loss are not modelled for `s`, in one line, or None.
 
-    What the partitioner saves was traced for layers of Llama's shape alone: two RMSNorms, a gated MLP, no adapters.
+    What the partitioner saves was traced for layers of Llama's shape alone: two RMSNorms, a gated MLP, and beside its
+    linears adapters of their type, without dropout.
     """
     if fault := float8_fault(s):
         return fault
@@ -390,8 +391,11 @@ def compile_fault(s: Scenario) -> Refusal | None:
     plain = plain and arch.vision is None and not (arch.recurrent or arch.qk_norm_late) and arch.names.mlp == "mlp"
     if not plain or norms.attention_output or norms.mlp_output or arch.residual_dropout or arch.attention_sinks:
         return Refusal("compile", f"{given} with model {s.model}", "none, loss; modelled for layers as Llama's")
-    if s.lora:
-        return Refusal("compile", f"{given} with method {s.method}", "none, loss; modelled for full")
+    if s.method == "qlora":
+        return Refusal("compile", f"{given} with method {s.method}", "none, loss; modelled for full, lora")
+    if s.lora and (s.lora.dropout or s.lora.dtype == "fp32"):
+        allowed = "none, loss; modelled for adapters in bf16 without dropout"
+        return Refusal("compile", f"{given} with method {s.method}", allowed)
     if s.attention == "eager":
         return Refusal("compile", f"{given} with attention eager", "none, loss; modelled with sdpa, flash")
     if s.precision not in ("bf16", "fsdp-mixed") or s.sharded.family == "zero":

@@ -23,6 +23,7 @@ from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.attention import Attention
 from calc.memory.compiled import Fused, graph
 from calc.memory.delta import DeltaRule
+from calc.memory.expert_loop import ExpertLoop
 from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
@@ -33,7 +34,7 @@ from calc.models.architecture import BESIDE, LayerSpec, layer_kinds
 from calc.models.lora import adapted
 
 
-class Program(DeltaRule, StateSpace, Attention):
+class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
     """Writes the operations of one decoder layer, the final norm or a head on a tape."""
 
     def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
@@ -153,12 +154,14 @@ class Program(DeltaRule, StateSpace, Attention):
 
         `weights` are those of a token's experts, if another than `route` makes them.
         """
+        weights = weights or self.route(x)
+        if self.run.looped:
+            return self.one_by_one(x, weights, self.expert_gate)
         # a grouped multiplication runs in its weights' type: autocast does not know it
         tape, arch, c = self.tape, self.arch, self.run.residual
         kh, kj = Size({"k·h": 1}), Size({"k·j": 1})
         order, tokens, inverse = (Tensor(of(k=1), 8) for _ in range(3))
         trained = self.run.trained
-        weights = weights or self.route(x)
         picked = tape.op("experts: sort", [x], kh, x.b, saves=[tokens], backward_scratch=x.size)
         # the rows of the biases are picked by expert
         picks = [Tensor(of(k=1), 8)] * arch.expert_bias
@@ -167,14 +170,7 @@ class Program(DeltaRule, StateSpace, Attention):
         pair = tape.op("experts: gate_up", [picked], kj * (2 if arch.gated else 1), c,
                        saves=[*opened, *([picked, *picks] if trained else [])], weight=self.trained_expert(first),
                        multiplies=True)  # fmt: skip
-        if arch.experts_input_first:
-            product = self.clamped_gate(pair, kj, c)
-        elif not arch.gated:
-            product = self.activated(pair)
-        else:
-            gate, up = tape.split("experts: gate, up", pair, [kj, kj])
-            act = tape.op("experts: activation", [gate], kj, c, saves=[gate])
-            product = tape.op("experts: product", [act, up], kj, c, saves=[act, up])
+        product = self.expert_gate(pair, kj, c)
         opened += (last := self.opened_experts("down_proj"))
         down = tape.op("experts: down", [product], kh, c, saves=[*last, *([product] if trained else [])],
                        weight=self.trained_expert("down_proj"), multiplies=True)  # fmt: skip
@@ -204,6 +200,16 @@ class Program(DeltaRule, StateSpace, Attention):
         """Elements of the routed experts' weights and biases called `name`; 0 if they are not trained."""
         weight = self.elements[f"experts_{name}"] + self.elements.get(f"experts_{name}_bias", 0)
         return weight if self.run.trained else 0
+
+    def expert_gate(self, pair: Tensor, kj: Size, c: int) -> Tensor:
+        """What the experts' last product reads, of width `kj`: the family's activation, gated or not."""
+        if self.arch.experts_input_first:
+            return self.clamped_gate(pair, kj, c)
+        if not self.arch.gated:
+            return self.activated(pair)
+        gate, up = self.tape.split("experts: gate, up", pair, [kj, kj])
+        act = self.tape.op("experts: activation", [gate], kj, c, saves=[gate])
+        return self.tape.op("experts: product", [act, up], kj, c, saves=[act, up])
 
     def clamped_gate(self, pair: Tensor, kj: Size, c: int) -> Tensor:
         """GPT-OSS's gate: strided halves, both clamped, `(up + 1)·gate·sigmoid(1.702·gate)`."""

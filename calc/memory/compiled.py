@@ -31,9 +31,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
+from calc.autograd.polynomial import amount
 from calc.autograd.tape import Size, Tape, Tensor, of
 from calc.memory.attention import Attention
 from calc.memory.linears import OUTPUTS, WIDTH
+from calc.memory.run import dimensions
 
 # Bytes of an element and of its part of a scale: a byte for 32 elements in MXFP8, for 16 in NVFP4
 SCALED: Mapping[str, float] = {"mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
@@ -69,6 +71,16 @@ class Fused(Attention):
                 return self.in_nvfp4(name, x, out)
             case other:
                 assert_never(other)
+
+    def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """`y` plus LoRA's product, which one kernel scales where it is; backward scales the gradient for it."""
+        adapter = self.run.adapter
+        assert adapter is not None
+        dims, label = dimensions(self.arch), f"{name}: LoRA"
+        inputs, outputs = (int(amount(t.width, dims).tokens) * adapter.rank for t in (x, y))
+        down = self.through(f"{label} A", x, of(r=1), inputs)
+        up = self.through(f"{label} B", down, y.width, outputs)
+        return self.tape.op(f"{label} add", [up, y], y.width, y.b, view=True, aliases=[y])
 
     def in_float8(self, name: str, x: Tensor, out: Size) -> Tensor:
         """torchao's Float8Linear, which keeps nothing: what it reads is made again and cast."""

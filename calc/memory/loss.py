@@ -108,7 +108,7 @@ class Head(Program):
                 return self.of_logits(path, self.rows)
             case "flash":
                 return self.of_logits(path, self.flash)
-            case "vocab-parallel" | "vocab-parallel-compiled":
+            case "vocab-parallel" | "vocab-parallel-compiled" | "vocab-parallel-te":
                 return self.of_logits(path, self.vocab_parallel)
             case "linear-entropy":
                 return self.linear_entropy()
@@ -342,8 +342,12 @@ class Head(Program):
 
         Compiled kernels (`cross_entropy_loss_fusion`) do not write over their inputs: the cast stays a variable of the
         forward beside the probabilities, which an output of their own takes. Backward casts the gradient to 16 bits.
-        `core/tensor_parallel/cross_entropy.py`, `core/fusions/fused_cross_entropy.py`.
+        `core/tensor_parallel/cross_entropy.py`, `core/fusions/fused_cross_entropy.py`. Transformer Engine's kernel
+        reads logits as they are, and writes their gradient over them, up to 2.17 (`pytorch/triton/cross_entropy.py`).
         """
+        if path.kind == "vocab-parallel-te":
+            self.tape.op("cross entropy", [x], ONE, 4, saves=[x], overwrites=True)
+            return
         read = self.cast(x, 4, "logits")
         beside = read.size if path.kind == "vocab-parallel-compiled" else NOTHING
         self.tape.op("cross entropy", [read], ONE, 4, saves=[read], overwrites=True, scratch=beside)

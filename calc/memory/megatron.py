@@ -176,14 +176,19 @@ class MegatronLayer(MegatronExperts, MegatronDelta):
                             scratch=passed, backward_scratch=sums + back, multiplies=True)  # fmt: skip
 
     def passed(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Size, Size]:
-        """The temporaries of context parallelism, in which keys and values go from rank to rank: forward, backward.
+        """The temporaries of context parallelism: forward, backward.
 
-        Forward has the keys and values of every rank in the end, one of which it keeps, and the outputs of every step,
-        on the last rank each of all its queries. Backward has two buffers of keys, values and their gradients, and the
-        gradients of a step (TransformerEngine `pytorch/attention/dot_product_attention/context_parallel.py`,
-        `AttnFuncWithCPAndKVP2P`).
+        Where keys and values go from rank to rank, forward has those of every rank in the end, one of which it keeps,
+        and the outputs of every step, on the last rank each of all its queries. Backward has two buffers of keys,
+        values and their gradients, and the gradients of a step (TransformerEngine
+        `pytorch/attention/dot_product_attention/context_parallel.py`, `AttnFuncWithCPAndKVP2P`). Where they are
+        gathered, they are put in order and copied for each half of the queries; backward gathers them again, beside
+        their gradients and those of a half (`AttnFuncWithCPAndKVAllGather`).
         """
         n, both = self.run.context, k.size + v.size
+        if self.run.exchange == "all-gather":
+            out = self.context * BF16
+            return both * (2 * n) + q.size + out * 2, both * (4 * n) + q.size * 2 + out * 2
         return both * n + self.context * (BF16 * n), both * 5 + q.size
 
     def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

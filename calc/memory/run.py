@@ -84,6 +84,7 @@ class Run:
     compiled: bool = False  # each layer is compiled, by torch.compile
     narrow: Narrow = ""  # the format to which compiled linears cast what their three products read
     wide_end: int = 0  # the number of last layers whose linears cast nothing
+    looped: bool = False  # routed experts run one after another: Transformers before 5
     imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank
     linear_kernels: bool = False  # linear attention and its convolution run in fla's and causal-conv1d's kernels
     rotates: bool = False  # Megatron-core's layers without fusions rotate in one kernel all the same

@@ -6,7 +6,8 @@ None of these follows from the model. Each constant names its source; those mark
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from calc.base.ledger import Line
 from calc.base.units import GiB, MiB
@@ -26,6 +27,12 @@ HOPPER_OR_LATER = ("Hopper", "Blackwell")
 NCCL_BUFFERS = 4 * MiB + 640 * 120 * 8 * 8 + 512 * 8 * 8 * 16
 NCCL_CONNECTIONS = 3
 NCCL_CHANNELS = {False: 2, True: 24}
+# Reports of what a communicator takes: 0.54 GB for two A100 (github.com/NVIDIA/nccl, issue 964), 6 GB for three
+# communicators (issue 864).
+NCCL_MOST = 2_000_000_000
+# An all-to-all connects a GPU to each other one of its node by 32 channels: 3.28 GB for seven of them, measured on
+# eight H100 (github.com/NVIDIA/nccl, issue 1685). Issue 964 has 688 MB for an all-reduce of four A100, as above.
+NCCL_PEER = 3_280_000_000 // 7
 # RCCL was measured on MI250X: 1 GiB for a process's first communicator, and 0.65 GiB, what the channels above come
 # to, for each further one (github.com/Lumi-supercomputer/LUMI-AI-Guide, issue 111).
 RCCL_START = int(0.35 * GiB)
@@ -50,8 +57,11 @@ REPLAYED = (
 # (c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`): they do not decide whether memory runs out, but a
 # monitor shows them. Where lengths differ from batch to batch they came to 0.1 to 5.0 times what differs, 3.8 times at
 # the 95th percentile of the 45 runs that measurements/published.jsonl has of ms-swift's benchmark; with one length, or
-# emptied regularly, to a quarter at most.
-CACHED = {"lengths vary": 3.8, "one length": 0.25}
+# emptied regularly, to a quarter at most. Expandable segments leave blocks of other sizes no holes: on an H200, 24
+# steps of twelve layers of Qwen2.5 3B and its head, torch 2.11, cached 0.31 times that, whether sequences had 8,192
+# tokens, a few less, as packs have, or anything down to 300; without them 2.9 times, of packs.
+Caching = Literal["lengths vary", "one length", "one segment"]
+CACHED: Mapping[Caching, float] = {"lengths vary": 3.8, "one length": 0.25, "one segment": 0.31}
 VARYING = frozenset({"activations", "checkpoints", "logits", "temporary"})
 # Memory that a rollout engine takes at its start and never frees piecemeal leaves no holes.
 SERVING = "rollout"
@@ -68,12 +78,13 @@ def workspace(architecture: str) -> int:
 
 
 def process(
-    architecture: str, communicators: int, nvlink: bool, processes: int = 1, role: str = "process"
+    architecture: str, communicators: int, nvlink: bool, processes: int = 1, role: str = "process", peers: int = 0
 ) -> list[Line]:
     """What each process on a card takes besides its tensors: CUDA context, cuBLAS workspaces, NCCL's buffers.
 
     There are `processes` of them on the card, under Ray one for each role. Each has a communicator for every group of
-    GPUs in which it exchanges: shards, tensors, stages or sequences.
+    GPUs in which it exchanges: shards, tensors, stages or sequences; and connections to the `peers` of its node to
+    which it sends tokens for their experts. Over PCIe these are too few to count.
     """
     each, n = workspace(architecture), WORKSPACES * processes
     own = context(architecture)
@@ -86,6 +97,9 @@ def process(
         values = {"channels": channels, "connections": NCCL_CONNECTIONS, "b": NCCL_BUFFERS}
         count = channels * NCCL_CONNECTIONS * NCCL_BUFFERS
         lines.append(Line("nccl", role, count, "channels·connections·b", values, "runtime#nccl", False))
+    if peers and nvlink:
+        values = {"m": processes, "peers": peers, "b": NCCL_PEER}
+        lines.append(Line("nccl", role, processes * peers * NCCL_PEER, "m·peers·b", values, "runtime#nccl", False))
     if communicators and architecture.startswith("CDNA"):
         values = {"m": processes, "C": RCCL_START}
         lines.append(Line("nccl", role, processes * RCCL_START, "m·C", values, "runtime#nccl", False))
@@ -124,7 +138,13 @@ def stirred(lines: Iterable[Line]) -> int:
     return sum([line.bytes for line in lines if line.allocated and line.role != SERVING])
 
 
-def cached(lines: Iterable[Line], *, lengths_vary: bool) -> int:
+def beyond(lines: Iterable[Line]) -> int:
+    """An upper bound of what NCCL's communicators take beyond their lines, whose channels are assumed, in bytes."""
+    most = NCCL_MOST / (NCCL_CHANNELS[True] * NCCL_CONNECTIONS * NCCL_BUFFERS)
+    return int((most - 1) * sum([line.bytes for line in lines if "channels" in line.values]))
+
+
+def cached(lines: Iterable[Line], caching: Caching) -> int:
     """An upper bound of the freed blocks that PyTorch keeps cached at an instant, in bytes."""
     varying = sum([line.bytes for line in lines if line.component in VARYING])
-    return int(CACHED["lengths vary" if lengths_vary else "one length"] * varying)
+    return int(CACHED[caching] * varying)

@@ -50,6 +50,8 @@ NEUTRAL: Mapping[str, Any] = {
     "virtual_pipeline": 1,
     "recompute_modules": None,
     "apply_rope_fusion": False,
+    "cp_comm_type": "p2p",
+    "cross_entropy_fusion_impl": "native",
     "context_parallel": 1,
     "sequence_parallel": False,
     "async_tensor_parallel": False,
@@ -270,7 +272,13 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     if scenario.max_tokens_per_gpu:
         scenario = replace(scenario, micro_batch=scenario.rows)  # so that other readers of the field see what runs
     reason = rules.pinning_fault(scenario, catalog.gpu(scenario.gpu)) or rules.serving_fault(scenario, given)
-    reason = reason or rules.linear_fault(scenario) or rules.rotation_fault(scenario)
+    reason = (
+        reason
+        or rules.linear_fault(scenario)
+        or rules.rotation_fault(scenario)
+        or rules.exchange_fault(scenario)
+        or rules.loss_fault(scenario)
+    )
     models = (model, *[catalog.model(own["model"]) for own in roles.values() if not isinstance(own, str)])
     if kind := released.lacked(scenario, models):
         if kind in CODE_BESIDE:

@@ -16,6 +16,8 @@ from math import ceil, exp, sqrt
 from operator import mul
 from typing import Any
 
+from calc.scenario.data_sets import mixture
+
 SAMPLES = 10_000  # sequences of an epoch where nobody says
 POINTS = 256  # lengths that stand for a distribution known by its mean and its longest
 CELLS = 512  # most cells of the distribution of a batch's tokens, and the least to one of its standard deviations
@@ -61,16 +63,21 @@ def known(said: Mapping[str, Any]) -> Lengths:
     """The lengths that the field `lengths` of a scenario describes; ValueError, one line, where that cannot be."""
     if "counts" in said:
         if len(said) > 1:
-            raise ValueError("lengths: given counts and more, allowed: counts alone, or mean and longest")
+            raise ValueError("lengths: given counts and more, allowed: counts alone, data alone, or mean and longest")
         merged: dict[int, int] = {}
         for length, count in said["counts"]:
             merged[length] = merged.get(length, 0) + count
         counts = tuple(sorted(merged.items()))
         samples = sum(merged.values())
         return Lengths(sum([length * count for length, count in counts]) / samples, counts[-1][0], samples, counts)
+    if "data" in said:
+        if len(said) > 1:
+            raise ValueError("lengths: given data and more, allowed: counts alone, data alone, or mean and longest")
+        all_of_it = mixture(said["data"])
+        return Lengths(all_of_it.mean, all_of_it.longest, all_of_it.samples)
     for name in ("mean", "longest"):
         if name not in said:
-            raise ValueError(f"lengths.{name}: given nothing, allowed: mean and longest, or counts")
+            raise ValueError(f"lengths.{name}: given nothing, allowed: mean and longest, data, or counts")
     mean, longest = said["mean"], said["longest"]
     if mean > longest:
         raise ValueError(f"lengths.mean: given {mean}, allowed: at most lengths.longest = {longest}")

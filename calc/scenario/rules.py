@@ -545,6 +545,22 @@ def rotation_fault(s: Scenario) -> Refusal | None:
     return Refusal("apply_rope_fusion", "true", "false, or with layers of Megatron-core that have no fusions")
 
 
+def exchange_fault(s: Scenario) -> Refusal | None:
+    """The reason why GPUs do not exchange keys and values as is asked for, in one line, or None."""
+    if s.cp_comm_type == "p2p" or (s.context_parallel > 1 and s.architecture.megatron):
+        return None
+    return Refusal("cp_comm_type", repr(s.cp_comm_type), "p2p, or with context_parallel under Megatron-core")
+
+
+def loss_fault(s: Scenario) -> Refusal | None:
+    """The reason why a loss is not fused as is asked for, in one line, or None."""
+    known = s.loss == "fused" and s.trainer in ("megatron", "megatron-swift")
+    if s.cross_entropy_fusion_impl == "native" or known:
+        return None
+    allowed = "native, or with loss fused and trainer megatron, megatron-swift"
+    return Refusal("cross_entropy_fusion_impl", repr(s.cross_entropy_fusion_impl), allowed)
+
+
 def linear_notes(s: Scenario) -> Iterator[str]:
     """Notes on what computes linear attention, which no framework's settings say; Megatron-core needs the kernels."""
     if not s.architecture.recurrent or s.architecture.conv or s.architecture.megatron:

@@ -29,7 +29,9 @@ from calc.scenario.words import (
     Attention,
     Checkpointing,
     Compile,
+    ContextExchange,
     Float8,
+    FusedLoss,
     Generates,
     GradDtype,
     Kernels,
@@ -160,6 +162,7 @@ class Scenario:
     recompute_modules: tuple[Recomputed, ...] | None
     reentrant: bool
     attention: Attention
+    cp_comm_type: ContextExchange
     apply_rope_fusion: bool
     linear_attention: LinearAttention
     kernels: Kernels
@@ -168,6 +171,7 @@ class Scenario:
     float8_all_gather: bool
     bf16_layers_at_end: int | None
     loss: Loss
+    cross_entropy_fusion_impl: FusedLoss
     logprob: Logprob
     entropy_coeff: float
     micro_batch: int
@@ -234,10 +238,32 @@ class Scenario:
 
     @property
     def communicators(self) -> int:
-        """The groups in which a GPU communicates: one for its shards, and one for each kind of parallelism."""
+        """The groups in which a GPU communicates: one for its shards, and one for each kind of parallelism.
+
+        DeepSpeed works in a copy of the group of all GPUs, in which the trainer waits and gathers losses (deepspeed
+        0.18 `utils/groups.py`, `_clone_world_group`); Megatron-core has groups of its own.
+        """
         own = (self.tensor_parallel, self.pipeline_parallel, self.context_parallel, self.expert_parallel)
-        degrees = (self.shards, *own)
-        return sum([degree > 1 for degree in degrees])
+        further = {"zero": (self.gpus,), "megatron": self.megatron_groups}.get(self.sharded.family, ())
+        return sum([degree > 1 for degree in (self.shards, *own, *further)])
+
+    @property
+    def peers(self) -> int:
+        """Other GPUs of its node to which a GPU sends tokens for their experts."""
+        return min(self.expert_parallel, self.gpus_per_node // self.expert_tensor_parallel) - 1
+
+    @property
+    def megatron_groups(self) -> tuple[int, ...]:
+        """The GPUs in each further group in which Megatron-core communicates.
+
+        All of them start together, and the optimizer's own group of all sums up the norm of the gradients; those with
+        parts of one model agree on each step. Experts' tokens are counted and their gradients reduced in groups of
+        their own. Megatron-LM d98e8a64dd `megatron/training/training.py`, `train_step`; `megatron/core/
+        parallel_state.py`, `optimizer/__init__.py`, `transformer/moe/token_dispatcher.py`.
+        """
+        shared = self.expert_parallel * self.expert_tensor_parallel
+        same = self.gpus // (self.pipeline_parallel * shared) if self.expert_parallel > 1 else 1
+        return (self.gpus, self.gpus, self.tensor_parallel * self.pipeline_parallel, self.expert_parallel, same)
 
     @property
     def rows(self) -> int:

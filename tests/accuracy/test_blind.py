@@ -60,8 +60,8 @@ def test_the_first_comparison_stays_as_it_came_out() -> None:
 
 def test_jobs_that_are_said_as_a_whole_are_missed_by_no_more_than_today() -> None:
     whole = [abs(one.error(one.now)) for one in blind.figures() if one.record["blind"]["said"] == "all"]
-    assert len(whole) >= 37
-    assert median(whole) <= 0.049
+    assert len(whole) >= 68
+    assert median(whole) <= 0.055
 
 
 def test_the_tables_hold_every_figure_and_every_job() -> None:

@@ -117,14 +117,14 @@ def test_the_share_of_cached_blocks_is_that_of_the_records() -> None:
         if record["class"] == "published" and record["metric"] == "reserved" and "swift" in record["id"]:
             (group,) = estimate(parse(record["scenario"])).groups
             allocated = max(p.moment.allocated_bytes for p in group.phases)
-            varying = max(runtime.cached(p.moment.lines, lengths_vary=True) for p in group.phases) / LENGTHS_VARY
+            varying = max(runtime.cached(p.moment.lines, "lengths vary") for p in group.phases) / LENGTHS_VARY
             ratios.append((record["measured_bytes"] - allocated) / varying)
     assert len(ratios) == 45
     assert sorted(ratios)[int(0.95 * (len(ratios) - 1))] == pytest.approx(LENGTHS_VARY, abs=0.05)
 
 
 def test_reserved_is_compared_without_context_and_an_unnamed_tool_with_everything() -> None:
-    """One scenario, three metrics: NCCL and context are outside PyTorch's count, what it holds back may be."""
+    """One scenario, three metrics: NCCL and context, and what NCCL may take more, are outside PyTorch's count."""
     catalog = load()
     scenario = {"model": "llama-3.2-1b", "task": "sft", "gpu": "a100-80-sxm", "gpus": 2, "sharding": "fsdp2"}
     record = {"id": "x", "class": "published", "measured_bytes": 2**34, "verdict": "fits", "scenario": scenario}
@@ -132,7 +132,9 @@ def test_reserved_is_compared_without_context_and_an_unnamed_tool_with_everythin
         residual({**record, "metric": metric}, catalog) for metric in ("reserved", "nvidia-smi", "unknown")
     )
     outside = device.low - reserved.low
-    assert outside == device.high - reserved.high > 2**29
+    (group,) = estimate(parse(scenario)).groups
+    beyond = max(runtime.beyond(p.moment.lines) for p in group.phases)
+    assert outside == device.high - reserved.high - beyond > 2**29 and beyond > 0
     assert (unknown.low < reserved.low, unknown.high) == (True, device.high)
 
 

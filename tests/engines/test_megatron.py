@@ -155,6 +155,15 @@ def test_tensor_parallel_ranks_share_products_and_with_sequences_all_else() -> N
     assert saved(half, sequences=True) == 34 * 512 / 2 + 16 / 2 + 4 * 4
 
 
+def test_transformer_engine_writes_the_gradient_over_the_logits() -> None:
+    """2 bytes an entry, forward and backward, beside the head's input and its gradient, 2·h each."""
+    segment, _, _ = head(Run(GPT), Path("vocab-parallel-te"))
+    assert segment.saved.tokens == pytest.approx(2 * GPT.vocab + 2 * 512)
+    shots = [*segment.forward, *segment.backward]
+    most = max(shot.saved.tokens + shot.passing.tokens for shot in shots)
+    assert most == 2 * GPT.vocab + 2 * 2 * 512
+
+
 def test_logits_are_kept_once_in_fp32_and_once_more_while_kernels_are_compiled() -> None:
     """2 + 4 bytes an entry while the loss is computed, 4 more where its kernels are compiled; 4 are kept."""
     entries = GPT.vocab

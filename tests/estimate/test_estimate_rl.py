@@ -120,7 +120,8 @@ def test_a_rewards_forward_has_no_vocabulary() -> None:
 
 def test_openrlhf_gives_each_role_a_process_and_vllm_its_own_gpus() -> None:
     """Actor with reference on 4 GPUs, critic with reward model on 2, one vLLM engine on each of 2: contexts double,
-    ZeRO-2 shards 12 bytes a parameter over the group's own GPUs, and the cache takes what its share of the card leaves.
+    and so do NCCL's two sets of buffers; ZeRO-2 shards 12 bytes a parameter over the group's own GPUs, and the cache
+    takes what its share of the card leaves.
     """
     e = answer(framework="openrlhf", gpus=8, placement="separate", roles__actor__gpus=4, roles__critic__gpus=2,
                rollout__gpus=2)  # fmt: skip
@@ -133,7 +134,7 @@ def test_openrlhf_gives_each_role_a_process_and_vllm_its_own_gpus() -> None:
     rollout, actor, critic = (moments(g) for g in e.groups)
     for found, n, parameters in ((actor, 4, P), (critic, 2, P_S)):
         lines = found["step"].lines
-        assert total(lines, "context", "workspace", "nccl") == 2 * (PROCESS + NCCL)
+        assert total(lines, "context", "workspace", "nccl") == 2 * (PROCESS + 2 * NCCL)
         assert total(lines, "weights") == 2 * 2 * parameters
         assert total(lines, "master_weights", "optimizer_states") == 12 * parameters // n
     usable = load().gpu("h200").usable_bytes

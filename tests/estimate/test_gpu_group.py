@@ -35,9 +35,11 @@ def phase(*lines: Line, name: str = "step", at: str = "somewhere") -> Phase:
     return Phase(name, Moment(at, lines))
 
 
-def group(*phases: Phase, usable: int = USABLE, cache: Cache | None = None, lengths_vary: bool = False) -> Group:
+def group(
+    *phases: Phase, usable: int = USABLE, cache: Cache | None = None, caching: runtime.Caching = "one length"
+) -> Group:
     """Cards with these phases."""
-    return judged("actor", 1, phases, usable, cache, lengths_vary=lengths_vary)
+    return judged("actor", 1, phases, usable, cache, caching=caching)
 
 
 def scenario(**fields: Any) -> Scenario:
@@ -67,7 +69,7 @@ def even(monkeypatch: pytest.MonkeyPatch) -> None:
     """An allocator that always holds back a hundredth."""
     monkeypatch.setattr(runtime, "HELD_BACK", (0.01,) * 40)
     monkeypatch.setattr(verdict, "HELD_BACK", (0.01,) * 40)
-    monkeypatch.setattr(runtime, "CACHED", {"lengths vary": 3.6, "one length": 0.25})
+    monkeypatch.setattr(runtime, "CACHED", {"lengths vary": 3.6, "one length": 0.25, "one segment": 0.5})
 
 
 MARGIN = verdict.RANGE * sqrt((verdict.FORMULA_SPREAD * 41) ** 2 + (verdict.CONTEXT_SPREAD / GiB) ** 2)
@@ -75,26 +77,34 @@ MARGIN = verdict.RANGE * sqrt((verdict.FORMULA_SPREAD * 41) ** 2 + (verdict.CONT
 
 @pytest.mark.usefixtures("even")
 @pytest.mark.parametrize(
-    ("vary", "usable", "high"),
+    ("caching", "usable", "high"),
     [
-        (False, 80, 41.41 + MARGIN + 0.25),
-        (True, 80, 41.41 + MARGIN + 3.6),
-        (True, 43, 43),
-        (True, 41, 41.41 + MARGIN),
+        ("one length", 80, 41.41 + MARGIN + 0.25),
+        ("one segment", 80, 41.41 + MARGIN + 0.5),
+        ("lengths vary", 80, 41.41 + MARGIN + 3.6),
+        ("lengths vary", 43, 43),
+        ("lengths vary", 41, 41.41 + MARGIN),
     ],
 )
-def test_cached_blocks_widen_the_range_upwards_and_fill_at_most_the_card(vary: bool, usable: int, high: float) -> None:
+def test_cached_blocks_widen_the_range_upwards_and_fill_at_most_the_card(
+    caching: runtime.Caching, usable: int, high: float
+) -> None:
     """A GiB of activations beside 40 of weights, 0.41 held back; with what may be cached, up to the card."""
     lines = [line("weights", 40 * GiB), line("activations", GiB)]
     own = phase(*lines, runtime.fragmentation(lines))
-    low, above = group(own, lengths_vary=vary, usable=usable * GiB).device_range
+    low, above = group(own, caching=caching, usable=usable * GiB).device_range
     assert (low, above / GiB) == (41 * GiB, pytest.approx(high))
 
 
-def test_lengths_vary_unless_sequences_are_packed() -> None:
-    """What may be cached beyond the estimate is then a multiple of the activations."""
-    highs = [on_card(scenario(**ZERO, packing=packing)).group().device_range[1] for packing in (False, True)]
-    assert highs[0] > highs[1] + GiB
+def test_lengths_vary_unless_sequences_are_cut_and_segments_that_expand_have_room_for_each() -> None:
+    """A trainer's packs are nearly full, but not quite; those of pretraining are cut at their full length."""
+
+    def caching(**fields: object) -> runtime.Caching:
+        return on_card(scenario(**ZERO, **fields)).caching
+
+    assert caching(packing=False) == caching(packing=True) == "lengths vary"
+    assert caching(packing=True, task="pretrain") == "one length"
+    assert caching(packing=False, expandable_segments=True) == "one segment"
 
 
 @pytest.mark.usefixtures("even")
@@ -255,7 +265,7 @@ def test_an_engine_measures_what_came_before_it_alone() -> None:
     job = on_card(scenario(**OPENRLHF)).job
     on = Shared(job, ("reward", "rollout", "actor"), 8)
     reward = job.placed["reward"].engine.replica
-    assert on.others == 2 * reward.parameters + total(runtime.process("Ampere", 1, nvlink=True))
+    assert on.others == 2 * reward.parameters + total(runtime.process("Ampere", 2, nvlink=True))
     assert Shared(job, ("rollout", "reward", "actor"), 8).others == total(
         runtime.process("Ampere", 0, nvlink=True, processes=0)
     )

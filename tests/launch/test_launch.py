@@ -269,11 +269,12 @@ NOT_CHANGED = {
     "gpu", "framework", "trainer", "task", "tensor_parallel", "pipeline_parallel", "pipeline_layers",
     "virtual_pipeline", "sequence_parallel", "expert_parallel", "expert_tensor_parallel", "expert_imbalance",
     "host_memory",
-    "loss", "lora.units", "quantize_moe_experts", "apply_rope_fusion",
+    "loss", "lora.units", "quantize_moe_experts", "apply_rope_fusion", "cp_comm_type", "cross_entropy_fusion_impl",
     "async_tensor_parallel", "memory_efficient_linear", "optimizer_in_backward",
     "recompute_modules", "compile", "float8", "float8_all_gather", "bf16_layers_at_end",
     "linear_attention",
     "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",
+    "lengths.data",
     "images.count", "images.width", "images.height", "images.min_pixels", "images.max_pixels", "images.frames",
     "images.freeze", "images.checkpointing",
 }  # fmt: skip

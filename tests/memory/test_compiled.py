@@ -18,7 +18,7 @@ from calc.estimate.estimate import estimate
 from calc.frameworks.torch.trainers import torchtitan
 from calc.memory.activations import layer, program
 from calc.memory.loss import head
-from calc.memory.run import Narrow, Run
+from calc.memory.run import Adapter, Narrow, Run
 from calc.resolve.parse import parse
 from calc.scenario.scenario import ScenarioError
 from calc.step.placement import engine, replica
@@ -58,6 +58,19 @@ def test_torchtitans_own_layer_keeps_a_norms_input_as_it_is() -> None:
     own = torchtitan.modelled(arch("llama-3-8b"), "0.2.2", "2.11")
     expected = 8 * 4096 + 4 * 4096 + 4 * 1024 + 8 * 14336 + 4 * 32 + 8
     assert layer(Run(own), own.specs[0].shapes).saved.tokens == expected
+
+
+def test_adapters_read_what_is_kept_and_keep_their_rank_s_numbers() -> None:
+    """Seven linears, 2·r each; a trace with rank 16 saved 32 bytes a token and adapter beside what full training keeps.
+
+    A scaled product shares its storage with the sum that is made of it (Inductor's `addmm`).
+    """
+    lora = Adapter(16, "all-linear", dropout=False, b=2)
+    assert kept("llama-3-8b", trained=False, adapter=lora) - kept("llama-3-8b") == 7 * 2 * 16
+    own = arch("llama-3-8b")
+    tape = program(Run(own, compiled=True, trained=False, adapter=lora), own.specs[0].shapes).layer()
+    (added,) = [op for op in tape.ops if op.name == "down_proj: LoRA add"]
+    assert added.outs[0].storage is added.inputs[0].storage
 
 
 def test_float8_linears_have_their_inputs_made_again() -> None:
@@ -191,6 +204,10 @@ def test_float8_gathers_one_byte_an_element() -> None:
         ({"compile": "model", "model": "gemma-2-9b"}, "modelled for layers as Llama's"),
         ({"compile": "model", "attention": "eager", "trainer": "own"}, "modelled with sdpa, flash"),
         ({"compile": "model", "framework": "trl", "trainer": "transformers", "task": "sft"}, "'model' with trl"),
+        (
+            {"compile": "model", "trainer": "torchtune", "task": "sft", "method": "lora", "lora.dropout": 0.1},
+            "modelled for adapters in bf16 without dropout",
+        ),
         ({"float8": "rowwise"}, "float8: given 'rowwise' with compile none, allowed: none; modelled"),
         ({"bf16_layers_at_end": 2}, "bf16_layers_at_end: given 2, allowed: null, or with float8"),
         (

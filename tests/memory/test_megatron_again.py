@@ -135,3 +135,27 @@ def test_rotation_is_fused_only_where_it_is_not_already() -> None:
     for other in ({"framework": "verl==0.9.1"}, {"framework": "verl==0.5.0", "sharding": "fsdp1"}):
         with pytest.raises(ScenarioError, match="apply_rope_fusion: given true, allowed: false, or with layers"):
             parse(job | other)
+
+
+def test_gathered_keys_and_values_are_there_at_once_and_once_more_for_each_half_of_the_queries() -> None:
+    """On 4 ranks, keys and values of all, 4·4·kv bytes a token of one rank's, twice forward and four times backward;
+    what is kept is the same as around a ring."""
+    ring, gathered = (Run(DENSE, context=4, exchange=how) for how in ("", "all-gather"))  # type: ignore[arg-type]
+    assert saved(DENSE, context=4) == saved(DENSE, context=4, exchange="all-gather")
+    sizes = []
+    for run in (ring, gathered):
+        (op,) = [op for op in activations.program(run, DENSE.specs[0]).layer().ops if op.name == "attention"]
+        sizes.append([amount(size, dimensions(DENSE)).tokens for size in (op.scratch, op.backward_scratch)])
+    q = kv = DENSE.heads * DENSE.head_dim
+    sums = 4 * q + 4 * DENSE.heads  # of the kernel's own backward
+    assert sizes[0] == [4 * 4 * kv + 4 * 2 * q, sums + 5 * 4 * kv + 2 * q]
+    assert sizes[1] == [2 * 4 * 4 * kv + 2 * q + 2 * 2 * q, sums + 4 * 4 * 4 * kv + 2 * 2 * q + 2 * 2 * q]
+
+
+def test_keys_and_values_are_gathered_only_among_context_parallel_gpus_of_megatron() -> None:
+    job = {"model": "qwen3-8b", "task": "sft", "framework": "torch", "gpu": "h100-sxm", "gpus": 8, "seq_len": 8192,
+           "cp_comm_type": "all_gather", "attention": "flash"}  # fmt: skip
+    assert parse(job | {"trainer": "megatron", "context_parallel": 4}).cp_comm_type == "all_gather"
+    for other in ({"trainer": "megatron"}, {"context_parallel": 4, "sharding": "fsdp2", "attention": "sdpa"}):
+        with pytest.raises(ScenarioError, match="cp_comm_type: given 'all_gather', allowed: p2p, or with context_para"):
+            parse(job | other)

@@ -73,11 +73,30 @@ def test_every_role_but_the_engine_is_stirred() -> None:
     assert runtime.stirred([Line("kv_cache", "".join(("roll", "out")), 5, "b", {}, "x")]) == 0
 
 
+def test_an_all_to_all_connects_each_pair_of_gpus_of_a_node() -> None:
+    """3.28 GB on eight GPUs, as measured, whichever collectives come besides; over PCIe nothing is counted."""
+
+    def taken(peers: int, *, nvlink: bool = True) -> int:
+        return sum(x.bytes for x in runtime.process("Hopper", 1, nvlink, peers=peers) if x.component == "nccl")
+
+    assert taken(7) - taken(0) == pytest.approx(3.28e9, rel=1e-8)
+    assert taken(7, nvlink=False) == taken(0, nvlink=False)
+
+
+def test_a_communicator_may_take_as_much_as_was_reported() -> None:
+    """Two of them, 2 GB each; nothing is added to a context, or to connections that were measured."""
+    lines = runtime.process("Hopper", 2, nvlink=True, peers=7)
+    channels = sum(x.bytes for x in lines if "channels" in x.values)
+    assert channels + runtime.beyond(lines) == pytest.approx(2 * 2e9, rel=1e-8)
+    assert runtime.beyond(runtime.process("Hopper", 0, nvlink=False)) == 0
+
+
 def test_cached_blocks_are_a_share_of_what_differs_from_batch_to_batch() -> None:
-    """Weights and gradients have one size for ever; 3.8 and 0.25 of the rest."""
+    """Weights and gradients have one size for ever; 3.8, 0.25 or 0.31 of the rest."""
     lines = [Line(c, "actor", 1000, "1000", {}, "x#y") for c in ("weights", "gradients", "logits", "activations")]
-    assert runtime.cached(lines, lengths_vary=True) == 7600
-    assert runtime.cached(lines, lengths_vary=False) == 500
+    assert runtime.cached(lines, "lengths vary") == 7600
+    assert runtime.cached(lines, "one length") == 500
+    assert runtime.cached(lines, "one segment") == 620
 
 
 def test_rccl_takes_more_for_a_process_s_first_communicator() -> None:

@@ -12,6 +12,7 @@ import pytest
 from calc.base.schema import InputError
 from calc.estimate.estimate import estimate, speed
 from calc.resolve.parse import parse
+from calc.scenario.data_sets import ALIASES, DATA_SETS
 from calc.scenario.lengths import Lengths, fullest, known
 
 CAP = 1 << 20
@@ -127,12 +128,32 @@ def test_a_scenario_says_its_lengths_again(tmp_path: Any) -> None:
         assert s.expected_len in (71, 200)
 
 
+def test_data_sets_are_known_by_name_whole_or_in_part() -> None:
+    """Of 500 sequences each, with means of 157.2, 167.6 and 58.9 tokens, the mean is 127.9; the longest has 607."""
+    names = ["AI-ModelScope/alpaca-gpt4-data-zh#500", "alpaca_gpt4_en#500", "swift/self-cognition#500"]
+    lengths = known({"data": names})
+    assert (lengths.mean, lengths.longest, lengths.samples) == (pytest.approx(127.9), 607, 1500)
+    whole = known({"data": ["self-cognition"]})
+    assert (whole.mean, whole.longest, whole.samples) == (58.9, 131, 108)
+    assert job(lengths={"data": names}) == job(lengths={"mean": lengths.mean, "longest": 607, "samples": 1500})
+
+
+def test_every_known_data_set_has_no_sequence_below_its_mean_alone() -> None:
+    for name, each in DATA_SETS.items():
+        assert 1 <= each.mean <= each.longest and each.samples > 0, name
+    assert set(ALIASES.values()) <= set(DATA_SETS) and not set(ALIASES) & set(DATA_SETS)
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"lengths": {"mean": 5}}, "lengths.longest: given nothing, allowed: mean and longest, or counts"),
+        ({"lengths": {"mean": 5}}, "lengths.longest: given nothing, allowed: mean and longest, data, or counts"),
         ({"lengths": {"mean": 9, "longest": 5}}, "lengths.mean: given 9, allowed: at most lengths.longest = 5"),
         ({"lengths": {"counts": [[5, 1]], "mean": 5}}, "lengths: given counts and more, allowed: counts alone"),
+        ({"lengths": {"data": ["self-cognition"], "mean": 5}}, "lengths: given data and more, allowed: counts alone"),
+        ({"lengths": {"data": ["alpaca-gpt5"]}}, "given 'alpaca-gpt5', allowed: one of "),
+        ({"lengths": {"data": ["alpaca-gpt5"]}}, "did you mean 'alpaca-gpt4'?"),
+        ({"lengths": {"data": ["self-cognition#all"]}}, "given 'self-cognition#all', allowed: a positive number"),
         ({"lengths": {"mena": 5}}, "unknown field 'lengths.mena'; did you mean 'lengths.mean'?"),
         ({"lengths": "no/such.yaml"}, "lengths: no/such.yaml: no such file"),
         ({"lengths": "-"}, "lengths: -: no such file"),

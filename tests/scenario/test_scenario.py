@@ -300,6 +300,37 @@ def test_a_gpu_has_a_communicator_for_its_shards_and_for_each_kind_of_work_that_
     assert parse(given | {"context_parallel": 2, "tensor_parallel": 2}).communicators == 3
 
 
+def test_deepspeed_has_a_group_of_all_gpus_beside_pytorch_s() -> None:
+    given = {**SFT, "gpus": 8, "sharding": "zero3", "seq_len": 2048}
+    assert parse(given).communicators == 2
+    assert parse(given | {"gpus": 1}).communicators == 0
+
+
+def test_megatron_has_groups_of_all_gpus_of_a_model_s_parts_and_of_experts_besides() -> None:
+    """Two of all GPUs, one for tensor and pipeline parallelism; with experts one for their tokens' counts, and one of
+    the GPUs that have the same experts."""
+    given = {**SFT, "model": "qwen3-30b-a3b", "trainer": "megatron", "gpus": 8, "seq_len": 2048, "micro_batch": 1}
+    assert parse(given).communicators == 1 + 2  # data parallelism
+    assert parse(given | {"gpus": 4, "tensor_parallel": 4}).communicators == 1 + 2 + 1
+    assert parse(given | {"tensor_parallel": 2, "pipeline_parallel": 2}).communicators == 3 + 2 + 1
+    assert parse(given | {"expert_parallel": 4}).communicators == 2 + 2 + 2  # two GPUs have the same experts
+    assert parse(given | {"expert_parallel": 8}).communicators == 2 + 2 + 1
+
+
+def test_tokens_for_experts_go_to_the_other_gpus_of_the_node() -> None:
+    """Beyond the node they take the network, whose connections share their buffers."""
+    given = {**SFT, "model": "qwen3-30b-a3b", "trainer": "megatron", "gpus": 16, "seq_len": 2048, "micro_batch": 1}
+    assert [parse(given | {"expert_parallel": n}).peers for n in (1, 2, 8, 16)] == [0, 1, 7, 7]
+
+
+def test_whose_fused_loss_runs_is_megatron_core_s_choice_alone() -> None:
+    job = {**SFT, "gpus": 8, "seq_len": 2048, "trainer": "megatron", "cross_entropy_fusion_impl": "te"}
+    assert parse(job | {"loss": "fused"}).cross_entropy_fusion_impl == "te"
+    for other in ({"loss": "full"}, {"loss": "fused", "trainer": "own", "sharding": "fsdp2"}):
+        with pytest.raises(ScenarioError, match="cross_entropy_fusion_impl: given 'te', allowed: native, or with loss"):
+            parse(job | other)
+
+
 # --- fields together ---
 
 

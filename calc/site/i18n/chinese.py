@@ -1676,6 +1676,7 @@ REFUSALS = {
     ),
     "{place@}: given {given!} without Ray, allowed: {allowed?}": "{place}：没有 Ray 时给定 {given}，允许：{allowed}",
     "{place@}: given counts and more, allowed: {allowed?}": "{place}：除 counts 外还给了别的，允许：{allowed}",
+    "{place@}: given data and more, allowed: {allowed?}": "{place}：除 data 外还给了别的，允许：{allowed}",
     "{place@}: given {given!} with method {method!}, allowed for a command of {framework!}: {allowed?}": (
         "{place}：在 method {method} 下给定 {given}，{framework} 的命令允许：{allowed}"
     ),
@@ -1687,8 +1688,14 @@ REFUSALS = {
     "on one": "一张卡",
     "own; modelled for {tasks!}": "own；只模拟了 {tasks}",
     "chunked, as its configurations": "chunked，与它的配置一致",
-    "mean and longest, or counts": "mean 和 longest，或 counts",
-    "counts alone, or mean and longest": "只给 counts，或者 mean 和 longest",
+    "native, or with loss fused and trainer megatron, megatron-swift": (
+        "native，或在 trainer megatron、megatron-swift 下与 loss fused 一起"
+    ),
+    "p2p, or with context_parallel under Megatron-core": "p2p，或在 Megatron-core 下与 context_parallel 一起",
+    "mean and longest, data, or counts": "mean 和 longest，或 data，或 counts",
+    "counts alone, data alone, or mean and longest": "只给 counts，或只给 data，或者 mean 和 longest",
+    "one of {n} known data sets, or mean and longest": "{n} 个已知数据集之一，或者 mean 和 longest",
+    "a positive number behind '#'": "“#” 后面是正整数",
     "bf16, or mixed with DeepSpeed; a frozen base is loaded in 16 bits": (
         "bf16，或在 DeepSpeed 下用 mixed；冻结的基座以 16 位加载"
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from calc.answers import answers, topics
+from calc.scenario.data_sets import DATA_SETS
 from calc.site.i18n import languages
 from calc.site.macros.bound import Bound
 from calc.site.tables import tables
@@ -204,6 +205,11 @@ class Lookups(Bound):
     def blind(self, what: str) -> str:
         """A figure of what was kept back: see `blind.figure`."""
         return self._say(f"blind({what})", self._or_fault("blind", lambda: blind.figure(what)))
+
+    def data_sets(self, what: str) -> str:
+        """The data sets whose lengths are known: their `count`, or their `names`."""
+        known = {"count": str(len(DATA_SETS)), "names": ", ".join(f"`{name}`" for name in DATA_SETS)}
+        return self._say(f"data_sets({what})", known[what])
 
     def reports_table(self) -> str:
         """Every published report of an RL job beside what `calc` computes for it."""

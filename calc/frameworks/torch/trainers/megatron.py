@@ -127,15 +127,18 @@ def keeps(s: Scenario) -> dict[str, Any]:
 def path(s: Scenario, usual: Path) -> Path:
     """The loss path: its own cross entropy over a rank's part of the vocabulary, in fp32; `fused` compiles it.
 
-    `--cross-entropy-loss-fusion` (`fusions/fused_cross_entropy.py`).
+    `--cross-entropy-loss-fusion` (`fusions/fused_cross_entropy.py`), or with `--cross-entropy-fusion-impl te`
+    Transformer Engine's (`language_module.py`, `compute_language_model_loss`).
     """
-    return Path("vocab-parallel-compiled" if s.loss == "fused" else "vocab-parallel")
+    if s.loss != "fused":
+        return Path("vocab-parallel")
+    return Path("vocab-parallel-te" if s.cross_entropy_fusion_impl == "te" else "vocab-parallel-compiled")
 
 
 def notes(s: Scenario) -> Iterator[str]:
     """Notes on what no field of a scenario says."""
     yield "computed with Transformer Engine's layers, RoPE fused, gradients added up within the products, 1F1B"
-    if s.context_parallel > 1:
+    if s.context_parallel > 1 and s.cp_comm_type == "p2p":
         yield "context parallelism passes keys and values around a ring (cp_comm_type p2p)"
     if s.checkpointing == "full":
         yield "full recomputation is --recompute-method uniform with one layer at a time"

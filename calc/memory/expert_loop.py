@@ -1,0 +1,112 @@
+"""Routed experts one after another, as Transformers ran them before release 5: each on the tokens that it gets.
+
+Read in transformers 4.55.4 `models/{qwen3_moe,mixtral,glm4_moe}/modeling_*.py`, whose experts are modules of linears,
+and `models/gpt_oss/modeling_gpt_oss.py`, `GptOssExperts`, whose experts are rows of two parameters. See
+`calc.memory.activations` for the symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of, total
+from calc.memory.linears import WIDTH, Linears
+from calc.memory.weights import SCALE
+
+Gate = Callable[[Tensor, Size, int], Tensor]
+
+
+class ExpertLoop(Linears):
+    """Writes a loop over routed experts on a tape, as one operation."""
+
+    def one_by_one(self, x: Tensor, weights: Tensor, gate: Gate) -> Tensor:
+        """The sum of the experts' outputs, each added to a tensor of zeros; `gate` writes their activation.
+
+        What one expert makes and nothing saves is gone when the next begins, in forward and in backward. A one-hot mask
+        of 64-bit integers says who gets which tokens, and lives to the end of the function.
+        """
+        tape, wide = self.tape, max(self.run.residual, weights.b)
+        mask = tape.op("experts: mask", [], of(E=self.arch.experts_per_token), 8)
+        zeros = tape.op("experts: zeros", [], WIDTH, wide)
+        linears = self.expert_linears()
+        each = self.each_expert(x, weights, gate).ops
+        saved = dict.fromkeys(t.storage for op in each for t in op.saves)
+        passing = total([t.storage for op in each for t in op.outs if t.storage not in saved])
+        of_one = passing * (1 / self.arch.experts) + self.expert_in_16_bits()
+        y = tape.op(
+            "experts: one by one",
+            [zeros, x, weights, *linears],
+            WIDTH,
+            wide,
+            saves=[*saved, *linears],
+            view=True,
+            scratch=of_one,
+            backward_scratch=of_one + x.size + self.row_gradient(),
+            weight=sum(op.weight for op in each),
+            multiplies=True,
+        )
+        tape.returns(mask)
+        return self.cast(y, self.run.residual, "experts")
+
+    def each_expert(self, x: Tensor, weights: Tensor, gate: Gate) -> Tape:
+        """The operations of all experts on a tape of their own, as if they ran at once."""
+        outside, self.tape = self.tape, Tape()
+        tape, c = self.tape, self.c
+        kh, kj, k = Size({"k·h": 1}), Size({"k·j": 1}), of(k=1)
+        picked = tape.op("pick", [x], kh, x.b, saves=[Tensor(k, 8)])
+        pair = self.by_expert(self.first_of_experts, picked, kj * (2 if self.arch.gated else 1))
+        down = self.by_expert("down_proj", gate(pair, kj, c), kh)
+        own = tape.op("weights", [weights], k, weights.b, saves=[Tensor(k, 8)])
+        weighed = tape.op("weigh", [down, own], kh, max(c, weights.b), saves=[down, own])
+        # the sum keeps what it adds for its shape (torch 2.13 `derivatives.yaml`, `index_add`)
+        tape.op("add", [weighed], Size(), weighed.b, saves=[weighed])
+        self.tape = outside
+        return tape
+
+    @property
+    def first_of_experts(self) -> str:
+        """The name of the experts' weights that read their input."""
+        return "gate_up_proj" if self.arch.gated else "up_proj"
+
+    def by_expert(self, name: str, x: Tensor, out: Size) -> Tensor:
+        """The product with each expert's own weight; GPT-OSS copies its row of the parameter, and keeps the copy."""
+        trained = self.run.trained
+        source = self.cast(x, self.c, name) if self.autocast else x
+        saves = [source] if trained else []
+        if self.arch.experts_input_first:
+            saves.append(self.tape.op("row", [], Size({}, {f"W_experts_{name}": 1}), self.c))
+        elif trained and source is not x and name == "gate_up_proj":
+            saves.append(Tensor(x.width, self.c))  # gate and up are two linears, each of which casts its input
+        rows = trained and self.arch.experts_input_first
+        weight = self.elements[f"experts_{name}"] + self.elements.get(f"experts_{name}_bias", 0) if rows else 0
+        return self.tape.op(name, [source], out, self.c, saves=saves, weight=weight)
+
+    def expert_linears(self) -> list[Tensor]:
+        """The weights of experts that are linears, of which autocast makes copies; none of GPT-OSS.
+
+        The gradient of each comes as what it saved goes: the most is there before the first, or after the last.
+        """
+        run, names = self.run, [f"experts_{name}" for name in (self.first_of_experts, "down_proj")]
+        if self.arch.experts_input_first:
+            return []
+        copies = run.copies and not run.four_bit_experts
+        weight = sum(self.elements[name] for name in names) if run.trained else 0
+        size = Size({}, {f"W_{name}": 1 for name in names}) if copies else NOTHING
+        linears = self.tape.op("experts: weights", [], size, self.c, weight=weight)
+        if copies and run.caches:
+            self.tape.cache(linears)
+        return [linears]
+
+    def expert_in_16_bits(self) -> Size:
+        """A linear of four bits while it multiplies, with its scales; of three linears those that read the input."""
+        run, arch = self.run, self.arch
+        if run.four_bit_experts != "linears" or arch.experts_input_first:
+            return NOTHING
+        share = 1 / arch.experts / (2 if arch.gated else 1)
+        return Size({}, {f"W_experts_{self.first_of_experts}": share * ((run.unpacked or self.c) + SCALE * run.nested)})
+
+    def row_gradient(self) -> Size:
+        """The gradient of a parameter's row: a parameter of zeros but for it, which is added to those before it."""
+        if not self.arch.experts_input_first or not self.run.trained:
+            return NOTHING
+        return Size({}, {f"W_experts_{self.first_of_experts}": self.run.weight})
