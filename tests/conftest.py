@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import Run
 from hypothesis import HealthCheck, settings
-from sharing import alone
+from sharing import PROJECT, alone, begin, end
 
 from calc.__main__ import main
 from calc.accuracy import calibration, largest_size
@@ -26,6 +29,29 @@ settings.register_profile("explore", deadline=None, suppress_health_check=[Healt
 settings.register_profile("same", settings.get_profile("explore"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 collect_rarely()
+
+
+BUILDER = Path(__file__).parent / "site" / "sites.py"
+BUILDING = pytest.StashKey[subprocess.Popen[bytes]]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
+    """The site that tests look at is built beside the first tests, so that no worker waits for it.
+
+    This is the process that waits for the workers, so the build ends with the run.
+    """
+    stash = node.config.stash
+    asked = any(test.startswith("tests/site/") for test in ids) and "WHOLE_SITE" not in os.environ
+    if asked and BUILDING not in stash:
+        root = node.config._tmp_path_factory.getbasetemp()  # as xdist itself asks for it
+        stash[BUILDING] = begin(root, PROJECT, sys.executable, BUILDER, root / PROJECT)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run that ends early needs no site."""
+    if build := session.config.stash.get(BUILDING, None):
+        end(build)
 
 
 @pytest.fixture

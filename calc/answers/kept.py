@@ -124,6 +124,8 @@ class Kept:
             known[topic] = {key: kept[key] for key in questions if key in kept}
             if left := {key: question for key, question in questions.items() if key not in kept}:
                 missing[topic] = left
+        # the longest first, so that no core waits for another at the end
+        missing = dict(sorted(missing.items(), key=lambda item: -len(item[1])))
         made = answers.spread(compute, [list(left.values()) for left in missing.values()]) if missing else ()
         for (topic, left), found in zip(missing.items(), made, strict=True):
             known[topic] |= dict(zip(left, found, strict=True))

@@ -20,7 +20,8 @@ def catalog() -> str:
 
 
 def _topic(job: Mapping[str, Any]) -> str:
-    return f"recipe-{fingerprint(dict(job))[:24]}"
+    """A file for each catalog: builds of several share the folder, and none takes another's answer away."""
+    return f"recipe-{fingerprint([dict(job), catalog()])[:24]}"
 
 
 def recommendation(job: Mapping[str, Any], where: str) -> Recommendation:

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from browsing import ARGUMENTS, CHROMIUM, WHOLE, served
 from playwright.sync_api import Browser, sync_playwright
-from sharing import alone
-from sites import add_gpu, command, sample
+from sharing import PROJECT, alone
+from sites import build
 
-FIRST, LAST = "test_no_leak_no_broken_link_no_request_elsewhere", "test_lighthouse_marks"
+BUILT, LONG = {"project", "site", "origin"}, "test_lighthouse_marks"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The site is built at once, beside other tests; Lighthouse comes last, when little is left to do."""
+    """What looks at the built site comes last, because it is being built; of that, what takes longest comes first."""
     items.sort(
-        key=lambda item: (getattr(item, "originalname", "") == LAST) - (getattr(item, "originalname", "") == FIRST)
+        key=lambda item: (
+            not BUILT.isdisjoint(getattr(item, "fixturenames", ())),
+            getattr(item, "originalname", "") != LONG,
+        )
     )
 
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project with one GPU more than its sample, and its built site in `site/`; workers of one run share it."""
-    with alone(tmp_path_factory, "project") as root:
-        made = root / "project"
+    """The project with one GPU more than its sample, and its built site in `site/`; workers of one run share it.
+
+    Where there are several, it is being built since they started (`tests/conftest.py`): if it is not there once that
+    has ended, it is built again, to say why.
+    """
+    with alone(tmp_path_factory, PROJECT) as root:
+        made = root / PROJECT
         if not (made / "site").exists():
-            shutil.rmtree(made, ignore_errors=True)
-            add_gpu(sample(made))
-            built = command(made, "build", "site")
+            built = build(made)
             assert built.returncode == 0, built.stdout[-1000:] + built.stderr[-2000:]
     return made
 

@@ -97,6 +97,13 @@ def add_gpu(project: Path) -> None:
     (project / f"hardware/gpus/{NEW_GPU}.yaml").write_text(text, "utf-8")
 
 
+def build(target: Path) -> subprocess.CompletedProcess[str]:
+    """Builds the site of a sample with one GPU more, in `site/`, whatever a killed run has left at `target`."""
+    shutil.rmtree(target, ignore_errors=True)
+    add_gpu(sample(target))
+    return command(target, "build", "site")
+
+
 def tiny(target: Path) -> Path:
     """A project with two cards, one model and a few pages by hand, one of them translated: it builds in seconds."""
     copy(target)
@@ -161,3 +168,6 @@ description: All of the cards.
     "docs/changelog.md": "---\ndescription: What moved, and when.\n---\n# Changelog\n\n[[ changelog() ]]\n",
     "docs/validation.md": "---\ndescription: What the verdicts rest on.\n---\n# Validation\n\n[[ odds_tables() ]]\n",
 }
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]))

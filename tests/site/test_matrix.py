@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from browsing import opened, until
-from figures import tables
+from figures import table_of
 from playwright.sync_api import Browser, Locator
 
 from calc.answers import answers, fits
@@ -73,7 +73,7 @@ def test_a_cells_link_has_the_job_that_the_cell_was_computed_for(browser: Browse
     table = page.locator(f"#{TABLE}")
     table.scroll_into_view_if_needed()
     table.locator("a.job").first.wait_for()
-    data = tables(site)[TABLE]
+    data = table_of(site, TABLE)
     heads = table.locator("thead th").evaluate_all("es => es.map(e => e.dataset.gpu)")
     links = table.locator("tbody").evaluate(
         "b => [...b.rows].map(r => [...r.cells].map(c => c.querySelector('a.job')?.href))"

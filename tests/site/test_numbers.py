@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from figures import Figures, disagreement, tables
+from figures import Figures, disagreement, table_of, tables
 from sites import ROOT
 
 from calc.base.units import GB, GiB
@@ -69,8 +69,7 @@ def test_look_up_cells_are_what_calc_answers_to_their_scenario(site: Path, catal
 
 
 def test_case_study_tables_are_what_calc_answers(site: Path, catalog: Catalog) -> None:
-    found = tables(site)
-    compared = found["rm-6x4090"]
+    compared = table_of(site, "rm-6x4090")
     for cell in compared["cells"]:
         if cell["column"] not in ("total", "allocated", "usable"):
             continue
@@ -79,7 +78,7 @@ def test_case_study_tables_are_what_calc_answers(site: Path, catalog: Catalog) -
         expected = {"total": moment.device_bytes, "allocated": moment.allocated_bytes, "usable": group.usable_bytes}
         assert cell["bytes"] == expected[cell["column"]]
         assert compared["rows"][cell["row"]][cell["column"]] == round(cell["bytes"] / GiB, 2)
-    lines = found["rm-6x4090-zero2-4096-lines"]
+    lines = table_of(site, "rm-6x4090-zero2-4096-lines")
     total = sum(c["bytes"] for c in lines["cells"])
     job = next(
         c for c in compared["cells"] if c["scenario"] == lines["cells"][0]["scenario"] and c["column"] == "total"
@@ -89,7 +88,7 @@ def test_case_study_tables_are_what_calc_answers(site: Path, catalog: Catalog) -
 
 def test_components_of_each_phase_add_up_to_its_total(site: Path) -> None:
     for table_id in ("rm-6x4090-zero3-8192", "rm-6x4090-zero2-4096", "phases-together"):
-        data = tables(site)[table_id]
+        data = table_of(site, table_id)
         for row in range(len(data["rows"])):
             held = {c["column"]: c["bytes"] for c in data["cells"] if c["row"] == row}
             parts = sum(n for column, n in held.items() if column not in ("total", "allocated"))
@@ -97,7 +96,7 @@ def test_components_of_each_phase_add_up_to_its_total(site: Path) -> None:
 
 
 def test_a_group_on_gpus_of_its_own_has_its_verdict_and_its_moments(site: Path, catalog: Catalog) -> None:
-    data = tables(site)["scenario-apart"]
+    data = table_of(site, "scenario-apart")
     scenario = data["cells"][0]["scenario"]
     groups = estimate(parse(scenario, catalog=catalog), catalog).groups
     expected = [
@@ -110,15 +109,15 @@ def test_a_group_on_gpus_of_its_own_has_its_verdict_and_its_moments(site: Path, 
 
 
 def test_host_memory_of_a_70b_model_needs_its_moments_only_after_the_first_step(site: Path) -> None:
-    before, after = (tables(site)["host-70b"]["rows"][0][f"{t} the first step"] for t in ("before", "after"))
+    before, after = (table_of(site, "host-70b")["rows"][0][f"{t} the first step"] for t in ("before", "after"))
     # 8 bytes of Adam's moments for each of 68,976,648,192 parameters
     assert after - before == round(8 * 68_976_648_192 / GB)
 
 
 def test_saved_bytes_of_a_layer(site: Path) -> None:
-    rows = {r["model"]: r for r in tables(site)["saved-per-layer"]["rows"]}
+    rows = {r["model"]: r for r in table_of(site, "saved-per-layer")["rows"]}
     assert rows["Llama 3 8B"]["bytes"] == 200_840
     assert rows["Llama 3 8B"]["lora"] == 185_352
     assert rows["Qwen2.5 7B"]["bytes"] == 225_400
     assert rows["Llama 2 7B"]["bytes"] == 186_504
-    assert tables(site)["operations-llama-3-8b"]["rows"][-1]["bytes"] == 200_840
+    assert table_of(site, "operations-llama-3-8b")["rows"][-1]["bytes"] == 200_840

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -29,7 +28,7 @@ class Tables:
     def __init__(self, root: Path) -> None:
         """Starts the processes; nothing is written yet."""
         self._root = root
-        self._pool = Pool(max(1, (os.cpu_count() or 1) - 1))
+        self._pool = Pool()  # on every core: it takes longer to write tables than to render their pages
         self._written: list[Future[list[dict[str, Any]]]] = []
 
     def __enter__(self) -> Tables:

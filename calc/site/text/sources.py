@@ -35,9 +35,10 @@ def front(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def recipes(docs: Path) -> list[dict[str, Any]]:
-    """The jobs of flat fields for which pages under `docs` recommend configurations."""
+    """The jobs of flat fields for which pages under `docs` recommend configurations, each once."""
     pages = [front(page)[0] for page in sorted(docs.rglob("*.md"))]
-    return [flatten(job) for meta in pages for job in meta.get("recipes", {}).values()]
+    jobs = [flatten(job) for meta in pages for job in meta.get("recipes", {}).values()]
+    return [job for place, job in enumerate(jobs) if job not in jobs[:place]]
 
 
 def read(path: Path) -> Source:

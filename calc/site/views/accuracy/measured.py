@@ -150,7 +150,12 @@ def verdicts() -> Table:
 def outsides() -> tuple[Outside, ...]:
     """The memory that each job that ran took of its card outside PyTorch's allocator."""
     ran = {r.id for r, _ in _seen()}
-    return tuple(outside(r, answers.catalog()) for r in _records() if r["id"] in ran)
+    asked = {accuracy.record_key(r): r for r in _records() if r["id"] in ran}
+    return accuracy.by_model("outsides", asked, _outsides)
+
+
+def _outsides(records: Sequence[Record]) -> list[Outside]:
+    return [outside(record, answers.catalog()) for record in records]
 
 
 def context() -> Table:
