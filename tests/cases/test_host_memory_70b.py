@@ -175,7 +175,10 @@ def test_a_model_over_two_nodes_halves_and_two_on_one_node_nearly_double() -> No
 
 
 def test_each_group_of_gpus_fits() -> None:
-    """2 P / 4 = 32.1 GiB of shards and working set for actor and critic; 2 P / 2 = 64.2 for reference and reward."""
+    """2 P / 4 = 32.1 GiB of shards and working set for actor and critic; 2 P / 2 = 64.2 for reference and reward.
+
+    Beside them what is gathered, the context, and the buffers of two communicators (DeepSpeed copies that of all).
+    """
     e = ppo()
     assert e.verdict == "fits"
     assert {g.name: (g.gpus, g.verdict) for g in e.groups} == {
@@ -184,7 +187,7 @@ def test_each_group_of_gpus_fits() -> None:
     }  # fmt: skip
     assert device(e, "actor") == pytest.approx(41, abs=2)
     assert device(e, "critic") == pytest.approx(41, abs=2)
-    assert 64.2 < device(e, "reference") < 70
+    assert 64.2 < device(e, "reference") < 71
     # what 0.9 of the card leaves beside 64.2 GiB of weights, 160 kB a token
     assert group(e, "rollout").cache_tokens == pytest.approx(37_400, rel=0.02)
     # of 4,096 tokens, the model's own length, since 0.3.1 passes vLLM none

@@ -389,7 +389,7 @@ def test_every_known_rate_is_known() -> None:
     "words",
     [
         "--model qwen3-30b-a3b --task sft --gpu h100-sxm --gpus 16 --trainer megatron-swift",
-        "--model qwen3-235b-a22b --task grpo --gpu h100-sxm --gpus 64 --framework verl",
+        "--model qwen3-235b-a22b --task grpo --gpu h100-sxm --gpus 128 --framework verl",
     ],
 )
 def test_a_mixture_of_experts_too_large_for_whole_copies_is_cut(words: str) -> None:

@@ -14,7 +14,9 @@ from sharing import alone
 from sites import ROOT
 
 from calc.answers import answers, searched, words
+from calc.base.refusal import Refusal
 from calc.base.units import GB, GiB
+from calc.engines.rollout import Unstarted
 from calc.estimate.estimate import estimate
 from calc.estimate.verdict import FITS
 from calc.launch import Launch
@@ -233,7 +235,8 @@ def test_lacking_is_said_of_what_lacks() -> None:
     assert words.lacks(found._replace(where="gpu", phase="step", shortfall=3 * GiB)) == "lacks 3.0 GiB in step"
     host = found._replace(where="host", phase="save", shortfall=5 * GB)
     assert words.lacks(host) == "lacks 5 GB of host memory in save"
-    assert "too little" in words.lacks(found._replace(where="vllm", shortfall=None, reason="too little"))
+    unstarted = Unstarted(Refusal("rollout.gpu_memory_utilization", "0.2", "more"), "too little")
+    assert "too little" in words.lacks(found._replace(where="vllm", shortfall=None, reason=unstarted))
 
 
 def test_a_page_that_asks_for_a_recipe_it_does_not_name_is_refused() -> None:
