@@ -51,7 +51,7 @@ def context_fault(s: Scenario) -> Refusal | None:
         return Refusal("attention", f"{s.attention!r} {given}", "flash")
     arch = s.architecture
     if arch.mla or arch.attention_sinks or arch.fused_qkv or arch.recurrent:
-        return Refusal("context_parallel", f"{s.context_parallel}", "1; not modelled", f"for {arch.family}")
+        return Refusal("context_parallel", s.context_parallel, "1; not modelled", f"for {arch.family}")
     return None
 
 
@@ -102,7 +102,7 @@ def pipeline_fault(s: Scenario) -> Refusal | None:
     }
     for field, allowed in fixed.items():
         if (value := getattr(s, field)) not in allowed:
-            return Refusal(field, f"{value!r} {given}", f"{', '.join(map(str, allowed))}")
+            return Refusal(field, f"{value!r} {given}", ", ".join(map(str, allowed)))
     if s.optimizer == "none":
         return Refusal("optimizer", f"'none' {given}", "one that trains")
     if s.packing:
@@ -123,15 +123,15 @@ def whole_sequences(s: Scenario, why: str) -> Refusal | None:
     """The reason why a framework's trainer cannot cut sequences, in one line; None if no cut is asked for."""
     if s.context_parallel == 1:
         return None
-    return Refusal("context_parallel", f"{s.context_parallel}", f"1; {why}", f"with {s.framework}")
+    return Refusal("context_parallel", s.context_parallel, f"1; {why}", f"with {s.framework}")
 
 
 def whole_layers(s: Scenario, why: str) -> Refusal | None:
     """The reason why a framework's trainer cannot spread layers over GPUs, in one line; None if it is not asked to."""
     if s.pipeline_parallel > 1:
-        return Refusal("pipeline_parallel", f"{s.pipeline_parallel}", "1; it has no stages", f"with {s.framework}")
+        return Refusal("pipeline_parallel", s.pipeline_parallel, "1; it has no stages", f"with {s.framework}")
     if s.tensor_parallel > 1:
-        return Refusal("tensor_parallel", f"{s.tensor_parallel}", f"1; {why}", f"with {s.framework}")
+        return Refusal("tensor_parallel", s.tensor_parallel, f"1; {why}", f"with {s.framework}")
     return Refusal("sequence_parallel", "true", f"false; {why}", f"with {s.framework}") if s.sequence_parallel else None
 
 
@@ -179,7 +179,7 @@ def fsdp_fault(s: Scenario) -> Refusal | None:
 def own_units(s: Scenario) -> Refusal | None:
     """The reason why adapters cannot lie in their layer's flat parameter: PEFT's wrapping policy (`utils/other.py`)."""
     if s.lora and s.lora.units != "own":
-        return Refusal("lora.units", f"{s.lora.units!r}", "own, by PEFT's wrapping policy", f"with {s.framework}")
+        return Refusal("lora.units", repr(s.lora.units), "own, by PEFT's wrapping policy", f"with {s.framework}")
     return None
 
 
@@ -235,7 +235,7 @@ def kernels_fault(s: Scenario) -> Refusal | None:
         return Refusal("kernels", f"{s.kernels!r} with tensor_parallel = {s.tensor_parallel}", "eager")
     if not replaced(s.kernels, s.architecture.family):
         allowed = "eager; Liger has none for it"
-        return Refusal("kernels", f"{s.kernels!r}", allowed, f"for the family {s.architecture.family}")
+        return Refusal("kernels", repr(s.kernels), allowed, f"for the family {s.architecture.family}")
     return None
 
 
@@ -273,7 +273,7 @@ def in_backward_fault(s: Scenario) -> Refusal | None:
     given = "with optimizer_in_backward"
     allowed = ("none", "zero3") if own else ("none", "fsdp2")
     if s.sharding not in allowed:
-        return Refusal("sharding", f"{s.sharding!r} {given} and optimizer {s.optimizer}", f"{', '.join(allowed)}")
+        return Refusal("sharding", f"{s.sharding!r} {given} and optimizer {s.optimizer}", ", ".join(allowed))
     fixed: dict[str, tuple[str | int | bool, ...]] = {
         "task": ("pretrain", "sft"), "method": ("full",), "together": (1,),
         "precision": ("bf16", "fp32", "fsdp-mixed", "autocast"),
@@ -282,7 +282,7 @@ def in_backward_fault(s: Scenario) -> Refusal | None:
         fixed["precision"] = ("mixed",)
     for field, values in fixed.items():
         if (value := getattr(s, field)) not in values:
-            return Refusal(field, f"{value!r} {given}", f"{', '.join(map(str, values))}")
+            return Refusal(field, f"{value!r} {given}", ", ".join(map(str, values)))
     if s.accumulation > 1:
         one = s.rows * s.data_parallel
         return Refusal("global_batch", f"{s.global_batch} {given}", f"one micro batch a GPU, {one}")
@@ -299,13 +299,13 @@ def states_fault(s: Scenario) -> Refusal | None:
     if not OPTIMIZERS[s.optimizer].narrow or (s.precision == "bf16" and s.sharding in ("none", "ddp", *FSDP)):
         return None
     shardings = ", ".join(("none", "ddp", *FSDP))
-    return Refusal("optimizer", f"{s.optimizer!r}", f"with precision bf16 and one of the shardings {shardings}")
+    return Refusal("optimizer", repr(s.optimizer), f"with precision bf16 and one of the shardings {shardings}")
 
 
 def whole_gradients(s: Scenario) -> Refusal | None:
     """The reason why a framework cannot step parameters in backward, in one line; None if it shall not."""
     if OPTIMIZERS[s.optimizer].in_backward:
-        return Refusal("optimizer", f"{s.optimizer!r}", "one that steps after backward", f"with {s.framework}")
+        return Refusal("optimizer", repr(s.optimizer), "one that steps after backward", f"with {s.framework}")
     if s.optimizer_in_backward:
         return Refusal("optimizer_in_backward", f"true with {s.framework}", "false")
     return None
@@ -341,7 +341,7 @@ def unmodelled(s: Scenario) -> Refusal | None:
 
 def trainer_fault(s: Scenario, usual: str = "own") -> Refusal | None:
     """The reason why a framework cannot run another trainer than its `usual` one, in one line, or None."""
-    return None if s.trainer == usual else Refusal("trainer", f"{s.trainer!r}", usual, f"with {s.framework}")
+    return None if s.trainer == usual else Refusal("trainer", repr(s.trainer), usual, f"with {s.framework}")
 
 
 def linear_fault(s: Scenario) -> Refusal | None:
@@ -417,7 +417,7 @@ def float8_fault(s: Scenario) -> Refusal | None:
             ("bf16_layers_at_end", s.bf16_layers_at_end, "null, or with float8"),
         ):
             if asked:
-                return Refusal(field, f"{str(asked).lower()}", off)
+                return Refusal(field, str(asked).lower(), off)
         return None
     if s.compile not in ("model", "model-and-loss"):
         return Refusal("float8", f"{s.float8!r} with compile {s.compile}", "none; modelled with compiled layers")

@@ -60,7 +60,7 @@ def linear_fault(s: Scenario) -> Refusal | None:
     heads = delta.key_heads // s.tensor_parallel
     if heads % s.context_parallel:
         allowed = f"a divisor of the {heads} key heads of linear attention that a tensor-parallel rank has"
-        return Refusal("context_parallel", f"{s.context_parallel}", allowed)
+        return Refusal("context_parallel", s.context_parallel, allowed)
     return None
 
 

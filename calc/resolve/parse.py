@@ -193,7 +193,7 @@ def vary(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
 def _put(into: dict[str, Any], key: Any, value: Any, path: str) -> None:
     """Adds a field, dotted or not, to a nested mapping; one field twice is an error."""
     if not isinstance(key, str):
-        raise Objection(Refusal(f"{path[:-1] or 'a field'}", f"the name {show(key)}", "text"))
+        raise Objection(Refusal(path[:-1] or "a field", f"the name {show(key)}", "text"))
     head, _, rest = key.partition(".")
     branch = {rest: value} if rest else value
     if isinstance(branch, Mapping) and path.count(".") < _DEEPEST:
@@ -295,10 +295,10 @@ def _framework(given: str) -> tuple[str, str | None]:
     name, equals, version = given.partition("==")
     if name not in FRAMEWORKS:
         near = _trained_by(name) or closest(name, FRAMEWORKS)
-        raise Objection(Refusal("framework", f"{show(given)}", f"{', '.join(FRAMEWORKS)}, each with ==version{near}"))
+        raise Objection(Refusal("framework", show(given), f"{', '.join(FRAMEWORKS)}, each with ==version{near}"))
     if equals and not _VERSION.fullmatch(version) and not _names(name, version):
         words = "".join(f", or {known}" for known in framework(name).KNOWN if not _VERSION.fullmatch(known))
-        raise Objection(Refusal("framework", f"{show(given)}", f"a version of numbers, such as {name}==1.0{words}"))
+        raise Objection(Refusal("framework", show(given), f"a version of numbers, such as {name}==1.0{words}"))
     return name, version or None
 
 

@@ -157,25 +157,23 @@ def seen(images: Images, values: Mapping[str, Any], tower: Tower) -> None:
     """Refuses images that a tower, its processor or the sequences cannot take, and ways to run that are not known."""
     if values["method"] != "full" and images.freeze != "vision" and values["lora.targets"] != "all-linear":
         allowed = "vision with lora.targets by name; adapters in the tower are modelled beside all its linears"
-        raise Objection(Refusal("images.freeze", f"{images.freeze!r}", allowed))
+        raise Objection(Refusal("images.freeze", repr(images.freeze), allowed))
     for name in ("min_pixels", "max_pixels", "frames"):
         if tower.edge and f"images.{name}" in values:
             allowed = f"nothing; every image is resized to {tower.edge} pixels a side"
-            raise Objection(Refusal(f"images.{name}", f"{values[f'images.{name}']}", allowed))
+            raise Objection(Refusal(f"images.{name}", values[f"images.{name}"], allowed))
     if values["attention"] == "eager":
         raise Objection(Refusal("attention", "'eager' with images", "flash, sdpa; the tower's scores are not modelled"))
     if values["context_parallel"] > 1:
         raise Objection(Refusal("context_parallel", f"{values['context_parallel']} with images", "1; not modelled"))
     if images.min_pixels > images.max_pixels:
-        raise Objection(
-            Refusal("images.min_pixels", f"{images.min_pixels}", f"at most max_pixels = {images.max_pixels}")
-        )
+        raise Objection(Refusal("images.min_pixels", images.min_pixels, f"at most max_pixels = {images.max_pixels}"))
     if max(images.width, images.height) > WIDEST * min(images.width, images.height):
         allowed = f"sides of which neither is more than {WIDEST} times the other"
         raise Objection(Refusal("images.width", f"{images.width} with height {images.height}", allowed))
     room = "prompt_len" if values["task"] in RL else "seq_len"
     if (tokens := images.tokens(tower)) > values[room]:
-        raise Objection(Refusal(room, f"{values[room]}", f"at least the {tokens} tokens of a sample's images"))
+        raise Objection(Refusal(room, values[room], f"at least the {tokens} tokens of a sample's images"))
 
 
 def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
@@ -184,14 +182,14 @@ def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
     for name, own in roles.items() or [("", s)]:
         if own.shards > 1 and own.sharding == "none":
             place = place_of(s, name, "sharding")
-            raise Objection(Refusal(place, f"'none' with gpus = {own.gpus}", f"{', '.join(SHARDINGS)}"))
+            raise Objection(Refusal(place, f"'none' with gpus = {own.gpus}", ", ".join(SHARDINGS)))
         step = whole_step(own)
         place = place_of(s, name, "global_batch")
         if own.global_batch % step and (place in given or place.startswith("roles.")):
             raise Objection(
                 Refusal(
                     place,
-                    f"{own.global_batch}",
+                    own.global_batch,
                     (
                         f"a multiple of micro_batch x data-parallel GPUs = {step // own.data_parallel} x "
                         f"{own.data_parallel} = {step}, as {near(own.global_batch, step)}"
@@ -310,7 +308,7 @@ def roles_of(
         differs = {k.removeprefix(head): v for k, v in values.items() if k.startswith(head)} | differs
         if values["placement"] == "colocated" and differs.pop("gpus", values["gpus"]) != values["gpus"]:
             allowed = f"{values['gpus']}, as all roles share the GPUs"
-            raise Objection(Refusal(f"roles.{name}.gpus", f"{role['gpus']}", allowed))
+            raise Objection(Refusal(f"roles.{name}.gpus", role["gpus"], allowed))
         try:
             roles[name] = role_of(values, differs, catalog, defaults, modelled)
         except (Objection, CatalogError, ConfigError) as error:
@@ -378,7 +376,7 @@ def adapters(architecture: Architecture, rank: int, targets: str | list[str]) ->
     found = targets if isinstance(targets, str) else tuple(targets)
     experts = architecture.experts_converted and EXPERTS & {*found}
     if (reason := unsuited(architecture)) and (found == "all-linear" or experts):
-        raise Objection(Refusal("lora.targets", f"{show(targets)}", f"[{', '.join(taken(architecture))}]; {reason}"))
+        raise Objection(Refusal("lora.targets", show(targets), f"[{', '.join(taken(architecture))}]; {reason}"))
     lora_parameters(architecture, rank, found)
     return found
 
@@ -398,7 +396,7 @@ def cut(s: Scenario) -> None:
         if own.gpus % own.together:
             degrees = " x ".join(d for d in TOGETHER if getattr(own, d) > 1)
             allowed = f"a multiple of {degrees} = {own.together}, as {near(own.gpus, own.together)}"
-            raise Objection(Refusal(f"{place}gpus", f"{own.gpus}", allowed))
+            raise Objection(Refusal(f"{place}gpus", own.gpus, allowed))
 
 
 def unbuilt(fields: Mapping[str, Any]) -> None:
@@ -423,7 +421,7 @@ def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) ->
     if values["placement"] == "colocated":
         if values.get("rollout.gpus") not in (None, values["gpus"]):
             raise Objection(
-                Refusal("rollout.gpus", f"{values['rollout.gpus']}", f"{values['gpus']}, as all roles share the GPUs")
+                Refusal("rollout.gpus", values["rollout.gpus"], f"{values['gpus']}, as all roles share the GPUs")
             )
         return roles
     total = values["gpus"]

@@ -87,19 +87,17 @@ def refuse(s: Scenario) -> Refusal | None:
     if reason := trainer_fault(s) or linear_fault(s) or unmodelled(s):
         return reason
     if s.task not in TASKS:
-        return Refusal("task", f"{s.task!r}", f"{', '.join(TASKS)}", "with openrlhf")
+        return Refusal("task", repr(s.task), ", ".join(TASKS), "with openrlhf")
     if reason := whole_layers(s, "DeepSpeed's AutoTP is not modelled") or _ring(s) or cut_alike(s) or fsdp_fault(s):
         return reason
     if s.sharding not in (*DEEPSPEED, "none", "ddp"):
         allowed = f"{', '.join(DEEPSPEED)}, or none and ddp for zero_stage 0"
-        return Refusal("sharding", f"{s.sharding!r}", allowed, "with openrlhf, which trains on DeepSpeed")
+        return Refusal("sharding", repr(s.sharding), allowed, "with openrlhf, which trains on DeepSpeed")
     if s.precision != "mixed":
-        return Refusal(
-            "precision", f"{s.precision!r}", "mixed, as DeepSpeed keeps fp32 master weights", "with openrlhf"
-        )
+        return Refusal("precision", repr(s.precision), "mixed, as DeepSpeed keeps fp32 master weights", "with openrlhf")
     if not OPTIMIZERS[s.optimizer].spelled.openrlhf:  # muon, since 0.10.4, is no value here
         allowed = ", ".join(name for name, facts in OPTIMIZERS.items() if facts.spelled.openrlhf)
-        return Refusal("optimizer", f"{s.optimizer!r}", allowed, "with openrlhf")
+        return Refusal("optimizer", repr(s.optimizer), allowed, "with openrlhf")
     if s.offload.parameters:
         return Refusal("offload.parameters", "true", "false for the trained model", "with openrlhf")
     if s.sharding in ("none", "ddp"):
@@ -112,7 +110,7 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.checkpointing == "selective":
         return Refusal("checkpointing", "'selective'", "none, full", "with openrlhf")
     if s.loss != "full":
-        return Refusal("loss", f"{s.loss!r}", "full", "with openrlhf")
+        return Refusal("loss", repr(s.loss), "full", "with openrlhf")
     if method == "qlora" and s.sharding == "zero3":  # zero.Init skips 4-bit models: modeling_utils.py:3760 of 4.43.1
         return Refusal("sharding", "'zero3' with method qlora", "zero1, zero2; 4-bit weights are not partitioned")
     frozen = s.task == "dpo" or s.has("reference") or s.has("reward")

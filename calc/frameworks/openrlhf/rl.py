@@ -218,7 +218,7 @@ def refuse(s: Scenario) -> Refusal | None:
     first = TASKS[s.task]
     if not at_least(s.framework_version, first):
         allowed = ", ".join(task for task, since in TASKS.items() if at_least(s.framework_version, since))
-        return Refusal("task", f"{s.task!r}", allowed, f"with openrlhf {s.framework_version}")
+        return Refusal("task", repr(s.task), allowed, f"with openrlhf {s.framework_version}")
     return segments_fault(s) or next((line for rule in (_roles, _rollout, _gpus) for line in rule(s)), None)
 
 
@@ -242,7 +242,7 @@ def _roles(s: Scenario) -> Iterator[Refusal]:
             given, allowed = SET[place](own), SET[place](s)
             frozen_bf16 = name not in TRAINED and given == "bf16"  # mixed precision without an optimizer is bf16
             if given != allowed and not frozen_bf16:
-                yield Refusal(f"roles.{name}.{place}", f"{given!r}", f"{allowed!r}, as for all roles", "with openrlhf")
+                yield Refusal(f"roles.{name}.{place}", repr(given), f"{allowed!r}, as for all roles", "with openrlhf")
     offloaded = {name: own.offload.parameters for name, own in running.items() if name not in TRAINED}
     for name in [name for name, moved in offloaded.items() if moved]:
         if one_group(s):  # get_ds_eval_config(offload=False): ppo.py:78 of 0.3.8
@@ -275,7 +275,7 @@ def _rollout(s: Scenario) -> Iterator[Refusal]:
     if s.method != "full":
         # the adapters' names are sent as they are, and vLLM knows none of them: issues 546 and 1349
         release = f"openrlhf {version} and vLLM"
-        yield Refusal("method", f"{s.method!r}", "full; vLLM cannot take adapters over", f"with {release}")
+        yield Refusal("method", repr(s.method), "full; vLLM cannot take adapters over", f"with {release}")
     if s.placement == "colocated":
         share = s.rollout.gpu_memory_utilization
         if not at_least(version, "0.5.8"):  # --colocate_all_models
@@ -307,7 +307,7 @@ def _gpus(s: Scenario) -> Iterator[Refusal]:
     if not at_least(version, "0.5.6"):
         return
     if s.rollout.batch % actor:
-        yield Refusal("rollout.batch", f"{s.rollout.batch}", f"a multiple of {actor} GPUs", f"with openrlhf {version}")
+        yield Refusal("rollout.batch", s.rollout.batch, f"a multiple of {actor} GPUs", f"with openrlhf {version}")
     engines = s.rollout.gpus // s.rollout.tensor_parallel
     if s.rollout.engine == "vllm" and actor % engines and (engines % actor or not at_least(version, "0.6.0")):
         yield Refusal("rollout.gpus", f"{s.rollout.gpus}, {engines} engines", f"a number that divides {actor} GPUs")

@@ -184,7 +184,7 @@ def refuse(s: Scenario) -> Refusal | None:
         if role is None:
             continue
         if role.sharding in DEEPSPEED and s.sharding not in DEEPSPEED:
-            return Refusal(f"roles.{name}.sharding", f"{role.sharding!r}", "with DeepSpeed for the whole job")
+            return Refusal(f"roles.{name}.sharding", repr(role.sharding), "with DeepSpeed for the whole job")
         if fault := checkpointing_fault(role):
             return fault if checkpointing_fault(s) else fault.of(f"roles.{name}.")
         reason = sharding_fault(role)

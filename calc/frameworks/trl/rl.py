@@ -147,7 +147,7 @@ def _other_reference(s: Scenario) -> Refusal | None:
     own = s.role("reference")
     if own and own.model != s.model:  # get_config_model_id(self.model.config)
         return Refusal(
-            "roles.reference.model", f"{own.model!r}", f"{s.model}, the policy's own", f"with trl for {s.task}"
+            "roles.reference.model", repr(own.model), f"{s.model}, the policy's own", f"with trl for {s.task}"
         )
     return None
 
@@ -166,7 +166,7 @@ def _serving_fault(s: Scenario) -> Refusal | None:
             f"with trl {version}",
         )
     if not at_least(version, SERVES) and s.rollout.gpus > 1:  # LLM(device=...), trainer/grpo_trainer.py:404 of 0.15.2
-        return Refusal("rollout.gpus", f"{s.rollout.gpus}", "1, as one process has the engine", f"with trl {version}")
+        return Refusal("rollout.gpus", s.rollout.gpus, "1, as one process has the engine", f"with trl {version}")
     if s.sharding in FSDP and not at_least(version, COLOCATES):
         return Refusal(
             "sharding", f"{s.sharding!r} with vllm", f"none, ddp, {', '.join(DEEPSPEED)}", f"with trl {version}"
@@ -181,13 +181,13 @@ def _refuse_ppo(s: Scenario) -> Refusal | None:
     assert s.rollout
     version = s.framework_version
     if s.rollout.engine != "hf":
-        return Refusal("rollout.engine", f"{s.rollout.engine!r}", "hf", "with trl for ppo")
+        return Refusal("rollout.engine", repr(s.rollout.engine), "hf", "with trl for ppo")
     if s.placement == "separate":
         return Refusal("placement", "'separate'", "colocated", "with trl for ppo")
     if s.rollout.n != 1:
-        return Refusal("rollout.n", f"{s.rollout.n}", "1", "with trl for ppo")
+        return Refusal("rollout.n", s.rollout.n, "1", "with trl for ppo")
     if s.lora and not at_least(version, "0.13.0"):
-        return Refusal("method", f"{s.method!r}", "full; adapters came with 0.13.0", f"with trl {version} for ppo")
+        return Refusal("method", repr(s.method), "full; adapters came with 0.13.0", f"with trl {version} for ppo")
     for name in ("critic", "reward", "reference"):
         if not s.has(name):
             return Refusal(f"roles.{name}", "'none'", "a model, as PPOTrainer takes all four", "with trl for ppo")

@@ -149,9 +149,9 @@ def refuse(s: Scenario) -> Refusal | None:
         return Refusal("model", f"{s.model!r} for rm", "one that Transformers can make score sequences", "with trl")
     usual = defaults(s.task, version, {})
     if s.loss != usual["loss"]:
-        return Refusal("loss", f"{s.loss!r}", f"{usual['loss']}", f"with trl for {s.task}")
+        return Refusal("loss", repr(s.loss), usual["loss"], f"with trl for {s.task}")
     if s.logprob != usual["logprob"]:
-        return Refusal("logprob", f"{s.logprob!r}", f"{usual['logprob']}{_ways(version)}", "with trl")
+        return Refusal("logprob", repr(s.logprob), f"{usual['logprob']}{_ways(version)}", "with trl")
     if s.checkpointing == "selective":
         return Refusal("checkpointing", "'selective'", "none, full", "with trl")
     if s.packing and s.task != "sft":
@@ -183,7 +183,7 @@ def _absent(s: Scenario) -> Refusal:
         why = f"; its trainer came with {first}"
     elif first and not at_least(version, paths.FOLDED):
         why = f"; its trainer went with {end}"
-    return Refusal("task", f"{s.task!r}", ", ".join(tasks(version)) + why, f"with trl {version}")
+    return Refusal("task", repr(s.task), ", ".join(tasks(version)) + why, f"with trl {version}")
 
 
 def _ways(version: str) -> str:

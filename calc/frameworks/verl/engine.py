@@ -26,9 +26,9 @@ def refuse(s: Scenario) -> Refusal | None:
     version, lora = s.framework_version, reached(s.framework_version, "0.4.0")
     shardings = FSDP if lora else FSDP[:1]  # fsdp2 and LoRA both came with 0.4.0
     if s.sharding not in shardings:
-        return Refusal("sharding", f"{s.sharding!r}", f"{', '.join(shardings)}", f"with verl {version}")
+        return Refusal("sharding", repr(s.sharding), ", ".join(shardings), f"with verl {version}")
     if s.method == "qlora" or (s.method == "lora" and not lora):
-        return Refusal("method", f"{s.method!r}", f"{'full, lora' if lora else 'full'}", f"with verl {version}")
+        return Refusal("method", repr(s.method), "full, lora" if lora else "full", f"with verl {version}")
     free = reached(version, "0.6.1")  # override_config.attn_implementation (fsdp_workers.py:318 of 0.6.1)
     fixed: dict[str, tuple[str | bool, ...]] = {
         "precision": ("fsdp-mixed",),
@@ -57,7 +57,7 @@ def refuse(s: Scenario) -> Refusal | None:
             given, words = show(getattr(s, place)), ", ".join(map(show, allowed))
             return Refusal(place, given, words, f"with verl {version}{with_packing}")
     if s.no_sync is not (once := stated(s.task, shared(version), DEFAULTS)["no_sync"]):
-        return Refusal("no_sync", f"{str(s.no_sync).lower()}", f"{str(once).lower()}", f"with verl {version}")
+        return Refusal("no_sync", str(s.no_sync).lower(), str(once).lower(), f"with verl {version}")
     return None
 
 

@@ -80,10 +80,10 @@ def refuse(s: Scenario) -> Refusal | None:
     }
     for field, allowed in fixed.items():
         if (value := getattr(s, field)) not in allowed:
-            return Refusal(field, f"{show(value)} {given}", f"{', '.join(map(show, allowed))}", "with verl")
+            return Refusal(field, f"{show(value)} {given}", ", ".join(map(show, allowed)), "with verl")
     if s.sequence_parallel is not (cut := s.tensor_parallel > 1):
         # `sequence_parallel` of the configuration, which is on, counts only then (config_converter.py:49 of 0.4.1)
-        return Refusal("sequence_parallel", f"{show(s.sequence_parallel)} {given}", f"{show(cut)}", "with verl")
+        return Refusal("sequence_parallel", f"{show(s.sequence_parallel)} {given}", show(cut), "with verl")
     ranks = s.data_parallel * s.context_parallel * s.tensor_parallel
     if ranks % (shared := s.expert_parallel * s.expert_tensor_parallel):
         return Refusal("expert_parallel", f"{s.expert_parallel} {given}", f"a divisor of a stage's {ranks} GPUs")
@@ -91,7 +91,7 @@ def refuse(s: Scenario) -> Refusal | None:
         return Refusal("expert_imbalance", f"{s.expert_imbalance:g}", "1, or with expert_parallel above 1")
     if s.max_tokens_per_gpu and s.max_tokens_per_gpu * s.context_parallel < s.seq_len:
         least = -(-s.seq_len // s.context_parallel)
-        return Refusal("max_tokens_per_gpu", f"{s.max_tokens_per_gpu}", f"at least {least}", "with verl")
+        return Refusal("max_tokens_per_gpu", s.max_tokens_per_gpu, f"at least {least}", "with verl")
     return megatron_core.stages_fault(s) or megatron_core.linear_fault(s) or megatron_core.parts_fault(s, known=False)
 
 
@@ -102,7 +102,7 @@ def unlike(s: Scenario) -> Refusal | None:
             return Refusal(f"roles.{name}", "a model with sharding megatron", "none; not modelled")
     reference = s.role("reference")
     if reference and reference.sharding != "megatron":
-        return Refusal("roles.reference.sharding", f"{reference.sharding!r}", "megatron, as the actor's")
+        return Refusal("roles.reference.sharding", repr(reference.sharding), "megatron, as the actor's")
     if reference and reference.precision != "mixed":
         return Refusal("roles.reference.precision", f"{reference.precision!r} with sharding megatron", "mixed")
     return None

@@ -94,7 +94,7 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.task in sft.TASKS:
         return sft.refuse(s) or engine.refuse(s)
     if s.task not in TASKS or not s.rollout:
-        return Refusal("task", f"{s.task!r}", f"{', '.join((*TASKS, *sft.TASKS))}", "with verl")
+        return Refusal("task", repr(s.task), ", ".join((*TASKS, *sft.TASKS)), "with verl")
     if s.placement != "colocated":
         return Refusal("placement", "'separate'", "colocated; trainer and rollout share one pool of GPUs", "with verl")
     if s.rollout.engine == "hf":
@@ -113,9 +113,9 @@ def refuse(s: Scenario) -> Refusal | None:
     sequences = s.rollout.batch * s.rollout.n
     if sequences % s.data_parallel:  # utils/config.py:124 of 0.9.1; before, DataProto.chunk
         allowed = f"with rollout.n = {s.rollout.n} a multiple of {s.data_parallel}"
-        return Refusal("rollout.batch", f"{s.rollout.batch}", allowed)
+        return Refusal("rollout.batch", s.rollout.batch, allowed)
     if s.global_batch > sequences:  # config.validate: train_batch_size >= ppo_mini_batch_size; one rollout has no more
-        return Refusal("global_batch", f"{s.global_batch}", f"at most rollout.batch x rollout.n = {sequences}")
+        return Refusal("global_batch", s.global_batch, f"at most rollout.batch x rollout.n = {sequences}")
     if forked(version) and (reason := easyr1.refuse(s)):
         return reason
     if s.has("reward") and reached(version, "0.7.1"):

@@ -85,7 +85,7 @@ def refuse(
         return Refusal("trainer", f"{s.trainer!r} where GPUs share sequences", "own; not modelled")
     for field, allowed in fixed.items():
         if (value := getattr(s, field)) not in allowed:
-            return Refusal(field, f"{value!r} with trainer {s.trainer}", f"{', '.join(map(str, allowed))}")
+            return Refusal(field, f"{value!r} with trainer {s.trainer}", ", ".join(map(str, allowed)))
     return None
 
 

@@ -115,7 +115,7 @@ def experts_fault(s: Scenario) -> Refusal | None:
     ranks, asked = s.gpus // s.pipeline_parallel, s.expert_parallel * s.expert_tensor_parallel
     if ranks % asked:  # `parallel_state.py`, `initialize_model_parallel`
         allowed = f"such that expert_parallel x expert_tensor_parallel = {asked} divides the {ranks} GPUs of a stage"
-        return Refusal("expert_parallel", f"{s.expert_parallel}", allowed)
+        return Refusal("expert_parallel", s.expert_parallel, allowed)
     return None
 
 
