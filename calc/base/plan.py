@@ -77,8 +77,8 @@ class Path:
     `picked`: positions that do not enter the loss are cut off before the head, so that their logits never exist.
     `aside` and `metrics` are bytes for each logit of the loss: those of further tensors that the caller's variables
     keep as long as `held` says, and those that metrics take in passing once the loss is there. `hidden`: the outputs
-    also have every layer's input, and `outputs_fp32` says that they are cast to fp32 as they leave the model. `looped`:
-    the training loop computes the loss, once the model has returned.
+    also have every layer's input, and `outputs_fp32` says that they are cast to fp32 as they leave the model.
+    `outside`: the training loop computes the loss, once the model has returned.
     """
 
     kind: LossKind
@@ -102,14 +102,14 @@ class Path:
     metrics: float = 0.0
     hidden: bool = False
     outputs_fp32: bool = False
-    looped: bool = False
+    outside: bool = False
 
     @property
     def inside(self) -> bool:
         """True if the loss runs in the model's own forward, and not in a schedule that keeps outputs for a turn."""
         match self.kind:
             case "cross-entropy" | "chunked" | "fused" | "cut" | "tiled" | "scalar":
-                return self.held != "turn" and not self.looped
+                return self.held != "turn" and not self.outside
             case "vocab-parallel" | "vocab-parallel-compiled" | "vocab-parallel-te" | "linear-entropy":
                 return True
             case (

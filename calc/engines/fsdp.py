@@ -59,9 +59,10 @@ class Fsdp(Holder):
         return _root_elements(self.replica.arch, self.replica.head)
 
     @property
-    def end_elements(self) -> int:
-        """Elements of the final norm and the head, where they are a unit."""
-        return self.root_elements - self.replica.embedding
+    def outer(self) -> tuple[int, ...]:
+        """Elements of each unit outside the layers: the root, or the embedding, and the final norm with the head."""
+        embedding = self.replica.embedding
+        return (embedding, self.root_elements - embedding) if self.replica.ends else (self.root_elements,)
 
     @property
     def stepped(self) -> tuple[Tensor, ...]:
@@ -134,7 +135,7 @@ class Fsdp(Holder):
 
     def end_gathered(self, which: Literal["embedding", "head"], copies: int) -> Line:
         """The embedding's unit, or the head's, in the compute type."""
-        elements = self.replica.embedding if which == "embedding" else self.end_elements
+        elements = self.outer[0 if which == "embedding" else -1]
         return communication.gathered(self.replica.role, which, elements, self.replica.run.compute, copies)
 
     def around(self, where: Where) -> list[Line]:
@@ -212,7 +213,7 @@ class Fsdp(Holder):
             above = 0 if where.segment == "end" else min(where.layer + 1, r.arch.layers - 1)
             lines += self.stepped_shards(self.layer(above), self.largest_in(above))
         elif where.segment == "layer" and r.ends:
-            lines += self.stepped_shards(self.end_elements, r.embedding)
+            lines += self.stepped_shards(self.outer[-1], r.embedding)
         return [*lines, gradients.unreduced(r.role, self.reduced_before(where)[1] + where.here, c)]
 
     def stepped_shards(self, unit: int, largest: int) -> list[Line]:
@@ -277,7 +278,7 @@ class Fsdp(Holder):
             case "layer" if where.layer < self.replica.arch.layers - 1:
                 return [self.reducing(self.adapter_layer or self.layer(where.layer + 1))]
             case "layer" if self.replica.ends:
-                return [self.reducing(self.end_elements)]
+                return [self.reducing(self.outer[-1])]
             case "layer" | "gather" | "join" | "norm" | "head" | "loss" | "outside" | "waiting" | "reduce":
                 return []
             case other:
@@ -347,9 +348,7 @@ class Fsdp(Holder):
         if not r.run.trained:
             # adapters lie in layers alone: the lowest layer's are reduced last
             return [self.reducing(self.adapter_layer)]
-        elements = self.root_elements
-        if r.ends:
-            elements = self.end_elements if where.layer else r.embedding
+        elements = self.outer[-1 if where.layer else 0]
         # a loop's variable keeps the gradient of the unit's last parameter: an untied head (`foreach_reduce`)
         one = 0 if r.arch.tied or r.head != "lm" else r.embedding
         whole = self.reducing(elements)
@@ -362,8 +361,7 @@ class Fsdp(Holder):
         """Sharded gradients and the optimizer's temporaries; the root unit is no longer gathered."""
         r = self.replica
         if r.in_backward:
-            last = r.embedding if r.ends else self.root_elements
-            yield "optimizer step of the root unit", self.stepped_shards(last, r.embedding)
+            yield "optimizer step of the root unit", self.stepped_shards(self.outer[0], r.embedding)
         elif r.optimizer and self.offload:
             yield "optimizer step on the host", []
         elif r.optimizer:
@@ -402,8 +400,7 @@ class Fsdp(Holder):
         layers = [self.layer_of(spec) for spec, n in layer_kinds(r.arch) for _ in range(n)]
         if r.arch.vision:
             layers += [sum(t.elements for t in vision_tensors(r.arch, "blocks"))] * r.arch.vision.blocks.layers
-        outer = (r.embedding, self.end_elements) if r.ends else (self.root_elements,)
-        groups = tuple(-(-elements // r.ranks) for elements in (*layers, *outer))
+        groups = tuple(-(-elements // r.ranks) for elements in (*layers, *self.outer))
         return (*groups, *self.adapters) if self.apart else groups
 
     @property

@@ -14,6 +14,8 @@ from calc.replay.allocator import NO_BLOCK, Allocator, Block, Process
 from calc.replay.blocks import Blocks, Unit
 
 Taken = list[Block]
+# The indices of units outside the layers: the root, or the head's where the embedding's is another
+ROOT, EMBEDDING = -1, -2
 
 
 class Shards:
@@ -21,12 +23,11 @@ class Shards:
 
     def __init__(self, m: Blocks, heap: Allocator) -> None:
         """Loads the units one after another, each whole before it is sharded."""
-        self.ends = m.ends
-        self.layers, self.root = m.units[: -2 if m.ends else -1], m.units[-1]
-        self.embedding = m.units[len(self.layers)]  # the root, unless the head's unit is another
+        self.ends, layers = m.ends, EMBEDDING if m.ends else ROOT
+        self.layers, self.outer = m.units[:layers], m.units[layers:]
         self.heap, self.gathers, self.reduces = heap, heap.beside(), heap.beside()
         self.buffers: Taken = []  # buffers of gathers, the oldest first
-        self.copied: dict[int, Taken] = {}  # what is gathered, by layer; -1 is the root or the head, -2 the embedding
+        self.copied: dict[int, Taken] = {}  # what is gathered, by the unit's index
         self.reducing = NO_BLOCK  # the input of the last reduction
         self.reduced: Taken = []  # this rank's gradients
         for unit in m.units:
@@ -59,26 +60,27 @@ class Shards:
         """Frees the oldest buffer."""
         self.gathers.give(self.buffers.pop(0))
 
-    def _outer(self, key: int, unit: Unit) -> None:
+    def _unit(self, index: int) -> Unit:
+        """The unit of a layer, or one outside the layers."""
+        return self.layers[index] if index >= 0 else self.outer[index]
+
+    def _outside(self, index: int) -> None:
         """Gathers a unit outside the layers, unless it has stayed gathered."""
-        if key not in self.copied:
-            self._gather(unit)
-            self.copied[key] = self.heap.take_all(unit.gathered)
+        if index not in self.copied:
+            self._gather(self.outer[index])
+            self.copied[index] = self.heap.take_all(self.outer[index].gathered)
 
     def begin(self) -> None:
         """Begins the model's forward: gathers the root FSDP unit, or the embedding's."""
-        if self.ends:
-            self._outer(-2, self.embedding)
-        else:
-            self._outer(-1, self.root)
+        self._outside(EMBEDDING if self.ends else ROOT)
 
     def embedded(self) -> None:
         """Ends the forward of an embedding that is a unit."""
-        self.leave(-2)
+        self.leave(EMBEDDING)
 
     def enter_head(self) -> None:
         """Begins the forward of a final norm and a head that are a unit."""
-        self._outer(-1, self.root)
+        self._outside(ROOT)
         if len(self.buffers) > 1:
             self._drop()
 
@@ -98,35 +100,33 @@ class Shards:
         if self.buffers:
             self._drop()
         if self.ends == "freed":
-            self.leave(-1)
+            self.leave(ROOT)
 
     def turn(self) -> None:
         """Begins backward: the last layer is gathered ahead."""
         if self.ends == "freed":
-            self._outer(-1, self.root)
+            self._outside(ROOT)
             self._drop()
         self._gather(self.layers[-1])
 
     def reenter(self, layer: int) -> None:
-        """Begins a layer's backward: its gather is copied out, and the next one starts."""
-        self.copied[layer] = self.heap.take_all(self.layers[layer].gathered)
-        self._drop()
-        if layer:
-            self._gather(self.layers[layer - 1])
-        elif self.ends:
-            self._gather(self.embedding)
+        """Begins a layer's backward: its gather is copied out, and the next one starts.
 
-    def reenter_embedding(self) -> None:
-        """Begins the backward of an embedding that is a unit, which is gathered though nothing reads it."""
-        self.copied[-2] = self.heap.take_all(self.embedding.gathered)
+        The last is that of an embedding that is a unit, whose backward does not read it.
+        """
+        self.copied[layer] = self.heap.take_all(self._unit(layer).gathered)
         self._drop()
+        if layer > 0:
+            self._gather(self.layers[layer - 1])
+        elif layer == 0 and self.ends:
+            self._gather(self.outer[EMBEDDING])
 
     def reduce(self, layer: int, gradients: Taken, *, adding: bool) -> None:
         """Ends a unit's backward: joins and reduces its gradients; the input stays until the next reduction.
 
         `adding`: gradients of earlier micro batches exist, and this one's are added to them.
         """
-        unit = self.layers[layer] if layer >= 0 else self.root if layer == -1 else self.embedding
+        unit = self._unit(layer)
         self.leave(layer)
         self.wait()
         if unit.reducing:

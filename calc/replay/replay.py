@@ -21,7 +21,7 @@ from calc.engines.plain import Plain
 from calc.replay.allocator import NO_BLOCK, Allocator, Block, Expandable, OutOfMemory, Steps, asked, length
 from calc.replay.blocks import Blocks, Piece, blocks
 from calc.replay.fsdp1_streams import Gathers
-from calc.replay.fsdp2_streams import Shards
+from calc.replay.fsdp2_streams import EMBEDDING, ROOT, Shards
 from calc.step.placement import Placed, masked
 from calc.step.roles import Roles
 
@@ -214,6 +214,11 @@ def _undisturbed(a: Act, workspace: int) -> list[Replay]:
     replay = Replay((Expandable if a.expandable else Allocator)(), workspace)
     replay.all(a, marks)
     return [*marks, replay]
+
+
+def _split(shards: Shards | Gathers | None) -> Shards | None:
+    """The shards of a model whose embedding and head are FSDP units of their own, else None."""
+    return shards if isinstance(shards, Shards) and shards.ends else None
 
 
 class Course(NamedTuple):
@@ -444,7 +449,7 @@ class Replay:
         if shards:
             shards.begin()
         block = self.take(m.stream)
-        ends = shards if isinstance(shards, Shards) and shards.ends else None
+        ends = _split(shards)
         if ends:
             ends.embedded()
         kept: Kept = [{PASSING - n: block for n, block in enumerate(self.heap.take_all(m.tables))}]
@@ -494,7 +499,7 @@ class Replay:
         if m.beside is not None:
             self.adding, self.beside = True, m.beside
         shards = self.shards.get(id(m))
-        ends = shards if isinstance(shards, Shards) and shards.ends else None
+        ends = _split(shards)
         if shards:
             shards.turn()
         for n, piece in reversed([*enumerate((*m.layers, m.norm, m.head))]):
@@ -508,14 +513,14 @@ class Replay:
                 own, self.gradients = self.gradients[before:], self.gradients[:before]
                 layer.reduce(n, own, adding=self.adding)
             elif ends and piece is m.norm:
-                ends.reduce(-1, self.gradients, adding=self.adding)
+                ends.reduce(ROOT, self.gradients, adding=self.adding)
                 self.gradients = []
         self.leave(kept)
         # the lowest gradient is among those that are retained
         self.give(*[each for each in self.retained if each != block])
         self.retained = []
         if ends:
-            ends.reenter_embedding()
+            ends.reenter(EMBEDDING)
         if m.embedding:
             made = self.take(m.embedding)
             self.give(self.take(m.sorting))
@@ -524,7 +529,7 @@ class Replay:
         else:
             self.give(block)
         if shards:
-            shards.reduce(-2 if ends else -1, self.gradients, adding=self.adding)
+            shards.reduce(EMBEDDING if ends else ROOT, self.gradients, adding=self.adding)
             shards.wait()
             self.gradients = []
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -71,3 +72,37 @@ class Meter:
             "phases": self.phases,
             "allocator": {**self.peaks, **{name: stats.get(key, 0) for name, key in COUNTS.items()}},
         }
+
+
+class Phases:
+    """Phases of a meter that each last until the next one begins, so that nothing between two calls is missed."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Phases:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def begin(self, phase: str) -> None:
+        """Ends the phase before, and begins another."""
+        self._open.close()
+        self._open.enter_context(self.meter.of(phase))
+
+    def then(self, phase: str, call: Callable[..., Any], after: str | None = None) -> Callable[..., Any]:
+        """`call` wrapped so that `phase` begins with it, unless it has begun, and the phase `after` follows it."""
+
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            if self.meter.phase != phase:
+                self.begin(phase)
+            result = call(*args, **kwargs)
+            if after:
+                self.begin(after)
+            return result
+
+        return marked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,18 @@ from .meter import Meter
 WARM_UP = 2  # the first step makes the optimizer's states, the second may still load kernels
 ENOUGH_SECONDS = 20.0  # timed steps end after this; at least one is timed
 BETA = 0.1
+
+
+def timed(step: Callable[[], None], steps: int, *, cuda: bool) -> list[float]:
+    """The seconds of each step of up to `steps`; fewer if they are long."""
+    seconds: list[float] = []
+    while len(seconds) < steps and sum(seconds[WARM_UP:]) < ENOUGH_SECONDS:
+        start = time.perf_counter()
+        step()
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 class Job:
@@ -144,11 +156,4 @@ class Job:
 
     def run(self, steps: int) -> list[float]:
         """The seconds of each step of up to `steps`; fewer if they are long."""
-        seconds: list[float] = []
-        while len(seconds) < steps and sum(seconds[WARM_UP:]) < ENOUGH_SECONDS:
-            start = time.perf_counter()
-            self.step()
-            if self.meter.cuda:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - start)
-        return seconds
+        return timed(self.step, steps, cuda=self.meter.cuda)

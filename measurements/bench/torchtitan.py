@@ -7,18 +7,16 @@ others, and every buffer is allocated all the same. Read in torchtitan 0.2.2, wh
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from .meter import Meter
-from .steps import ENOUGH_SECONDS, WARM_UP
+from .meter import Meter, Phases
+from .steps import timed
 
 NAME, FLAVOR = "measured", "given"  # of our own entry among torchtitan's models
 IMPLEMENTATIONS = {"fused": "fused", "foreach": "foreach", "single": "for-loop"}
@@ -26,16 +24,12 @@ COMPILED = {"none": [], "model": ["model"], "loss": ["loss"], "model-and-loss": 
 
 
 class Job:
-    """A scenario's trainer. `s` has every default filled in; `configs` has the config.json of its model.
-
-    A phase of the meter lasts until the next one begins, so that nothing between two calls of the trainer is missed.
-    """
+    """A scenario's trainer. `s` has every default filled in; `configs` has the config.json of its model."""
 
     def __init__(
         self, s: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], device: torch.device, meter: Meter
     ) -> None:
-        self.s, self.meter, self.seconds = s, meter, list[float]()
-        self._phase = contextlib.ExitStack()
+        self.s, self.phases = s, Phases(meter)
         os.environ.update(NGPU=str(s["gpus"]), LOCAL_RANK="0")
         from torchtitan.distributed import utils as distributed
         from torchtitan.protocols.train_spec import register_train_spec
@@ -49,9 +43,9 @@ class Job:
         with meter.of("load"):
             self.trainer = Trainer(_config(s))
         trainer = self.trainer
-        trainer.loss_fn = self._then("forward", trainer.loss_fn, "backward")
-        trainer.forward_backward_step = self._then("forward", trainer.forward_backward_step)
-        distributed.clip_grad_norm_ = self._then("step", distributed.clip_grad_norm_)
+        trainer.loss_fn = self.phases.then("forward", trainer.loss_fn, "backward")
+        trainer.forward_backward_step = self.phases.then("forward", trainer.forward_backward_step)
+        distributed.clip_grad_norm_ = self.phases.then("step", distributed.clip_grad_norm_)
 
     @property
     def notes(self) -> list[str]:
@@ -63,23 +57,6 @@ class Job:
         """The number of parameters of the model, whole even if it is sharded."""
         return sum(p.numel() for part in self.trainer.model_parts for p in part.parameters())
 
-    def _begin(self, phase: str) -> None:
-        self._phase.close()
-        self._phase.enter_context(self.meter.of(phase))
-
-    def _then(self, phase: str, call: Callable[..., Any], after: str | None = None) -> Callable[..., Any]:
-        """`call` wrapped so that `phase` begins with it, unless it has begun, and the phase `after` follows it."""
-
-        def marked(*args: Any, **kwargs: Any) -> Any:
-            if self.meter.phase != phase:
-                self._begin(phase)
-            result = call(*args, **kwargs)
-            if after:
-                self._begin(after)
-            return result
-
-        return marked
-
     def _batches(self, vocabulary: int) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         """Random tokens on the host, as torchtitan's loader of texts cuts them: rows, and labels one further on."""
         while True:
@@ -89,16 +66,14 @@ class Job:
     def run(self, steps: int) -> list[float]:
         """The seconds of each step of up to `steps`; fewer if they are long."""
         trainer, batches = self.trainer, self._batches(self.spec.model_args[FLAVOR].vocab_size)
-        with self._phase:
-            while len(self.seconds) < steps and sum(self.seconds[WARM_UP:]) < ENOUGH_SECONDS:
-                start = time.perf_counter()
-                trainer.step += 1
-                trainer.gc_handler.run(trainer.step)
-                trainer.train_step(batches)
-                if self.meter.cuda:
-                    torch.cuda.synchronize()
-                self.seconds.append(time.perf_counter() - start)
-        return self.seconds
+
+        def step() -> None:
+            trainer.step += 1
+            trainer.gc_handler.run(trainer.step)
+            trainer.train_step(batches)
+
+        with self.phases:
+            return timed(step, steps, cuda=self.phases.meter.cuda)
 
 
 def _spec(config: Mapping[str, Any], s: Mapping[str, Any]) -> Any:

@@ -6,7 +6,6 @@ The calls and their order are those of `recipes/full_finetune_single_device.py` 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 
 from . import model as models
 from .meter import Meter
-from .steps import ENOUGH_SECONDS, WARM_UP
+from .steps import timed
 
 ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}  # its names
 MLP = {"gate_proj", "up_proj", "down_proj"}  # adapted together, or not at all
@@ -113,14 +112,7 @@ class Job:
 
     def run(self, steps: int) -> list[float]:
         """The seconds of each step of up to `steps`; fewer if they are long."""
-        seconds: list[float] = []
-        while len(seconds) < steps and sum(seconds[WARM_UP:]) < ENOUGH_SECONDS:
-            start = time.perf_counter()
-            self.step()
-            if self.meter.cuda:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - start)
-        return seconds
+        return timed(self.step, steps, cuda=self.meter.cuda)
 
 
 def _model(config: Mapping[str, Any], s: Mapping[str, Any], device: torch.device) -> Any:

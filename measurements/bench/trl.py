@@ -11,13 +11,13 @@ import contextlib
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from . import model as models
-from .meter import Meter
+from .meter import Meter, Phases
 from .steps import ENOUGH_SECONDS, WARM_UP
 
 PAD, END = "<pad>", "<end>"
@@ -38,26 +38,23 @@ OPTIMIZERS = {
 
 
 class Job:
-    """A scenario's trainer. `s` has every default filled in; `configs` has the config.json of its model.
-
-    A phase of the meter lasts until the next one begins, so that nothing between two calls of the trainer is missed.
-    """
+    """A scenario's trainer. `s` has every default filled in; `configs` has the config.json of its model."""
 
     def __init__(
         self, s: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]], device: torch.device, meter: Meter
     ) -> None:
         self.s, self.meter, self.seconds = s, meter, list[float]()
-        self._phase = contextlib.ExitStack()
+        self.phases = phases = Phases(meter)
         with meter.of("load"):
             config = configs["model"]
             model = models.random(config, s, device)
             self.trainer = _trainer(model, config, s, device)
         trainer, accelerator = self.trainer, self.trainer.accelerator
         if s["task"] == "grpo":
-            trainer._generate = self._then("rollout", trainer._generate, "score")
-        trainer.compute_loss = self._then("forward", trainer.compute_loss)
-        accelerator.backward = self._then("backward", accelerator.backward)
-        accelerator.clip_grad_norm_ = self._then("step", accelerator.clip_grad_norm_)
+            trainer._generate = phases.then("rollout", trainer._generate, "score")
+        trainer.compute_loss = phases.then("forward", trainer.compute_loss)
+        accelerator.backward = phases.then("backward", accelerator.backward)
+        accelerator.clip_grad_norm_ = phases.then("step", accelerator.clip_grad_norm_)
 
     @property
     def notes(self) -> list[str]:
@@ -69,22 +66,6 @@ class Job:
         """The number of parameters of the model as it is trained, adapters included."""
         return sum(p.numel() for p in self.trainer.model.parameters())
 
-    def _begin(self, phase: str) -> None:
-        self._phase.close()
-        self._phase.enter_context(self.meter.of(phase))
-
-    def _then(self, phase: str, call: Callable[..., Any], after: str | None = None) -> Callable[..., Any]:
-        """`call` wrapped so that `phase` begins with it, and the phase `after` follows it."""
-
-        def marked(*args: Any, **kwargs: Any) -> Any:
-            self._begin(phase)
-            result = call(*args, **kwargs)
-            if after:
-                self._begin(after)
-            return result
-
-        return marked
-
     def run(self, steps: int) -> list[float]:
         """The seconds of each step of up to `steps`; fewer if they are long.
 
@@ -94,7 +75,7 @@ class Job:
         self.trainer.args.max_steps = steps
         skipped: list[bool] = []
         self.trainer.add_callback(_clock(self.seconds, skipped, self.trainer.accelerator, self.meter.cuda))
-        with self._phase:
+        with self.phases:
             self.trainer.train()
         if any(skipped) and skipped.count(False) < 2:
             raise RuntimeError(f"the loss scaler skipped {sum(skipped)} of {len(skipped)} steps")

@@ -176,11 +176,11 @@ def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], 
     ("trainer", "fields", "path"),
     [
         ("torchtune", {}, Path("chunked-logits")),
-        ("torchtune", {"loss": "full"}, Path("cross-entropy", head_fp32=True, looped=True)),
+        ("torchtune", {"loss": "full"}, Path("cross-entropy", head_fp32=True, outside=True)),
         ("torchtune", {"task": "dpo", "seq_len": 512},
          Path("log-softmax", head_fp32=True, scaled="copy", kept=511 / 512)),
         ("torchtitan", {}, Path("ahead", summed=4, copied=True)),
-        ("torchtitan", {"versions__torchtitan": "0.1"}, Path("cross-entropy", looped=True)),
+        ("torchtitan", {"versions__torchtitan": "0.1"}, Path("cross-entropy", outside=True)),
         ("unsloth", {}, Path("fused")),
         # fp32 logits under Accelerate's autocast, of which TRL takes the logsumexp row by row; none under DeepSpeed
         ("ms-swift", {"task": "dpo", "seq_len": 512}, Path("rows", head_fp32=True, kept=511 / 512)),

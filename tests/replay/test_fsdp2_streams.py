@@ -17,7 +17,7 @@ from calc.base.units import MiB
 from calc.replay import replay
 from calc.replay.allocator import Allocator, Block, length
 from calc.replay.blocks import Blocks, Unit
-from calc.replay.fsdp2_streams import Shards
+from calc.replay.fsdp2_streams import EMBEDDING, Shards
 
 
 def unit(part: int) -> Unit:
@@ -114,9 +114,9 @@ def test_an_embedding_and_a_head_that_are_units_come_and_go_with_their_module() 
         assert watched.seen() == ["+20", "gathers -20", "gathers +8", "gathers +32", "gathers -8"]
         shards.reduce(0, [heap.take(20 * MiB)], adding=False)
         assert watched.seen() == ["+20", "-20", "-80", "+40", "-20", "reduces +10"]
-        shards.reenter_embedding()
+        shards.reenter(EMBEDDING)
         assert watched.seen() == ["+32", "gathers -32"]
-        shards.reduce(-2, [heap.take(32 * MiB)], adding=False)
+        shards.reduce(EMBEDDING, [heap.take(32 * MiB)], adding=False)
         assert watched.seen() == ["+32", "-32", "-40", "+64", "reduces +16", "-32"]
 
 

@@ -134,7 +134,7 @@ def path(s: Scenario, usual: Path) -> Path:
     FSDP keeps gradients that it does not reduce yet in the type that it reduces in (`set_requires_gradient_sync`).
     """
     if s.loss != "chunked":
-        return Path("cross-entropy", looped=s.pipeline_parallel == 1)
+        return Path("cross-entropy", outside=s.pipeline_parallel == 1)
     narrow = 2 if s.layout == "bf16" else 4
     return Path("ahead", summed=narrow, copied=s.rows > 1)
 

@@ -122,7 +122,7 @@ def path(s: Scenario, usual: Path) -> Path:
     """
     if s.task == "dpo":
         return replace(usual, head_fp32=True, upcast=False, scaled="copy")
-    return Path("chunked-logits") if s.loss == "chunked" else Path("cross-entropy", head_fp32=True, looped=True)
+    return Path("chunked-logits") if s.loss == "chunked" else Path("cross-entropy", head_fp32=True, outside=True)
 
 
 def notes(s: Scenario) -> Iterator[str]:
