@@ -187,9 +187,11 @@ class Catalog:
         if (found := self.names.alike(name)) is not None:
             return self.models[found]
         if why := self.names.refusal(name):
-            raise CatalogError(
-                f"model: given {show(name)}, {why}; allowed: a path to its config.json, or another model", field="model"
+            made = self.names.quantised(name)
+            allowed = (
+                f"another model; did you mean {made[0]!r}?" if made else "a path to its config.json, or another model"
             )
+            raise CatalogError(f"model: given {show(name)}, {why}; allowed: {allowed}", field="model")
         known = [*self.models, *(hf for model in self.models.values() for hf in (model.hf, *model.aliases))]
         allowed = f"{_some(self.models, 'models')}, a Hugging Face name among theirs, or a path to a config.json"
         refusal = Refusal("model", show(name), f"{allowed}{meant(name, known)}")

@@ -190,6 +190,34 @@ def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
                 catalog.model(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "form", "id"),
+    [
+        ("Qwen/Qwen3-32B-FP8", "FP8", "qwen3-32b"),
+        ("Qwen/QwQ-32B-AWQ", "AWQ", "qwen2.5-32b"),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "AWQ INT4", "llama-3.1-70b"),
+        ("unsloth/DeepSeek-R1-0528-Qwen3-8B-GGUF", "GGUF", "qwen3-8b"),
+        ("Llama-3.3-70B-Instruct-quantized.w4a16", "W4A16", "llama-3.1-70b"),
+        ("mlx-community/gemma-3-4b-it-8bit", "8BIT", "gemma-3-4b"),
+    ],
+)
+def test_a_checkpoint_of_quantised_weights_is_refused_with_the_model_that_it_was_made_of(
+    name: str, form: str, id: str
+) -> None:
+    """Its tensors are of other types and sizes; whoever trains names the 16 bits, or those with QLoRA's 4."""
+    with pytest.raises(CatalogError) as caught:
+        load().model(name)
+    assert str(caught.value) == (
+        f"model: given {name!r}, not {id}: its weights are stored as {form}, which is not modelled; allowed: another "
+        f"model; did you mean {id!r}?"
+    )
+
+
+def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
+    with pytest.raises(CatalogError, match="given 'Lama-9-8B-AWQ', allowed: an id"):
+        load().model("Lama-9-8B-AWQ")
+
+
 def test_no_two_models_are_spelled_alike() -> None:
     """A name that could be either model's is none."""
     catalog = load()
