@@ -20,7 +20,7 @@ from calc.base.refusal import Refusal
 from calc.base.schema import InputError, closest, show, validator
 from calc.base.units import MiB
 from calc.catalog.names import Names, names
-from calc.catalog.near import elsewhere, meant
+from calc.catalog.near import elsewhere, meant, unmodelled
 from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.families import SEEING
 from calc.models.hf_config import from_config
@@ -192,6 +192,9 @@ class Catalog:
                 f"another model; did you mean {made[0]!r}?" if made else "a path to its config.json, or another model"
             )
             raise CatalogError(f"model: given {show(name)}, {why}; allowed: {allowed}", field="model")
+        if why := unmodelled(name):
+            allowed = "a path to its config.json, or another model"
+            raise CatalogError(f"model: given {show(name)}, which {why}; allowed: {allowed}", field="model")
         known = [*self.models, *(hf for model in self.models.values() for hf in (model.hf, *model.aliases))]
         allowed = f"{_some(self.models, 'models')}, a Hugging Face name among theirs, or a path to a config.json"
         refusal = Refusal("model", show(name), f"{allowed}{meant(name, known)}")

@@ -90,6 +90,9 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "seed_oss": ("pretraining_tp",),
     "cwm": ("pretraining_tp",),
     "glm4_moe": (*_ROUTER, *_GROUPS, "moe_router_dtype", "partial_rotary_factor", "topk_method"),
+    "solar_open": (
+        *_ROUTER, *_GROUPS, "attention_bias", "first_k_dense_replace", "partial_rotary_factor", "use_qk_norm",
+    ),
     "olmoe": (*_ROUTER, "clip_qkv"),
     "dots1": (*_ROUTER, *_GROUPS, "moe_layer_freq", "pretraining_tp", "scoring_func", "topk_method"),
     "glm4_moe_lite": (*_DEEPSEEK, "mlp_layer_types", "partial_rotary_factor"),

@@ -57,6 +57,12 @@ ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "gemma4_unified_text": "gemm
 UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
 # families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
 MXFP4 = ("gpt_oss",)
+# Families that Transformers 5 loads from files with separate experts (`conversion_mapping.py`, "qwen2_moe"), and whose
+# dense or shared MLPs have linears named as those experts': whoever names all linears to PEFT has the experts adapted.
+CONVERTED = (
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
+    "hunyuan_v1_moe", "qwen3_next", "solar_open",
+)  # fmt: skip
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
@@ -64,6 +70,7 @@ UNSCORED = (
     "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "lfm2",
     "lfm2_moe", "llama4_text", "minimax_m2", "nemotron_h",
     "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
+    "solar_open",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
@@ -224,7 +231,7 @@ FAMILIES: dict[str, Family] = {
         dict(num_key_value_heads=2, intermediate_size=5632, num_experts=512, moe_intermediate_size=512,
              shared_expert_intermediate_size=512, norm_topk_prob=True, **_HYBRID,
              **_SPARSE | dict(num_experts_per_tok=10)),
-        dict(**_GATED, **_SHARED, experts_converted=True), biases=_ATTENTION, experts="num_experts", delta="joined",
+        dict(**_GATED, **_SHARED), biases=_ATTENTION, experts="num_experts", delta="joined",
     ),
     "qwen3_5_text": Family(
         dict(num_key_value_heads=4, **_HYBRID), _GATED, biases=_ATTENTION, delta="apart",
@@ -498,6 +505,11 @@ FAMILIES: dict[str, Family] = {
              use_qk_norm=False),
         dict(rotation="joined", routing="fp32", routing_uncast=True), biases=("attention_bias", "", ""),
         experts="n_routed_experts",
+    ),
+    "solar_open": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, intermediate_size=None,
+             n_routed_experts=128, num_experts_per_tok=8, moe_intermediate_size=1280, n_shared_experts=1),
+        dict(routing="fp32", routing_uncast=True), experts="n_routed_experts",
     ),
     "arcee": Family(
         dict(hidden_act="relu2", max_position_embeddings=4096, attention_bias=False, mlp_bias=False),

@@ -26,7 +26,7 @@ from calc.models.architecture import (
     Ssm,
 )
 from calc.models.config_keys import MODELLED
-from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING, UNADAPTED_OUTPUT, Family
+from calc.models.families import ALIKE, CONVERTED, FAMILIES, NESTED, SEEING, UNADAPTED_OUTPUT, Family
 from calc.models.vision import Tower
 
 # fields of Architecture that a number in the config switches on
@@ -190,6 +190,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         "rotary_dim": int(head_dim * _rotated_share(read)) if family.delta else 0,
         "rotary_tables": 2 * int(head_dim * _rotated_share(read)) if family.interleaved else 0,
         **(_moe(family, read) if family.experts else {}),
+        "experts_converted": model_type in CONVERTED,
         **family.fixed,
     }
     if "use_post_norm" in family.defaults and not read.boolean("use_post_norm"):

@@ -11,6 +11,7 @@ from commands import Run
 
 from calc.catalog.catalog import CatalogError, load
 from calc.catalog.names import names, plain, words
+from calc.catalog.near import unmodelled
 
 # What people type, and the model whose tensors that has; "": one that is not modelled.
 TYPED = {
@@ -216,6 +217,31 @@ def test_a_checkpoint_of_quantised_weights_is_refused_with_the_model_that_it_was
 def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
     with pytest.raises(CatalogError, match="given 'Lama-9-8B-AWQ', allowed: an id"):
         load().model("Lama-9-8B-AWQ")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("moonshotai/Kimi-Linear-48B-A3B-Instruct", "has Kimi's delta attention"),
+        ("inclusionAI/Ring-mini-2.0", "is of BailingMoE"),
+        ("ai21labs/AI21-Jamba-1.5-Mini", "has Mamba-1's state spaces"),
+        ("bigscience/bloom-7b1", "has positions that slope"),
+        ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "reads images"),
+        ("mistralai/Voxtral-Mini-3B-2507", "hears or speaks"),
+        ("google/flan-t5-xl", "has an encoder beside"),
+        ("answerdotai/ModernBERT-base", "is an encoder"),
+    ],
+)
+def test_a_model_that_is_not_modelled_is_refused_with_what_it_has(name: str, why: str) -> None:
+    with pytest.raises(CatalogError, match=rf"^model: given '{name}', which {why}.*; allowed: a path to its config"):
+        load().model(name)
+
+
+def test_no_model_of_the_catalog_has_a_name_of_those_that_are_not_modelled() -> None:
+    names = {n for m in load().models.values() for n in (m.id, m.hf, *m.aliases, *m.unlike)}
+    told = {n for n in names if unmodelled(n)}
+    assert told <= {n for m in load().models.values() for n in (*m.aliases, *m.unlike)}
+    assert not {m.id for m in load().models.values() if unmodelled(m.id)}
 
 
 def test_no_two_models_are_spelled_alike() -> None:
