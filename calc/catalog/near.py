@@ -59,8 +59,6 @@ UNMODELLED = tuple(
         r"deepseek[ _-]?ocr|[a-z0-9]*ocr": _IMAGES,
         r"mistral[ _-]?large[ _-]?3|mistral[ _-]?(?:small|medium)[ _-]?[4-9]|pixtral|apriel": "reads images, and its "
         "layers are not those of the Mistral models that are modelled",
-        r"gemma-?3n|gemma3n": "has a residual stream of four streams (AltUp), which is not modelled; gemma-4-e4b and "
-        "gemma-4-e2b are",
         r"glm[ _-]?[0-9.]+v": f"{_IMAGES}; glm-4-9b and glm-4.5-air are language models of its kind",
         r"intern[ _-]?s1": f"{_IMAGES}; internvl3.5-8b is of like build",
         r"llava|bakllava|paligemma|smolvlm|idefics|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"

@@ -67,7 +67,7 @@ CONVERTED = (
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
     "apertus", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_h1",
-    "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "lfm2",
+    "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "lfm2",
     "lfm2_moe", "llama4_text", "minimax_m2", "nemotron_h",
     "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
     "solar_open",
@@ -76,7 +76,7 @@ UNSCORED = (
 NESTED = {
     "llama4": "llama4_text", "gemma3": "gemma3_text", "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text", "mistral3": "mistral",
-    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
+    "gemma3n": "gemma3n_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
 
 
@@ -291,6 +291,16 @@ FAMILIES: dict[str, Family] = {
              sliding_window=4096, sliding_window_pattern=6, attn_logit_softcapping=None, final_logit_softcapping=None,
              **_GEMMA | dict(max_position_embeddings=131072)),
         dict(norms=_SANDWICH, norm_fp32=True, qk_norm="heads"), biases=_ATTENTION, window="period", spelled=_GELU,
+    ),
+    "gemma3n_text": Family(
+        dict(num_key_value_heads=2, vocab_size=262400, hidden_activation="gelu_pytorch_tanh", sliding_window=512,
+             sliding_window_pattern=5, final_logit_softcapping=30.0, hidden_size_per_layer_input=256,
+             vocab_size_per_layer_input=262144, num_kv_shared_layers=15, altup_num_inputs=4, altup_active_idx=0,
+             altup_correct_scale=True, laurel_rank=64, activation_sparsity_pattern=None,
+             **_GEMMA | dict(max_position_embeddings=32768)),
+        dict(norms=_SANDWICH, norm_fp32=True, norm_power=True, qk_norm="heads", values_normed=True, by_token=True),
+        biases=_ATTENTION, window="period", spelled=_GELU, needed=("altup_correct_scale",),
+        refused=("altup_active_idx",),
     ),
     "gemma4_text": Family(
         dict(num_key_value_heads=4, vocab_size=262144, hidden_activation="gelu_pytorch_tanh", sliding_window=512,
