@@ -36,6 +36,12 @@ _SOUND = "hears or speaks, which is not modelled"
 UNMODELLED = tuple(
     (re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), what)
     for pattern, what in {
+        r"[a-z0-9.]+[ _-]vl[ _-]?[0-9a-z.]*|internvl2": _IMAGES,
+        r"deepseek[ _-]?v4": "has attention of a kind that is not modelled; deepseek-v3.2 is the nearest",
+        r"exaone[ _-]?(?:[23]|deep)": "is of the first EXAONE, whose code lies beside its weights; exaone-4-32b is "
+        "modelled",
+        r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic": "is of an architecture that few train today, and "
+        "that is not modelled",
         r"kimi[ _-]?linear": "has Kimi's delta attention, which is not modelled; Qwen3-Next has a gated delta rule",
         r"kimi[ _-]?(?:vl|audio)": f"{_IMAGES}; its language model has the shapes of moonlight-16b-a3b",
         r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of BailingMoE, whose code is in no release "
@@ -44,8 +50,8 @@ UNMODELLED = tuple(
         "Mamba-2's",
         r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma": "has a state space or recurrence of another kind "
         "than Mamba-2's and the gated delta rule, which are modelled",
-        r"bloomz?|mpt[ _-]?[0-9]|baichuan2?-13b": "has positions that slope attention's scores (ALiBi), which are not "
-        "modelled",
+        r"bloomz?|mpt[ _-]?[0-9]+b|baichuan2?-13b": "has positions that slope attention's scores (ALiBi), which "
+        "are not modelled",
         r"minimax[ _-]?m1|minimax[ _-]?text": "has lightning attention, which is not modelled; minimax-m2 is",
         r"mimo[ _-]?v2": "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is",
         r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled",
