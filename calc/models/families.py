@@ -117,6 +117,11 @@ _QWEN3_VL = Sight(
     dict(patch_bias=True, limits=Pixels(65536, 16777216), video_limits=Pixels(4096, 25165824), interpolated=True,
          merger=Merger("visual.merger", "norm", ("linear_fc1", "linear_fc2"))),
 )  # fmt: skip
+# the same tower, none of whose blocks but the last passes its output on (transformers 5.23 `Qwen3_5VisionModel`)
+_QWEN3_5 = replace(
+    _QWEN3_VL, text="qwen3_5_text", apart=True,
+    defaults={name: value for name, value in _QWEN3_VL.defaults.items() if name != "deepstack_visual_indexes"},
+)  # fmt: skip
 SEEING: Mapping[str, Sight] = {
     "qwen2_vl": Sight(
         "qwen2",
@@ -135,6 +140,8 @@ SEEING: Mapping[str, Sight] = {
     ),
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(_QWEN3_VL, text="qwen3_moe"),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": replace(_QWEN3_5, text="qwen3_5_moe_text"),
     "gemma3": Sight(
         "gemma3_text",
         dict(num_hidden_layers=12, hidden_size=768, hidden_act="gelu_pytorch_tanh", intermediate_size=3072,

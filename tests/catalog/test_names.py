@@ -11,7 +11,6 @@ from commands import Run
 
 from calc.catalog.catalog import CatalogError, load
 from calc.catalog.names import names, plain, words
-from calc.catalog.near import unmodelled
 
 # What people type, and the model whose tensors that has; "": one that is not modelled.
 TYPED = {
@@ -235,13 +234,6 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
 def test_a_model_that_is_not_modelled_is_refused_with_what_it_has(name: str, why: str) -> None:
     with pytest.raises(CatalogError, match=rf"^model: given '{name}', which {why}.*; allowed: a path to its config"):
         load().model(name)
-
-
-def test_no_model_of_the_catalog_has_a_name_of_those_that_are_not_modelled() -> None:
-    names = {n for m in load().models.values() for n in (m.id, m.hf, *m.aliases, *m.unlike)}
-    told = {n for n in names if unmodelled(n)}
-    assert told <= {n for m in load().models.values() for n in (*m.aliases, *m.unlike)}
-    assert not {m.id for m in load().models.values() if unmodelled(m.id)}
 
 
 def test_no_two_models_are_spelled_alike() -> None:
