@@ -1498,8 +1498,9 @@ DIAGNOSIS = {
 }
 # What scripts say.
 SCRIPTS = {
-    "Loading the calculator: Python and the formulas, 7 MB, once …": "正在加载计算器：Python 和公式，7 MB，只需一次……",
-    "Reading the formulas …": "正在读取公式……",
+    "Loading the calculator: Python and the formulas, 17 MB, once …": (
+        "正在加载计算器：Python 和公式，17 MB，只需一次……"
+    ),
     "Computing …": "正在计算……",
     "The calculator could not be loaded: check the connection and ask again. The tables below need nothing.": (
         "计算器无法加载：请检查网络后再试。下面的表格不受影响。"
