@@ -447,6 +447,7 @@ HEADINGS = {
 HINTS = {
     "Everything the process takes of the card": "进程在卡上占用的全部",
     "Everything the process takes of the fullest GPU": "进程在占用最多的那张卡上的全部",
+    "Everything the processes take of the card": "各进程在卡上占用的全部",
     "Everything the processes take of the card by then": "到那时各进程在卡上占用的全部",
     "What torch.cuda.max_memory_allocated would show": "torch.cuda.max_memory_allocated 会显示的值",
     "What torch.cuda.memory_allocated would show by then": "到那时 torch.cuda.memory_allocated 会显示的值",
