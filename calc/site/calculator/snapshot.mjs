@@ -45,4 +45,4 @@ for (let size = 1 << 23; size >= 16; size = Math.floor(size * 0.8)) {
   }
 }
 taken.forEach((place) => _free(place));
-writeFileSync(out, gzipSync(py.makeMemorySnapshot(), { level: 9 }));
+writeFileSync(out, gzipSync(py.makeMemorySnapshot()));
