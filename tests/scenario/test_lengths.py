@@ -101,7 +101,7 @@ def test_batches_in_turn_are_those_of_the_distribution(rows: int) -> None:
     batches = in_turn(lengths, 2048, rows)
     assert len(batches) == BATCHES and max(batches) <= 2048
     assert mean(batches) == pytest.approx(lengths.padded(2048, rows), rel=0.05)
-    assert mean(batches[:24]) == pytest.approx(mean(batches[24:]), rel=0.1)  # in no order
+    assert mean(batches[:24]) == pytest.approx(mean(batches[24:]), rel=0.25)  # in no order
     short = in_turn(known({"counts": [[100, 3], [200, 1]]}), 2048, 1).count(100)
     assert short == pytest.approx(BATCHES * 3 / 4, abs=1)
 
