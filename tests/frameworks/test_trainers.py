@@ -293,3 +293,21 @@ def test_llamafactorys_dpo_keeps_the_policys_logits_while_the_reference_runs() -
 
     assert waiting("llamafactory") == 4 * 2 * 512 * 128_256
     assert waiting("axolotl") == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "expected"),
+    [
+        ("llama-3.1-8b", {}, "freed"),
+        ("qwen2.5-7b", {}, ""),
+        ("llama-3.1-8b", {"method": "lora"}, ""),
+        ("llama-3.1-70b", {"method": "lora"}, "freed"),
+        ("llama-3.1-70b", {"method": "lora", "versions": {"torchtune": "0.4.0"}}, ""),
+    ],
+)
+def test_torchtunes_configurations_say_which_models_have_units_at_their_ends(
+    model: str, fields: dict[str, Any], expected: str
+) -> None:
+    """`custom_sharded_layers` stands in some of its configurations alone."""
+    job = {"model": model, "task": "sft", "framework": "torch", "trainer": "torchtune", "gpu": "h100-sxm", "gpus": 8}
+    assert torchtune.keeps(parse({**job, **fields}))["ends"] == expected

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from calc.base.plan import Path
 from calc.base.refusal import Refusal
+from calc.base.versions import at_least
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
@@ -65,6 +66,11 @@ SPREAD = Table(Default("checkpointing", FIRST, "none", "enable_activation_checkp
 ACCUMULATION = {FIRST: (32, 64), "0.4.0": (8, 8), "0.5.0": (8, 8), "0.6.1": (8, 8)}
 
 
+# Models whose embedding and head are units of FSDP: custom_sharded_layers of 8B_full.yaml and 70B_full.yaml in llama3 and
+# llama3_1; since 0.5.0 of 70B_lora.yaml there, and of 32B_lora.yaml and 72B_lora.yaml in qwen2_5.
+UNITS = ("llama-3-8b", "llama-3.1-8b", "llama-3-70b", "llama-3.1-70b")
+UNITS_WITH_ADAPTERS = ("llama-3-70b", "llama-3.1-70b", "qwen2.5-32b", "qwen2.5-72b")
+SPREAD_ENDS = "0.5.0"
 # Families built of `TransformerSelfAttentionLayer` with its own rotation, of pairs or of Qwen's halves.
 ROTATED: Mapping[str, Literal["", "stacked"]] = {
     "llama": "stacked", "mistral": "stacked", "qwen2": "",
@@ -131,8 +137,10 @@ def keeps(s: Scenario) -> dict[str, Any]:
 
     4-bit weights are torchao's.
     """
-    # custom_sharded_layers of recipes/configs/llama3_1/8B_full.yaml, 70B_full.yaml; left out where adapters are trained
-    ends = "freed" if s.sharding == "fsdp2" and s.method == "full" and not s.architecture.tied else ""
+    units = (
+        UNITS if s.method == "full" else UNITS_WITH_ADAPTERS if at_least(s.versions["torchtune"], SPREAD_ENDS) else ()
+    )
+    ends = "freed" if s.sharding == "fsdp2" and s.model in units else ""
     return {"cut_scales": True, "ends": ends} | ({"streams": "stash"} if s.offload.activations else {})
 
 
