@@ -10,7 +10,9 @@ from jobs import P, job
 
 from calc.base.plan import Path
 from calc.estimate.estimate import estimate
+from calc.frameworks.torch.trainers import torchtune
 from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
+from calc.resolve.parse import parse
 from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError
 from calc.scenario.words import Trainer
 

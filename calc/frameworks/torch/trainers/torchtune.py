@@ -66,8 +66,8 @@ SPREAD = Table(Default("checkpointing", FIRST, "none", "enable_activation_checkp
 ACCUMULATION = {FIRST: (32, 64), "0.4.0": (8, 8), "0.5.0": (8, 8), "0.6.1": (8, 8)}
 
 
-# Models whose embedding and head are units of FSDP: custom_sharded_layers of 8B_full.yaml and 70B_full.yaml in llama3 and
-# llama3_1; since 0.5.0 of 70B_lora.yaml there, and of 32B_lora.yaml and 72B_lora.yaml in qwen2_5.
+# Models whose embedding and head are units of FSDP: custom_sharded_layers of 8B_full.yaml and 70B_full.yaml in llama3
+# and llama3_1; since 0.5.0 of 70B_lora.yaml there, and of 32B_lora.yaml and 72B_lora.yaml in qwen2_5.
 UNITS = ("llama-3-8b", "llama-3.1-8b", "llama-3-70b", "llama-3.1-70b")
 UNITS_WITH_ADAPTERS = ("llama-3-70b", "llama-3.1-70b", "qwen2.5-32b", "qwen2.5-72b")
 SPREAD_ENDS = "0.5.0"
