@@ -283,8 +283,11 @@ class Architecture:
     broad: Broad | None = None  # heads of layers that attend to all positions, if they are others
     parallel: bool = False  # attention and MLP both read the layer's input
     joined: bool = False  # both outputs are added up before the residual stream gets them (Falcon)
-    # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2); pairs are complex numbers in fp32 (torchtitan)
-    rotation: Literal["", "joined", "fp32", "complex"] = ""
+    # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2); pairs are complex numbers in fp32 (torchtitan), or
+    # halves of fp32 that are stacked (torchtune)
+    rotation: Literal["", "joined", "fp32", "complex", "stacked"] = ""
+    rotary_picked: bool = False  # each rotation picks cos and sin of every token's position (torchtune's packs)
+    repeated: bool = False  # keys and values are copied for every query head, whichever kernel attends (torchtune)
     rotary_dim: int = 0  # of a head; the rest passes by and is joined again (Qwen3-Next); 0: all of it rotates
     output_gate: bool = False  # queries come with a gate, whose sigmoid weighs attention's output (Qwen3-Next)
     rotary_tables: int = 0  # elements of cos and sin per position, where each layer repeats them for itself (GLM)
