@@ -175,9 +175,12 @@ def _settings(judged: Judged, catalog: Catalog) -> str:
     s = judged.scenario
     offloaded = [name for name, on in (("optimizer", s.offload.optimizer), ("weights", s.offload.parameters)) if on]
     frozen = [name for name in s.roles if (own := s.role(name)) and own.offload.parameters and not s.offload.parameters]
+    way = f"{s.method} of rank {s.lora.rank}" if s.lora else s.method
+    if s.optimizer == "none" and s.method == "qlora":
+        way = "weights in 4 bits"
     asked = s.trainer != "own" and s.loss != does(s, "loss")
     parts = [
-        f"{s.model}, {s.task}, {s.method}" + (f" of rank {s.lora.rank}" if s.lora else ""),
+        f"{s.model}, {s.task}, {way}",
         runs(s),
         s.precision,
         f"{s.gpus} x {catalog.gpu(s.gpu).name}",

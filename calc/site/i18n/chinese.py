@@ -297,6 +297,8 @@ JOBS = {
     "Transformers generates": "由 Transformers 生成",
     "one for each of {prompts} prompts": "{prompts} 条提示各一个回答",
     "{n#} for each of {prompts} prompts": "{prompts} 条提示各 {n} 个回答",
+    "{n#} for one prompt": "一条提示 {n} 个回答",
+    "one for one prompt": "一条提示一个回答",
     "utilization {share}": "显存占比 {share}",
     "sleeps while others work": "别的角色工作时休眠",
     "asleep while others work": "别的角色工作时休眠",
@@ -1189,8 +1191,8 @@ CALCULATOR = {
     "{n#} response for {prompts#} prompts": "{prompts} 条提示的 {n} 个回答",
     "each GPU takes {share#} of them in {n#} forwards": "每张卡分到 {share} 个，用 {n} 次前向",
     "each GPU takes {share#} of them in {n#} forward": "每张卡分到 {share} 个，用 {n} 次前向",
-    "each {gpus#} GPUs takes {share#} of them in {n#} forwards": "每 {gpus} 张卡分到 {share} 个，用 {n} 次前向",
-    "each {gpus#} GPUs takes {share#} of them in {n#} forward": "每 {gpus} 张卡分到 {share} 个，用 {n} 次前向",
+    "every {gpus#} GPUs take {share#} of them in {n#} forwards": "每 {gpus} 张卡分到 {share} 个，用 {n} 次前向",
+    "every {gpus#} GPUs take {share#} of them in {n#} forward": "每 {gpus} 张卡分到 {share} 个，用 {n} 次前向",
     "Why {method}": "为什么用{method}",
     "{method} comes first, and {lack} where it is closest: {settings*}": (
         "{method}本应优先，但最接近的配置{lack}：{settings}"
