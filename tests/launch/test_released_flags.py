@@ -531,7 +531,7 @@ def generation(packages: Packages, s: Scenario, said: Mapping[str, Any], servers
         "rollout.tensor_parallel": args.tensor_parallel_size,
         "rollout.gpu_memory_utilization": args.gpu_memory_utilization,
         "rollout.gpus": args.tensor_parallel_size * args.data_parallel_size,
-        "rollout.max_model_len": args.max_model_len,
+        "rollout.max_model_len": vars(args).get("max_model_len"),
     }
 
 
