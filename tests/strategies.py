@@ -215,6 +215,7 @@ NAMED: dict[str, st.SearchStrategy[Any]] = {
     "expected_len": LENGTHS,
     "micro_batch": st.one_of(st.integers(1, 4), st.integers(1, 64), st.integers(1, 1_000_000)),
     "entropy_coeff": st.sampled_from((0, 0.001)),
+    "max_model_len": st.sampled_from((1024, 8192, 65_536)),
     "max_num_seqs": st.sampled_from((1, 64, 1024)),
     "max_num_batched_tokens": st.sampled_from((512, 8192, 65_536)),
     "max_tokens_per_gpu": st.one_of(st.sampled_from((4096, 16_384, 65_536)), st.integers(1, 1_000_000)),

@@ -41,6 +41,7 @@ class GPU:
     `smi_mib` is the total that the driver's tool shows, `usable_mib` the total that cudaMemGetInfo gives a process;
     `usable_derived`: the latter was not observed on this very card. Rates are dense and accumulate in fp32;
     `nvlink_gbs` adds both directions. A value is None where no source gives it, and 0 where the card has none of it.
+    `unified`: CPU and GPU share the memory, so that what is offloaded does not leave it.
     `linked`: there are nodes that join more than two of these cards by NVLink or the like; a bridge between two is
     extra. `sources` maps a value's field in the file (`memory.usable_mib`) to where it is read.
     """
@@ -64,6 +65,7 @@ class GPU:
     sources: Mapping[str, str] = field(hash=False, repr=False)
     notes: Mapping[str, str] = field(hash=False, repr=False)
     linked: bool = False
+    unified: bool = False
 
     @property
     def usable_bytes(self) -> int:
@@ -373,6 +375,7 @@ def _gpu(record: _Record, seen: Iterable[tuple[int, int]]) -> GPU:
         ecc=of.values.get("ecc"),
         pcie_gen=of.integer("pcie_gen"),
         nvlink_gbs=of.number("nvlink_gbs"),
+        unified=bool(of.values.get("unified", False)),
         sources=of.sources,
         notes=of.notes,
     )

@@ -380,6 +380,7 @@ def _grpo(flags: Flags) -> dict[str, Any]:
             "rollout.gpu_memory_utilization": flags.number("vllm_gpu_memory_utilization"),
             "rollout.tensor_parallel": flags.integer("vllm_tensor_parallel_size"),
             "rollout.sleep": flags.on("vllm_enable_sleep_mode") or None,
+            "rollout.max_model_len": flags.integer("vllm_max_model_length"),
         }
     if mode == "server":
         found["placement"] = "separate"

@@ -195,6 +195,7 @@ def _rollout(flags: Flags, gpus: int | None, *, dynamic: bool) -> dict[str, Any]
         "rollout.tensor_parallel": flags.integer(f"{ROLLOUT}.tensor_model_parallel_size"),
         "rollout.gpu_memory_utilization": flags.number(f"{ROLLOUT}.gpu_memory_utilization"),
         "rollout.sleep": flags.switch(f"{ROLLOUT}.free_cache_engine"),
+        "rollout.max_model_len": flags.integer(f"{ROLLOUT}.max_model_len"),
         "rollout.max_num_seqs": flags.integer(f"{ROLLOUT}.max_num_seqs"),
         "rollout.max_num_batched_tokens": flags.integer(f"{ROLLOUT}.max_num_batched_tokens"),
         "rollout.layered_summon": flags.switch(f"{ROLLOUT}.layered_summon"),

@@ -33,7 +33,8 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
     host = host_memory(s, job.gpu, node_of(s, catalog))
     hosted = tuple(Hosts(job).phases())
     needed = most(hosted)
-    lacking = [DURING[p.name] for p in hosted if host.lacks(p.moment.device_bytes)]
+    beside = on_gpus(s, groups)
+    lacking = [DURING[p.name] for p in hosted if host.lacks(p.moment.device_bytes, beside)]
     probability = 0.0 if lacking else min(g.fit_probability for g in groups)
     found = verdict.word(probability)
     failing = [(PHASES.index(g.verdict_phase), False) for g in groups if g.verdict == found and g.verdict_phase]
@@ -56,11 +57,16 @@ def estimate(s: Scenario, catalog: Catalog | None = None) -> Estimate:
             *job.keeps.notes,
             *[str(g.refusal) for g in groups if g.refusal],
             *paged_out(groups),
-            *([f"host memory: {gb(needed)} needed, compared with {host}"] if needed > host.bytes else []),
+            *([f"host memory: {gb(needed)} needed, compared with {host}"] if host.short(needed, beside) else []),
         ),
         catalog_version=catalog.version,
         calc_version=__version__,
     )
+
+
+def on_gpus(s: Scenario, groups: Sequence[Group]) -> int:
+    """Bytes that the GPUs of a node take at their peaks, at most."""
+    return min(s.gpus, s.gpus_per_node) * max(g.peak.moment.device_bytes for g in groups)
 
 
 def paged_out(groups: Sequence[Group]) -> list[str]:
@@ -75,9 +81,10 @@ def paged_out(groups: Sequence[Group]) -> list[str]:
 
 def host_verdict(e: Estimate) -> verdict.Verdict:
     """`fits`, `oom`, or `tight` where a node needs more host memory than it is merely assumed to have."""
-    if e.host_peak <= e.host_memory.bytes:
+    beside = on_gpus(e.scenario, e.groups)
+    if not e.host_memory.short(e.host_peak, beside):
         return "fits"
-    return "oom" if e.host_memory.lacks(e.host_peak) else "tight"
+    return "oom" if e.host_memory.lacks(e.host_peak, beside) else "tight"
 
 
 def loading_moments(s: Scenario, catalog: Catalog | None = None) -> list[tuple[str, Moment]]:

@@ -21,20 +21,27 @@ class HostMemory(NamedTuple):
     """The memory of one node that a job may count on, in GB (10^9 bytes), and where the figure comes from, in words.
 
     `source`: `given` by the reader, read in the `catalog`, or `assumed` by a rule, on which no verdict rests.
+    `unified`: it is the memory of the GPUs, too.
     """
 
     gigabytes: float
     source: str
     basis: str
+    unified: bool = False
 
     @property
     def bytes(self) -> int:
         """The bytes of it that the job's processes may take."""
         return int(SHARE * self.gigabytes * GB)
 
-    def lacks(self, needed: int) -> bool:
-        """True if a node is known to have less than `needed` bytes for the job."""
-        return self.source != "assumed" and needed > self.bytes
+    def short(self, needed: int, on_gpus: int) -> int:
+        """The bytes that a node lacks of `needed`, beside `on_gpus` that its GPUs take."""
+        beside = on_gpus if self.unified and needed else 0
+        return max(0, needed + beside - self.bytes)
+
+    def lacks(self, needed: int, on_gpus: int) -> bool:
+        """True if a node is known to have less than `needed` bytes for the job, as in `short`."""
+        return self.source != "assumed" and self.short(needed, on_gpus) > 0
 
     def __str__(self) -> str:
         """The figure and where it comes from."""
@@ -49,6 +56,9 @@ def host_memory(s: Scenario, gpu: GPU, node: Node | None) -> HostMemory:
     if s.host_memory is not None:
         return HostMemory(s.host_memory, "given", "as given")
     gpus = min(s.gpus, s.gpus_per_node)
+    if gpu.unified:
+        words = "taken from the catalog: CPU and GPU share one memory"
+        return HostMemory(gpu.memory_gb * gpus, "catalog", words, unified=True)
     if node and node.host_ram_gb:
         whole = f"the {node.host_ram_gb:,} GB of the {node.name}"
         if gpus >= node.gpus:

@@ -99,9 +99,9 @@ def holds(s: Scenario) -> list[str]:
     if s.optimizer == "none":
         return []
     trained = s.role("actor") or s
-    ranks = "each GPU" if trained.together == 1 else f"each {trained.together} GPUs"
+    ranks = "each GPU takes" if trained.together == 1 else f"every {trained.together} GPUs take"
     share = -(-trained.global_batch // trained.data_parallel)
-    takes = f"{ranks} takes {share:,} of them in {_count(trained.accumulation, 'forward')}, {batched(trained)}"
+    takes = f"{ranks} {share:,} of them in {_count(trained.accumulation, 'forward')}, {batched(trained)}"
     step = f"a step: {_count(trained.global_batch, sample(s))}"
     if not s.rollout:
         return [f"{step}, {s.sequences * s.expected_len:,} tokens; {takes}"]
@@ -168,7 +168,8 @@ def rollout(s: Scenario) -> str:
     r = s.rollout
     if r is None or r.engine == "none":
         return "no rollout"
-    many = f"{r.n} for each of {r.batch} prompts" if r.n > 1 else f"one for each of {r.batch} prompts"
+    number = str(r.n) if r.n > 1 else "one"
+    many = f"{number} for each of {r.batch} prompts" if r.batch > 1 else f"{number} for one prompt"
     if r.engine == "hf":
         return f"rollout by Transformers, {many}"
     sleep = "sleeps while others work" if r.sleep else "never sleeps"

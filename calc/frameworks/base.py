@@ -26,6 +26,8 @@ class Choices(NamedTuple):
     states move to the host independently. `weights_stay`: no configuration that the search tries has the weights of a
     trained model leave the GPUs. `megatron`: the model that RL trains may be on Megatron-core in place of FSDP.
     `sharding`: how several GPUs hold a model that is too large for one.
+    `serves_whole`: vLLM is started for sequences of the model's whole length unless it is told another.
+    `liger`: trainers with a switch for Liger's kernels, its fused loss among them.
     `shared`: the degree by which its trainer lets GPUs share a sequence, "" for none; `cuts` tells from a job's fields
     and a rung of them whether sequences are cut.
     """
@@ -39,6 +41,8 @@ class Choices(NamedTuple):
     weights_stay: bool = False
     megatron: bool = False
     sharding: Sharding = "zero3"
+    serves_whole: bool = False
+    liger: frozenset[str] = frozenset()
     shared: str = ""
     cuts: Cut = lambda job, rung: True
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from calc.base.plan import Holds, Keeps, Path, Stage
 from calc.base.refusal import Refusal
+from calc.base.schema import show
 from calc.base.versions import at_least
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP
@@ -75,6 +76,21 @@ def refuse(s: Scenario) -> Refusal | None:
         return Refusal("offload.activations", "true with trainer transformers", "false; it has no switch for it")
     if s.together > 1:
         return Refusal("trainer", "'transformers' where GPUs share sequences", "own; not modelled")
+    return frozen_fault(s)
+
+
+def frozen_fault(s: Scenario) -> Refusal | None:
+    """The reason why a frozen model cannot be offloaded unlike the trained one, in one line, or None.
+
+    It is prepared with the settings of the trained one (trl 1.16 `models/utils.py`, `prepare_deepspeed` and
+    `prepare_fsdp`, which LLaMA-Factory and ms-swift call, too).
+    """
+    trained = (s.role("actor") or s).offload.parameters
+    for name in ("reference", "reward", "teacher"):
+        own = s.role(name)
+        if own and own.offload.parameters != trained:
+            place, allowed = f"roles.{name}.offload.parameters", f"{show(trained)}, as for the trained model"
+            return Refusal(place, show(own.offload.parameters), allowed, "with Transformers' Trainer")
     return None
 
 

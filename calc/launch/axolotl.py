@@ -32,7 +32,8 @@ def launch(s: Scenario) -> Launch:
 
 def settings(s: Scenario) -> dict[str, Any]:
     """The file's keys."""
-    if s.precision not in PRECISIONS:
+    narrow = s.precision == "fp16" and s.layout != "autocast"  # weights are loaded in fp16: the scaler cannot step them
+    if s.precision not in PRECISIONS and not narrow:
         allowed = ", ".join(PRECISIONS)
         raise LaunchError(f"precision: given {s.precision!r}, allowed for a command of axolotl: {allowed}")
     trained = hugging_face.arguments(s)
@@ -44,7 +45,8 @@ def settings(s: Scenario) -> dict[str, Any]:
         "sample_packing": s.packing,
         "attn_implementation": ATTENTION[s.attention],
         "micro_batch_size": s.micro_batch,
-        "bf16": s.precision != "fp32",
+        "bf16": s.precision not in ("fp32", "fp16"),
+        **({"fp16": True} if narrow else {}),
         **({"activation_offloading": True} if s.offload.activations else {}),
         "optimizer": trained.pop("optim"),
         **trained,

@@ -31,10 +31,10 @@ def launch(s: Scenario) -> Launch:
 def settings(s: Scenario) -> dict[str, Any]:
     """The file's keys."""
     pure = s.precision == "bf16" and s.method == "full"
-    if s.method != "full" and s.precision not in ("bf16", "mixed"):
+    if s.method != "full" and s.layout not in ("bf16", "mixed"):
         raise LaunchError(
             f"precision: given {s.precision!r} with method {s.method}, allowed for a command of llamafactory: bf16, "
-            "or mixed with DeepSpeed; a frozen base is loaded in 16 bits"
+            "fp16, or mixed with DeepSpeed; a frozen base is loaded in 16 bits"
         )
     told = {
         "model_name_or_path": shell.model_name(s.model, variable=True),

@@ -38,7 +38,7 @@ def launch(s: Scenario) -> Launch:
 
 def flags(s: Scenario) -> Iterator[Words]:
     """The command's flags."""
-    if s.precision == "fp16" and s.sharded.family != "zero":
+    if s.precision == "fp16" and s.layout == "autocast":  # weights are loaded in fp16, which the scaler cannot step
         raise LaunchError("precision: given 'fp16', allowed for a command of ms-swift: with DeepSpeed, or bf16, fp32")
     dtype, mixed = PRECISIONS[s.precision]
     if COMMANDS[s.task] == "rlhf":

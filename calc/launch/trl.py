@@ -69,7 +69,7 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
     yield option("--model_name_or_path", shell.role_model(s, "actor") if s.rollout else shell.model_name(s.model))
     yield option("--dataset_name", Placeholder("DATASET", "name or path of the training data"))
     # DeepSpeed casts what was loaded, but 4-bit weights would be multiplied in the type that they were loaded in
-    narrow = trainer.precision == "bf16" or (trainer.method == "qlora" and trainer.layout == "mixed")
+    narrow = trainer.layout == "bf16" or (trainer.method == "qlora" and trainer.layout == "mixed")
     dtype = "--dtype" if at_least(s.framework_version, "0.23.0") else "--torch_dtype"
     yield option(dtype, {"fp16": "float16"}.get(trainer.precision, "bfloat16") if narrow else "float32")
     yield option("--bf16", mixed(trainer) == "bf16")
@@ -139,6 +139,8 @@ def grpo(s: Scenario) -> Iterator[Words]:
     yield option("--vllm_mode", "colocate")
     yield option("--vllm_gpu_memory_utilization", s.rollout.gpu_memory_utilization)
     yield option("--vllm_tensor_parallel_size", s.rollout.tensor_parallel)
+    if s.rollout.max_model_len:
+        yield option("--vllm_max_model_length", s.rollout.max_model_len)
     if at_least(s.framework_version, "0.23.0"):
         yield option("--vllm_enable_sleep_mode", s.rollout.sleep)
 
@@ -169,6 +171,7 @@ def server(s: Scenario, trainer: Scenario) -> str:
             option("--tensor_parallel_size", s.rollout.tensor_parallel),
             option("--data_parallel_size", replicas),
             option("--gpu_memory_utilization", s.rollout.gpu_memory_utilization),
+            *([option("--max_model_len", s.rollout.max_model_len)] if s.rollout.max_model_len else []),
         ],
     )
 

@@ -58,5 +58,7 @@ def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
     """Notes on the values that the reader fills in, and on fields that no key sets."""
     yield shell.needs("DATASET", "your data on Hugging Face; local_dataset takes files")
     yield from shell.of_files(s, files)
-    yield from shell.unsaid(s, *hugging_face.unsaid(s), "attention", "lora.dtype", "loss", "reentrant")
+    places = [*hugging_face.unsaid(s), "lora.dtype", "loss", "reentrant"]
+    # where flash-attn is not to be had, xFormers or PyTorch's own keep the same
+    yield from shell.unsaid(s, *places, *(["attention"] if s.attention == "eager" else []))
     yield from shell.common_notes(s)

@@ -64,7 +64,7 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
     others = (
         *slower(problem, rung),
         *lighter(problem, rung, search, found),
-        *methods(problem, rung),
+        *methods(problem, rung, best),
         *trades(problem, rung, search, found),
     )
     command, why = _launch(best.scenario, search.clock.gpu)
@@ -75,7 +75,7 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
         advice=said,
         considered=problem.considered,
         pruned=problem.size - problem.considered,
-        notes=(*problem.notes, *_notes(search, best), *why),
+        notes=(*problem.notes, *_notes(problem, search, best), *why),
         launch=command,
         passed=passed(problem, rung),
     )
@@ -95,7 +95,7 @@ def _nothing(problem: Problem) -> Recommendation:
     command, notes = None, ("the framework can run no configuration of this job on this machine",)
     if best:
         command, why = _launch(best.scenario, problem.misses[0].clock.gpu)
-        notes = (*_notes(problem.misses[0], best), *why)
+        notes = (*_notes(problem, problem.misses[0], best), *why)
     elif nearest:
         notes = (f"host memory: compared with {problem.misses[0].host}",)
     return Recommendation(
@@ -120,7 +120,7 @@ def _launch(s: Scenario, gpu: GPU) -> tuple[Launch | None, tuple[str, ...]]:
         return None, (f"no command: {error}",)
 
 
-def _notes(search: Search, best: Configuration) -> Iterator[str]:
+def _notes(problem: Problem, search: Search, best: Configuration) -> Iterator[str]:
     s = best.scenario
     yield from best.judged.estimate.notes
     if reason := search.clock.unrated(s):
@@ -128,5 +128,7 @@ def _notes(search: Search, best: Configuration) -> Iterator[str]:
     yield f"host memory: {gb(best.judged.estimate.host_peak)} needed of {search.host}"
     if s.task in RL and not s.has("reference"):
         yield "no reference model runs, the framework's default; `--roles.reference {}` adds one for a KL term"
+    if s.task in RL and s.has("reward") and not any(name.startswith("roles.reward") for name in problem.job):
+        yield "a reward model scores, the framework's default; `--roles.reward none` where a function does"
     if s.offload.optimizer and framework(s.framework).one_thread(s):
         yield "offload.optimizer: the launcher leaves Adam one thread a rank; a larger OMP_NUM_THREADS is quicker"

@@ -144,7 +144,7 @@ def _hosting(problem: Problem) -> int | None:
         search.host.bytes + fit.short
         for search in problem.misses
         for _, _, fit in search.looked()
-        if fit.short and fit.on_device and not fit.refused
+        if not search.host.unified and fit.short and fit.on_device and not fit.refused
     ]
     least = min(found, default=0)
     return ceil(least / (HOST_SHARE * GB)) if least else None

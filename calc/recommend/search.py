@@ -52,8 +52,8 @@ Groups = dict[Effort, list[tuple[int, Place]]]
 class Fit:
     """The fit of a configuration on its machine, without a verdict; each figure is computed when first asked for."""
 
-    def __init__(self, job: Job, host: int) -> None:
-        """The fit of `job` on nodes with `host` bytes each for it."""
+    def __init__(self, job: Job, host: HostMemory) -> None:
+        """The fit of `job` on nodes with the host memory `host`."""
         self._job, self._host = job, host
 
     @cached_property
@@ -92,7 +92,10 @@ class Fit:
     @cached_property
     def short(self) -> int:
         """Bytes of host memory that are lacking on a node."""
-        return max(0, most(Hosts(self._job).phases()) - self._host)
+        needed = most(Hosts(self._job).phases())
+        s, usable = self._job.s, self._job.gpu.usable_bytes
+        on_gpus = min(s.gpus, s.gpus_per_node) * (usable - self.slack) if self._host.unified and needed else 0
+        return self._host.short(needed, on_gpus)
 
     @cached_property
     def refused(self) -> bool:
@@ -270,7 +273,7 @@ class Search:
         key = b, place
         if key not in self._fits:
             job = self.job(b, place)
-            self._fits[key] = found = Fit(job, self.host.bytes) if job else None
+            self._fits[key] = found = Fit(job, self.host) if job else None
             if found and found.apart:
                 self._trains[self.trainer(b, place)] = found.trains
                 self._serves[b, place[:-1]] = found
@@ -355,7 +358,7 @@ class Search:
         while found and self.clock.slow_links and (one := self.one_rank(found)) and one in groups:
             if not self.fastest(groups[one], inf):
                 break
-            groups = {each: at for each, at in groups.items() if each.ranks == 1 or each._replace(ranks=1) != one}
+            groups = {each: at for each, at in groups.items() if each.ranks <= 1 or each._replace(ranks=1) != one}
             found = self.simplest(groups)
         return found
 

@@ -18,7 +18,8 @@ class Effort(NamedTuple):
     """The effort that a configuration asks of those who run it; less is simpler, and the first difference decides.
 
     The number of `offloaded` settings, the degree of `recomputation`, the rank of its `sharding` in SHARDING, into how
-    many parts the model is `cut`, whether vLLM has GPUs `apart`, and the `ranks` of one engine.
+    many parts the model is `cut`, whether vLLM has GPUs `apart`, and the `ranks` of one engine, none if the trained
+    model generates by itself.
     """
 
     offloaded: int
@@ -50,5 +51,5 @@ def effort(base: Scenario, changes: dict[str, Any]) -> Effort:
         SHARDING.index(base.sharding),
         base.together * base.expert_parallel * base.expert_tensor_parallel,
         base.placement == "separate",
-        base.rollout.tensor_parallel if base.rollout and base.rollout.serves else 1,
+        base.rollout.tensor_parallel if base.rollout and base.rollout.serves else 0,
     )

@@ -1,8 +1,9 @@
 """The configurations of a job that a framework may run: the settings that a user left open, spelled out.
 
 A setting that changes what the model learns is no axis but a rung: full fine-tuning with AdamW, with 8-bit AdamW, with
-weights of 16 bits alone, LoRA, QLoRA. Time decides within a rung, never between two. Each rung is followed by the same
-with GPUs that share a sequence: they pay for communication, and are asked only if nothing fits without.
+weights of 16 bits alone, with paged 8-bit AdamW that steps in backward, LoRA, QLoRA. Time decides within a rung, never
+between two. Each rung is followed by the same with Liger's kernels, where a trainer has a switch for them, and with
+GPUs that share a sequence, which pay for communication: both are asked only if nothing fits without.
 
 Within a rung a *branch* holds everything on which other defaults depend (sharding, placement and who generates), with
 one tensor parallelism of vLLM, and with or without accumulation of gradients. A branch is a lattice of *axes*. Along
@@ -25,7 +26,7 @@ from calc.base.optimizers import OPTIMIZERS, USUAL
 from calc.base.schema import show
 from calc.base.units import GB
 from calc.catalog.catalog import Catalog
-from calc.frameworks.base import Choices
+from calc.frameworks.base import Choices, together
 from calc.frameworks.registry import framework
 from calc.models.architecture import Architecture, parameters
 from calc.resolve.parse import parse, vary
@@ -40,9 +41,12 @@ RUNGS: tuple[Fields, ...] = (
     {"method": "full", "optimizer": "adamw"},
     {"method": "full", "optimizer": "adamw-8bit"},
     {"method": "full", "optimizer": "adamw", "precision": "bf16"},  # unless that is the default anyway
+    # torchtune's recipe for one card (recipes/configs/llama3_1/8B_full_single_device.yaml)
+    {"method": "full", "optimizer": "adamw-paged-8bit", "optimizer_in_backward": True},
     {"method": "lora", "optimizer": "adamw"},
     {"method": "qlora", "double_quantization": True, "optimizer": "adamw"},  # double quantisation costs nothing
 )
+METHODS = ("full", "lora", "qlora")
 DEGREES = (2, 4, 8)  # GPUs of a node that share a sequence
 # The degrees by which Megatron-core cuts a model: layers within a node, stages, and experts over the GPUs of a stage.
 CUTS: Mapping[str, tuple[int, ...]] = {
@@ -84,6 +88,7 @@ FREE: Mapping[str, tuple[Any, ...]] = {
     "optimizer_impl": ("foreach", "fused"),
 }
 MEGATRON = "megatron"  # the sharding of its distributed optimizer
+LIKELY = ("pretrain", "sft")  # whose losses are likelihoods, so that parameters may step in backward
 BARRED = ("sharding", "placement", "rollout.engine")
 OFFLOADS = ("offload.optimizer", "offload.parameters")
 SHARE = "rollout.gpu_memory_utilization"
@@ -219,16 +224,23 @@ def even_step(first: Scenario) -> int:
 
 
 def _parsed(fields: Fields, catalog: Catalog, where: str) -> Scenario:
-    """The job with the framework's defaults, except a sharding or micro batch that cannot go with the rest."""
-    fields = {**_one_rank(fields), **next(rungs(fields), {}), **fields}
+    """The job with the framework's defaults, except a sharding or micro batch that cannot go with the rest.
+
+    It is of the first rung that the framework accepts.
+    """
+    fields = {**_one_rank(fields), **fields}
+    if fields.get("placement") == "separate":
+        fields |= next(_placements({"rollout.engine": "vllm", **fields}, int(fields.get("gpus", 1))), {})
     shardings: list[Fields] = [{"sharding": name} for name in SHARDINGS if "sharding" not in fields]
     micro: list[Fields] = [{"micro_batch": 1}] if "micro_batch" not in fields else []
-    for one, other in product(({}, *micro), ({}, *shardings)):
+    by_method = {rung["method"]: rung for rung in reversed([*rungs(fields)])}
+    tried = [by_method[method] for method in METHODS if method in by_method] or [{}]
+    for rung, one, other in product(tried, ({}, *micro), ({}, *shardings)):
         try:
-            return parse({**fields, **one, **other}, where=where, catalog=catalog)
+            return parse({**rung, **fields, **one, **other}, where=where, catalog=catalog)
         except ScenarioError:
             continue
-    return parse(fields, where=where, catalog=catalog)  # raises the error that says what is wrong
+    return parse({**tried[0], **fields}, where=where, catalog=catalog)  # raises the error that says what is wrong
 
 
 def _one_rank(fields: Fields) -> dict[str, Any]:
@@ -271,8 +283,12 @@ def rungs(job: Fields, *, experts: bool = False) -> Iterator[Fields]:
             continue
         if "precision" in rung and (rung["precision"] != _choices_of(job).precision or "precision" in job):
             continue
+        if "optimizer_in_backward" in rung and (job.get("task") not in LIKELY or not own["optimizer_in_backward"]):
+            continue
         if "optimizer" not in job or rung["optimizer"] == USUAL:
             yield own
+            if job.get("trainer") in _choices_of(job).liger and not {"loss", "kernels"} & set(job):
+                yield {**own, "loss": "fused"}
             yield from _sharing(job, own)
             spreads = experts and job.get("task") in RL and _choices_of(job).megatron
             if spreads and rung == RUNGS[0] and "sharding" not in job:
@@ -328,12 +344,13 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
             continue
         given = {**_free(fields), **_as_published({**fields, **rung, **choice}), **fields, **rung, **choice}
         try:
-            base = on_card(parse({"micro_batch": 1, **_one_rank(given), **given}, catalog=catalog), "")
+            base = on_card(parse({**_smallest(given), **_one_rank(given), **given}, catalog=catalog), "")
         except ScenarioError as error:
             # the shardings allowed depend on who generates; any other value that is refused once is refused everywhere
             if error.field in BARRED and error.field in choice:
                 refused.append({name: choice[name] for name in (error.field, "rollout.engine") if name in choice})
             continue
+        base = _started(base, given)
         kind = (base.sharding, base.placement, base.rollout.engine if base.rollout else "")
         if kind not in axes:
             axes[kind] = list(_turns(base, given)), list(_leans(base, given))
@@ -345,6 +362,25 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
         for micro in _micro_batches(base, given):
             found += [Branch(each, (*turns, *leans, micro), len(turns), kin, training, alone) for each in turned]
     return tuple(found)
+
+
+def _started(base: Scenario, given: Fields) -> Scenario:
+    """`base` with vLLM started for no longer sequences than it generates, where it would be for the model's longest."""
+    served = base.rollout and base.rollout.serves and base.seq_len <= base.architecture.max_positions
+    if not served or not _choices_of(given).serves_whole or "rollout.max_model_len" in given:
+        return base
+    try:
+        return vary(base, {"rollout.max_model_len": base.seq_len})
+    except ScenarioError:  # of a release that says it by itself
+        return base
+
+
+def _smallest(given: Fields) -> dict[str, int]:
+    """The smallest micro batch of a branch: one sequence, or a GPU's whole share where parameters step in backward."""
+    if not given.get("optimizer_in_backward"):
+        return {"micro_batch": 1}
+    ranks = max(1, int(given.get("gpus", 1)) // together(given))
+    return {"micro_batch": max(1, int(given["global_batch"]) // ranks)}
 
 
 def _free(fields: Fields) -> dict[str, Any]:
@@ -418,10 +454,11 @@ def _cuts(given: Fields, arch: Architecture, gpus: int) -> Iterator[dict[str, An
 
 def _placements(given: Fields, gpus: int) -> Iterator[dict[str, Any]]:
     """All roles on all GPUs; or vLLM on a half or a quarter, the rest for the actor, or half of it for the critic."""
-    if "placement" in given or any(name.endswith(".gpus") for name in given):
+    if given.get("placement") == "colocated" or any(name.endswith(".gpus") for name in given):
         yield {}
         return
-    yield {"placement": "colocated"}
+    if "placement" not in given:
+        yield {"placement": "colocated"}
     if given.get("rollout.engine") not in SERVERS:
         return
     for share in (2, 4):
@@ -493,7 +530,7 @@ def _micro_batches(base: Scenario, given: Fields) -> Iterator[Axis]:
     The whole share is an axis of its own: without accumulation gradients need not outlive a micro batch, so that it may
     need less memory than half of it.
     """
-    if "micro_batch" in given:
+    if "micro_batch" in given or base.optimizer_in_backward:
         yield Axis("micro_batch", ({"micro_batch": base.micro_batch},))
         return
     share, n, found = base.global_batch // base.data_parallel, 1, []

@@ -8,6 +8,7 @@ from typing import Any
 from calc.base.units import gib
 from calc.catalog.catalog import Catalog
 from calc.estimate.report import deciding, degrees, holds, lengths, rollout, runs, seconds, segments, span, tokens
+from calc.launch.shell import does
 from calc.recommend.answer import Recommendation
 from calc.recommend.machines import Smallest
 from calc.recommend.problem import Configuration, Miss
@@ -174,8 +175,12 @@ def _settings(judged: Judged, catalog: Catalog) -> str:
     s = judged.scenario
     offloaded = [name for name, on in (("optimizer", s.offload.optimizer), ("weights", s.offload.parameters)) if on]
     frozen = [name for name in s.roles if (own := s.role(name)) and own.offload.parameters and not s.offload.parameters]
+    way = f"{s.method} of rank {s.lora.rank}" if s.lora else s.method
+    if s.optimizer == "none" and s.method == "qlora":
+        way = "weights in 4 bits"
+    asked = s.trainer != "own" and s.loss != does(s, "loss")
     parts = [
-        f"{s.model}, {s.task}, {s.method}" + (f" of rank {s.lora.rank}" if s.lora else ""),
+        f"{s.model}, {s.task}, {way}",
         runs(s),
         s.precision,
         f"{s.gpus} x {catalog.gpu(s.gpu).name}",
@@ -184,6 +189,7 @@ def _settings(judged: Judged, catalog: Catalog) -> str:
         f"micro batch {s.micro_batch} of {s.global_batch}",
         f"checkpointing {s.checkpointing}",
         f"{s.optimizer}" + (f", offloaded: {' and '.join([*offloaded, *frozen])}" if offloaded or frozen else ""),
+        *(["Liger's kernels"] if s.kernels == "liger" else [f"loss {s.loss}"] if asked else []),
         *segments(s),
         lengths(s),
     ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 from calc.base.ledger import Phase
-from calc.base.units import gib
+from calc.base.units import GiB, gib
+from calc.catalog.catalog import GPU
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.problem import Configuration, Problem, configured
 from calc.recommend.search import Found, Judged, Search
@@ -17,12 +19,13 @@ from calc.scenario.scenario import Scenario
 MARGIN = 0.10
 # A smaller machine is sensible while the job takes at most this many times the GPU hours on it.
 SENSIBLE = 1.5
+TOLD = GiB // 10  # the least memory that a setting saves for it to be named, in bytes
 LONGER = (8, 4, 2)  # times the length that was asked for
 STEPS = 8  # places looked at for more margin
 
 
-def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
-    """The best configuration of each other method, if the method is open."""
+def methods(problem: Problem, chosen: Fields, recommended: Configuration) -> Iterator[Configuration]:
+    """The best configuration of each other method, if the method is open and it is quicker or needs less memory."""
     had = {chosen["method"]}
     for rung in problem.rungs:
         if rung["method"] in had:
@@ -33,10 +36,23 @@ def methods(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
             best = search.chosen(found)
             adapters = best.scenario.lora
             had.add(rung["method"])
+            if not _gains(configured(search, best), recommended):
+                continue
             base = "4-bit weights that stay frozen" if rung["method"] == "qlora" else "frozen weights"
             whole = "serves the weights whole" if best.scenario.task == "inference" else "trains all weights"
             trains = f"trains adapters of rank {adapters.rank} beside {base}" if adapters else whole
             yield configured(search, best, trains if best.scenario.optimizer != "none" or not adapters else base)
+
+
+def _gains(other: Configuration, recommended: Configuration) -> bool:
+    """True if another configuration needs less memory, or is no slower within the error of times."""
+    timed, best = other.throughput, recommended.throughput
+    slow = timed and best and timed.step_seconds > best.step_seconds * (1 + TOLERANCE)
+    return not slow or _peak(other) < _peak(recommended)
+
+
+def _peak(c: Configuration) -> int:
+    return max(g.peak.moment.device_bytes for g in c.judged.estimate.groups)
 
 
 def slower(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
@@ -58,9 +74,16 @@ def lighter(problem: Problem, chosen: Fields, search: Search, found: Found) -> I
         other = problem.search(rung, dict.fromkeys(OFFLOADS, False))
         at = other.best() if other else None
         if other and at and at.seconds * (1 + TOLERANCE) < found.seconds:
-            kept = "weights of 16 bits alone" if "precision" in rung else "states of 8 bits"
-            yield configured(other, other.chosen(at), f"{kept}, which stay on the card")
+            yield configured(other, other.chosen(at), _kept_small(rung))
             return
+
+
+def _kept_small(rung: Fields) -> str:
+    """What a rung keeps small, in words."""
+    if "optimizer_in_backward" in rung:
+        return "paged states of 8 bits that step in backward"
+    kept = "weights of 16 bits alone" if "precision" in rung else "states of 8 bits"
+    return f"{kept}, which stay on the card"
 
 
 def trades(problem: Problem, rung: Fields, search: Search, found: Found) -> Iterator[Configuration]:
@@ -97,8 +120,9 @@ def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
     """The same job on a smaller card of the same vendor: the one with the least usable memory on which it fits.
 
     Smaller is what is sold with less memory, not what leaves a process a little less of as much. Nobody is sent from a
-    card of known speed to one of unknown speed. A card is not tried if the leanest place of the recommended branch
-    would not fit on it: without vLLM, the memory that place needs does not depend on the card.
+    card of known speed to one of unknown speed, nor to one that makes so much less of its arithmetic that the job takes
+    SENSIBLE times as long as their rates alone would have it. A card is not tried if the leanest place of the
+    recommended branch would not fit on it: without vLLM, the memory that place needs does not depend on the card.
     """
     s, catalog = search.chosen(found).scenario, problem.catalog
     card = catalog.gpu(s.gpu)
@@ -112,10 +136,16 @@ def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
         and (gpu.vendor, gpu.lacks_bf16) == (card.vendor, card.lacks_bf16)
     ]
     for gpu in sorted(smaller, key=lambda gpu: (gpu.usable_bytes, gpu.id)):
-        fitting = _leanly(problem, rung, _kept(problem, s) | {"gpu": gpu.id})
+        limit = SENSIBLE * found.seconds * _rate(card) / _rate(gpu) if search.rated and _rate(gpu) else inf
+        fitting = _leanly(problem, rung, _kept(problem, s) | {"gpu": gpu.id}, limit)
         if fitting and (fitting[0].rated or not search.rated):
             return configured(*fitting, f"the {gpu.name} instead of the {card.name}")
     return None
+
+
+def _rate(gpu: GPU) -> float:
+    """A card's dense rate of 16-bit products, in TFLOPS; 0 if it is unknown."""
+    return gpu.bf16_tflops or gpu.fp16_tflops or 0.0
 
 
 def _fewer(
@@ -174,10 +204,15 @@ def _longer(problem: Problem, rung: Fields, search: Search, found: Found) -> Con
     return None
 
 
-def _leanly(problem: Problem, rung: Fields, changes: Fields) -> tuple[Search, Judged] | None:
-    """The best configuration with `changes`, if the leanest place of a branch has room on the device."""
+def _leanly(problem: Problem, rung: Fields, changes: Fields, limit: float = inf) -> tuple[Search, Judged] | None:
+    """The best configuration with `changes`, if the leanest place of a branch has room on the device.
+
+    None if all take longer than `limit` seconds.
+    """
     search = problem.search(rung, changes)
     if search is None or not any(search.possible(b, branch.leanest) for b, branch in enumerate(search.branches)):
+        return None
+    if search.rated and limit < inf and not search.within(limit):
         return None
     found = search.best()
     return (search, search.chosen(found)) if found else None
@@ -221,14 +256,14 @@ def advice(search: Search, found: Found) -> Iterator[str]:
         hungry, lean = (judged, best) if index else (best, judged)
         name = branch.axes[axis].name
         phase, saved = _saved(hungry, lean)
-        if saved <= 0:
+        if saved < TOLD:
             continue
         setting = _worded(name, branch.axes[axis].values[max(index, other)], lean.scenario)
         if index:
             yield f"{setting} saves {gib(saved)} in `{phase}`"
         else:
             seconds = search.clock.seconds(judged.scenario, judged.cache_tokens)
-            slower = f", for {100 * (seconds / found.seconds - 1):.0f} % more time" if search.rated else ""
+            slower = f", for {100 * max(seconds / found.seconds - 1, 0):.0f} % more time" if search.rated else ""
             yield f"{setting} would save {gib(saved)} in `{phase}`{slower}"
 
 

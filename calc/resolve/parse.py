@@ -147,7 +147,7 @@ def _valid(data: Any, where: str, needed: tuple[str, ...]) -> dict[str, Any]:
 # Fields on which no default depends, so that they can be changed alone: see `vary`.
 VARIED = frozenset({
     "micro_batch", "checkpointing", "loss", "logprob", "offload.optimizer", "offload.parameters",
-    "rollout.tensor_parallel", "rollout.gpu_memory_utilization", "rollout.sleep",
+    "rollout.tensor_parallel", "rollout.gpu_memory_utilization", "rollout.sleep", "rollout.max_model_len",
 })  # fmt: skip
 _FROZEN_OFFLOAD = re.compile(r"roles\.(reference|reward|teacher)\.offload\.parameters")
 

@@ -32,6 +32,7 @@ ABSENT: Mapping[str, Any] = {
     "max_tokens_per_gpu": None,
     "rollout.micro_batch": None,
     "rollout.max_tokens_per_gpu": None,
+    "rollout.max_model_len": None,
     "rollout.max_num_seqs": None,
     "rollout.max_num_batched_tokens": None,
     "rollout.layered_summon": False,
@@ -258,7 +259,12 @@ def serving_fault(s: Scenario, given: Mapping[str, Any]) -> Refusal | None:
     if not s.rollout.serves:
         if s.rollout.sleep and "rollout.sleep" in given:
             return Refusal("rollout.sleep", f"true with engine {s.rollout.engine!r}", "with vllm")
+        if length := given.get("rollout.max_model_len"):
+            return Refusal("rollout.max_model_len", f"{length} with engine {s.rollout.engine!r}", "with vllm")
         return None
+    if s.rollout.max_model_len and not s.seq_len <= s.rollout.max_model_len <= s.architecture.max_positions:
+        least, most = s.seq_len, s.architecture.max_positions
+        return Refusal("rollout.max_model_len", s.rollout.max_model_len, f"{least}, prompt and response, to {most}")
     if heads % tp:
         return Refusal("rollout.tensor_parallel", tp, f"a divisor of the model's {heads} attention heads")
     if s.rollout.gpus % tp:
@@ -367,8 +373,14 @@ def taken(architecture: Architecture) -> list[str]:
 
 
 def usual(architecture: Architecture, targets: str | list[str]) -> str | list[str]:
-    """A framework's default targets, or those that stand for them."""
-    return taken(architecture) if targets == "all-linear" and unsuited(architecture) else targets
+    """A framework's default targets, or those that stand for them; of a list those that the model has.
+
+    PEFT objects to names only where none is found (0.21 `tuners/tuners_utils.py`, `inject_adapter`).
+    """
+    if isinstance(targets, str):
+        return taken(architecture) if targets == "all-linear" and unsuited(architecture) else targets
+    own = taken(architecture)
+    return [name for name in targets if name in own] or own
 
 
 def adapters(architecture: Architecture, rank: int, targets: str | list[str]) -> tuple[str, ...] | str:
@@ -473,6 +485,8 @@ def warnings_of(
         yield "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16"
     if apart:
         yield f"{values['model']} without images is its language model alone: with images its vision tower counts, too"
+    if architecture.vision and "images.width" not in values:
+        yield f"{values['model']} without images reads text alone: images.width and images.height say their size"
     if architecture.experts and values["method"] == "qlora" and not values["quantize_moe_experts"]:
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
     frozen = architecture.experts and not architecture.megatron
@@ -491,7 +505,7 @@ def warnings_of(
 def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
     """Warnings about `s` on this card."""
     if gpu.lacks_bf16 and s.precision not in ("fp16", "fp32"):
-        yield f"the {gpu.name} has no bf16: take precision fp16, with torch or trl"
+        yield f"the {gpu.name} has no bf16: take precision fp16, with torch, its trainers or trl"
     # Ascend has an attention of that name, its own (transformers/integrations/npu_flash_attention.py)
     if s.attention == "flash" and gpu.lacks_bf16:
         yield f"FlashAttention-2 does not run on the {gpu.name}, a {gpu.architecture} card: take sdpa"
@@ -516,6 +530,12 @@ def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
         yield (
             f"nobody has measured what a process takes besides its tensors on the {gpu.name}: an NVIDIA card's figure "
             "is used"
+        )
+    # transformers 5.15 `modeling_gpt_oss.py`, _compatible_flash_implementations; build.toml of the kernel
+    if s.architecture.attention_sinks and s.attention == "flash" and not s.architecture.megatron:
+        yield (
+            "attention flash with sinks is a kernel that Transformers fetches with the package kernels: "
+            "kernels-community/vllm-flash-attn3, built for Ampere and Hopper; elsewhere take eager"
         )
     # dev-discuss.pytorch.org/t/3290: Volta is dropped from CUDA 12.8 builds for 2.11
     if gpu.before_turing and at_least(s.versions.get("torch", "0"), "2.11"):

@@ -89,8 +89,8 @@ class Rollout:
 
     `micro_batch` sequences are scored at once, as many as the actor trains at once if it is None; if batches are
     dynamic, as many as `max_tokens_per_gpu` hold, by default the actor's. `v0`: vLLM's first engine runs, where a
-    release has two. `max_num_seqs` and `max_num_batched_tokens` are None if vLLM decides. `layered_summon`: adapters
-    are gathered for the engine a layer at a time.
+    release has two. `max_model_len` is None if the framework decides, `max_num_seqs` and `max_num_batched_tokens` are
+    None if vLLM does. `layered_summon`: adapters are gathered for the engine a layer at a time.
     """
 
     engine: Generates
@@ -101,6 +101,7 @@ class Rollout:
     max_tokens_per_gpu: int | None
     sleep: bool
     v0: bool
+    max_model_len: int | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     layered_summon: bool
@@ -213,13 +214,13 @@ class Scenario:
     def layout(self) -> Layout:
         """`precision` without the 16-bit type: fp16 is laid out as bf16 is, by DeepSpeed or by autocast.
 
-        A model that is served alone is loaded in fp16.
+        A model that is served alone is loaded in fp16, as is one that stays frozen beside adapters.
         """
         if self.precision != "fp16":
             return self.precision
         if self.sharded.family == "zero":
             return "mixed"
-        return "bf16" if self.task == "inference" else "autocast"
+        return "bf16" if self.task == "inference" or self.method != "full" else "autocast"
 
     @property
     def data_parallel(self) -> int:

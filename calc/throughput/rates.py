@@ -45,6 +45,10 @@ GROUPED = Constant(
     "torch._grouped_mm of 8,192 rows, 16 experts of 5120 x 8192, takes 1.31 ms on an H100: "
     "https://github.com/pytorch/ao/pull/2490; other cards taken alike",
 )  # fmt: skip
+NARROW = Constant(
+    1.0, "share of the peak in 8 bits that large multiplications reach, by the share of that in 16", "published",
+    "torchao 0.18, testing/training/roofline_utils.py: pct_achievable_gemm_tops is one for all formats",
+)  # fmt: skip
 MATRIX_OTHER = Constant(0.65, f"{_LARGE}, other architectures", "assumed", "no source")
 FLASH = {
     "Ampere": Constant(0.60, _FLASH, "published", "50 to 73 % on the A100, arXiv:2307.08691, abstract; the middle"),
@@ -108,13 +112,14 @@ class Rates:
     """The rates that one GPU of a job reaches, in operations or bytes a second.
 
     `matrix`, `fp32` and `flash` are operations of large multiplications in 16 bits and in fp32, and of FlashAttention;
-    `masked` of attention with a mask, `grouped` of multiplications whose rows are grouped by expert. `memory` is bytes
-    of the card's own memory, `eager` bytes that element-wise kernels of eager code get through, `bus` bytes of a
-    collective within a node (bus bandwidth, as NCCL's tests define it), `network` of one GPU's share of the network,
-    `pcie` of a copy from or to host memory.
+    `narrow` of those in 8 bits, or in 16 on a card that has no rate in 8; `masked` of attention with a mask, `grouped`
+    of multiplications whose rows are grouped by expert. `memory` is bytes of the card's own memory, `eager` bytes that
+    element-wise kernels of eager code get through, `bus` bytes of a collective within a node (bus bandwidth, as NCCL's
+    tests define it), `network` of one GPU's share of the network, `pcie` of a copy from or to host memory.
     """
 
     matrix: float
+    narrow: float
     grouped: float
     fp32: float
     flash: float
@@ -157,6 +162,7 @@ def rated(gpu: GPU, node: Node | None, per_node: int, precision: Precision) -> R
     large = peak * 1e12 * MATRIX.get(gpu.architecture, MATRIX_OTHER)
     return Rates(
         matrix=large,
+        narrow=large * NARROW * gpu.fp8_tflops / peak if gpu.fp8_tflops else large,
         grouped=large * GROUPED,
         fp32=peak * 1e12 * (FP32.get(gpu.architecture) or MATRIX.get(gpu.architecture, MATRIX_OTHER)),
         flash=peak * 1e12 * FLASH.get(gpu.architecture, FLASH_OTHER),

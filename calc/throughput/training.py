@@ -99,8 +99,13 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
     products, core = spared(s, c, a, p)
     p = products if s.recomputed else p  # of parts of a layer all operations run again
     layers = ran(s, role, load, trained)
+    eight, met = trained and s.float8 != "none", c
+    if eight:
+        wide = s.bf16_layers_at_end or 0
+        met = c._replace(layers=c.routed + (c.layers - c.routed) * wide // s.architecture.layers)
     computed = [
-        work.matrix(tokens, c, a, products, n, r.matrix, narrow),
+        work.matrix(tokens, met, a, products, n, r.matrix, narrow),
+        *([work.narrowed(tokens, load.micro, s.architecture, products, n, s.float8, wide, r)] if eight else []),
         work.experts(tokens * s.expert_imbalance, load.micro, c, products, n, spread(s, n), r.grouped, r.memory),
         *attending(s, r, load, c, core, n),
         work.elementwise(load.micro, layers, p, r.eager),

@@ -7,6 +7,7 @@ GPU for one optimizer step, in which the GPU processes T tokens in m micro batch
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple, assert_never
 
@@ -24,9 +25,12 @@ from calc.models.architecture import (
     language,
     layer_kinds,
     layer_tensors,
+    linears,
     tensors,
 )
 from calc.models.lora import adapted
+from calc.scenario.words import Float8
+from calc.throughput.rates import Rates
 from calc.throughput.terms import Constant, Term
 
 
@@ -241,6 +245,56 @@ def matrix(
     plain = (c.layers - c.routed) * p.layers + c.head * p.head
     seconds = 2 * tokens * (plain / rate + met * p.adapters / own) / shards
     return Term("matrix work", seconds, "2·T·((M·n_M + H·n_H)/F + A·n_A/f)/N", values, "throughput#matrix")
+
+
+class Casts(NamedTuple):
+    """Bytes that are read and written to make a product's operands narrow, for each of their elements.
+
+    `inputs` of every forward, `gradients` of every backward, weights there and `back`.
+    """
+
+    inputs: float
+    gradients: float
+    there: float
+    back: float
+
+
+# torchao 0.18 testing/training/roofline_utils.py, get_tensor_memory_traffic_ovhd_s, nothing fused with what is before
+CASTS: Mapping[Float8, Casts] = {
+    "tensorwise": Casts(6, 6, 5, 3),
+    "rowwise": Casts(8, 8, 3, 7),
+    "rowwise_with_gw_hp": Casts(3, 3, 3, 3),
+    "mxfp8": Casts(6, 6, 3, 3),
+    "nvfp4": Casts(5, 5, 2.5, 2.5),
+}
+
+
+@lru_cache(maxsize=1024)
+def widths(arch: Architecture) -> tuple[int, int]:
+    """Elements of the inputs and of the outputs of all linears of the layers, for one token."""
+    found = [(count, linear) for spec, count in layer_kinds(arch) for linear in linears(arch, spec)]
+    return sum(n * each.inputs for n, each in found), sum(n * each.outputs for n, each in found)
+
+
+def narrowed(
+    tokens: float, micro: int, arch: Architecture, p: Passes, shards: int, recipe: Float8, wide_end: int, r: Rates
+) -> Term:
+    """The products of layers whose linears multiply in 8 bits, with the casts of what they multiply.
+
+    With rowwise_with_gw_hp the weights' gradients are products in 16 bits (torchao `float8/config.py`), and so are
+    those of the last `wide_end` layers. NVFP4 is taken for as quick as 8 bits: the catalog has no rate in four.
+    """
+    share = 1 - wide_end / arch.layers
+    c, (inputs, outputs), b = counts(arch, "none"), widths(arch), CASTS[recipe]
+    elements = share * (c.layers - c.routed)
+    wide = p.weights if recipe == "rowwise_with_gw_hp" else 0
+    again, back = p.forward + p.again, min(p.inputs, 1)
+    moved = share * tokens * (b.inputs * inputs * again + b.gradients * outputs * back)
+    moved += micro * elements * (b.there * again + b.back * back)
+    values = {"T": tokens, "M": elements, "n_8": p.layers - wide, "n_M": wide, "N": shards, "F_8": r.narrow,
+              "F": r.matrix, "b": moved, "B": r.memory}  # fmt: skip
+    seconds = (2 * tokens * elements * ((p.layers - wide) / r.narrow + wide / r.matrix) + moved / r.memory) / shards
+    return Term("narrow products", seconds, "(2·T·M·(n_8/F_8 + n_M/F) + b/B)/N", values, "throughput#matrix")
 
 
 def experts(

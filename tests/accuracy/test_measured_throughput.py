@@ -46,15 +46,25 @@ def test_the_median_step_is_within_a_tenth_and_three_of_four_within_a_fifth(foun
 def test_seven_in_ten_long_steps_are_within_an_eighth(found: list[Pace]) -> None:
     """What takes four tenths of a second waits for no host, but for some with adapters, shards or a policy.
 
-    Products in float8 are timed as if they were in bf16, a third too slow; tensor parallelism waits for its host.
+    Products in float8 whose rows have scales of their own, a fifth slower than estimated, have one record; tensor
+    parallelism waits for its host.
     """
-    long = [p for p in found if p.measured >= 0.4 and "float8=" not in p.id and "tensor_parallel=" not in p.id]
+    apart = ("float8=rowwise", "tensor_parallel=")
+    long = [p for p in found if p.measured >= 0.4 and not any(kind in p.id for kind in apart)]
     for machine in ("H200", "H100"):
         errors = sorted(sizes([p for p in long if p.group.startswith(machine)]))
         print(machine, len(errors), errors[-4:])
         assert len(errors) >= 18
         assert sum(e <= 0.125 for e in errors) >= 0.7 * len(errors)
         assert sum(e <= 0.20 for e in errors) >= 0.85 * len(errors)
+
+
+def test_products_in_float8_are_met_within_a_twelfth(found: list[Pace]) -> None:
+    """Once a third too slow, timed as if they were in bf16; no record of them has set a constant."""
+    errors = sizes([p for p in found if "float8=tensorwise" in p.id])
+    print(errors)
+    assert len(errors) >= 3
+    assert max(errors) <= 1 / 12
 
 
 def test_families_that_no_constant_has_seen_are_met_as_well(every: list[Pace]) -> None:

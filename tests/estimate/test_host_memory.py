@@ -95,3 +95,15 @@ def test_the_search_counts_what_the_node_has_and_says_so() -> None:
     enough = int(next(line for line in poor.advice if line.startswith("host_memory ")).split()[1])
     assert recommend(job | {"host_memory": enough}).recommended
     assert recommend(job | {"host_memory": enough - 2}).recommended is None
+
+
+def test_what_is_offloaded_does_not_leave_memory_that_cpu_and_gpu_share() -> None:
+    """A DGX Spark has 128 GB for both: Adam of a 4B, 76 GB, has room beside a short batch and not beside a long one."""
+    job = {"model": "qwen3-4b", "task": "sft", "framework": "trl", "gpu": "gb10", "sharding": "zero2"}
+    job |= {"offload.optimizer": True, "micro_batch": 32, "global_batch": 32}
+    lives, died = estimate(parse(job | {"seq_len": 1024})), estimate(parse(job | {"seq_len": 4096}))
+    assert lives.host_memory.gigabytes == 128
+    assert (lives.verdict, lives.on_host) == ("fits", False)
+    assert died.host_peak == lives.host_peak < died.host_memory.bytes
+    assert all(group.verdict == "fits" for group in died.groups)
+    assert (died.verdict, died.on_host) == ("oom", True)

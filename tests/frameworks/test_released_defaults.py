@@ -276,6 +276,7 @@ VERL = (
     Row("rollout.gpu_memory_utilization", {"0.2": f"{ROLLOUT}.gpu_memory_utilization"}),
     Row("rollout.sleep", {"0.2": f"{ROLLOUT}.free_cache_engine"}),
     Row("entropy_coeff", {"0.2": f"{ACTOR}.entropy_coeff"}),
+    Row("rollout.max_model_len", {"0.4.0": f"{ROLLOUT}.max_model_len"}),
     Row("rollout.max_num_seqs", {"0.6.0": f"{ROLLOUT}.max_num_seqs"}),  # until then not passed
     Row("rollout.max_num_batched_tokens", {"0.2": f"{ROLLOUT}.max_num_batched_tokens"}),
     Row("max_tokens_per_gpu", {"0.2": f"{ACTOR}.use_dynamic_bsz"}, NEVER),
@@ -442,6 +443,8 @@ TRL = (
     Row(
         "rollout.gpu_memory_utilization", of("gpu_memory_utilization", since_0_16_0=SERVE), {}, SERVED, ("grpo",)
     ),
+    Row("rollout.max_model_len", of("vllm_max_model_length", since_0_26_0=GRPO), scripts=("grpo",)),
+    Row("rollout.max_model_len", of("max_model_len", since_0_16_0=SERVE), {}, SERVED, ("grpo",)),
     Row("micro_batch", of("per_device_train_batch_size", since_0_14_0=GRPO, since_0_15_0=""), {1: 8}, {}, ("grpo",)),
     Row("roles.reference", of("beta", since_0_14_0=GRPO), {0.04: None, 0.0: "none"}, scripts=("grpo",)),
     Row("response_len", of("response_length", since_0_12_0=UTILS, since_0_27_0=PPO), scripts=("ppo",)),

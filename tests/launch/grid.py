@@ -146,11 +146,15 @@ def trl() -> Iterator[dict[str, Any]]:
     usual = (METHODS, sharded, SWITCHES, ATTENTIONS, PRECISIONS, MACHINES)
     yield from supervised(TRL, ("sft", "rm", "dpo", "kto"), *usual, ({},))
     yield from supervised(TRL, ("sft",), METHODS[:2], sharded, SWITCHES[:1], STEPPED, MACHINES[:2])
-    engines = (*ROLLOUTS, {"rollout.engine": "hf", "rollout.batch": 256})
+    shorter = ROLLOUTS[-1] | {"rollout.max_model_len": 4096}
+    engines = (*ROLLOUTS[:-1], shorter, {"rollout.engine": "hf", "rollout.batch": 256})
     held = (METHODS, sharded, SWITCHES[:3], ATTENTIONS[:1], BATCHES, LENGTHS, PRECISIONS, ({"rollout.n": 8},))
     roles = (ROLES[0], ROLES[2], {"roles.reward": OTHER})
     yield from joined(TRL, "grpo", *held, engines, roles, MACHINES)
-    served = ({"rollout.tensor_parallel": 4}, {"rollout.tensor_parallel": 2}, {"gpus": 24, "gpus_per_node": 8})
+    served: tuple[dict[str, Any], ...] = (
+        {"rollout.tensor_parallel": 4}, {"rollout.tensor_parallel": 2},
+        {"gpus": 24, "gpus_per_node": 8, "rollout.max_model_len": 4096},
+    )  # fmt: skip
     server = ({"placement": "separate", "gpus": 8, "rollout.gpus": 4, "rollout.batch": 256, "rollout.engine": "vllm"},)
     yield from joined(TRL, "grpo", *held, server, served, roles)
 

@@ -245,7 +245,7 @@ CHANGES: dict[str, Any] = {
     "rollout.engine": "hf", "rollout.tensor_parallel": 4, "rollout.gpu_memory_utilization": 0.4, "rollout.n": 8,
     "rollout.sleep": "other", "rollout.layered_summon": True, "rollout.micro_batch": 8, "rollout.batch": 128,
     "max_tokens_per_gpu": 16_384, "entropy_coeff": 0.01, "on_policy": 0.25,
-    "rollout.max_num_seqs": 512, "rollout.max_num_batched_tokens": 4096,
+    "rollout.max_model_len": 4096, "rollout.max_num_seqs": 512, "rollout.max_num_batched_tokens": 4096,
     "rollout.max_tokens_per_gpu": {"max_tokens_per_gpu": 16_384, "rollout.max_tokens_per_gpu": 32_768},
     "rollout.gpus": 6, "gpus_per_node": 4,
     "expandable_segments": "other", "pinned_max_round_threshold_mb": 64,

@@ -243,6 +243,7 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
         "rollout.gpu_memory_utilization": said[f"{rollout}.gpu_memory_utilization"],
         "rollout.sleep": said[f"{rollout}.free_cache_engine"],
         "entropy_coeff": said[f"{actor}.entropy_coeff"],
+        "rollout.max_model_len": said.get(f"{rollout}.max_model_len"),
         "rollout.max_num_seqs": said[f"{rollout}.max_num_seqs"],
         "rollout.max_num_batched_tokens": said[f"{rollout}.max_num_batched_tokens"],
         "rollout.layered_summon": said.get(f"{rollout}.layered_summon", False),
@@ -519,6 +520,7 @@ def generation(packages: Packages, s: Scenario, said: Mapping[str, Any], servers
             "rollout.tensor_parallel": said["vllm_tensor_parallel_size"],
             "rollout.gpu_memory_utilization": said["vllm_gpu_memory_utilization"],
             "rollout.sleep": said.get("vllm_enable_sleep_mode", False),
+            "rollout.max_model_len": said.get("vllm_max_model_length"),
         }
     [[program, command, *words]] = servers
     assert (program, command) == ("trl", "vllm-serve")
@@ -529,6 +531,7 @@ def generation(packages: Packages, s: Scenario, said: Mapping[str, Any], servers
         "rollout.tensor_parallel": args.tensor_parallel_size,
         "rollout.gpu_memory_utilization": args.gpu_memory_utilization,
         "rollout.gpus": args.tensor_parallel_size * args.data_parallel_size,
+        "rollout.max_model_len": vars(args).get("max_model_len"),
     }
 
 

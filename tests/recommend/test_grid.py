@@ -83,6 +83,7 @@ def its_notes_and_command_are_there(best: Configuration, r: Recommendation) -> N
     else:
         assert (r.launch is None) == bool(list(card_warnings(best.scenario, load().gpu(best.scenario.gpu))))
     assert r.launch or any(note.startswith("no command") for note in r.notes)
+    assert not [note for note in (r.launch.notes if r.launch else ()) if "has no flag for it" in note]
 
 
 def quickest(job: dict[str, Any], best: Configuration, changes: dict[str, Any]) -> float | None:

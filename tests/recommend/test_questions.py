@@ -94,7 +94,7 @@ def test_a_trainers_own_optimizer_has_a_command() -> None:
 
 
 def test_what_is_refused_for_want_of_bf16_says_so() -> None:
-    words = "--model mistral-7b-v0.3 --task sft --gpu t4 --gpus 1 --trainer unsloth"
+    words = "--model mistral-7b-v0.3 --task sft --gpu t4 --gpus 1 --trainer unsloth --method full"
     told = r"^recommend: gpu: given 't4', but it has no bf16, and trainer unsloth takes only precision bf16; allowed: "
     with pytest.raises(ScenarioError, match=told):
         recommend(options.read(shlex.split(words), "recommend"), where="recommend")
@@ -413,3 +413,139 @@ def test_experts_train_on_megatron_core_where_that_is_told_to_be_quicker_than_fs
     assert seconds(other) > seconds(r.recommended) * (1 + TOLERANCE)
     given = run("--model qwen3-30b-a3b --task grpo --gpu a100-80-sxm --gpus 32 --framework verl --sharding fsdp2")
     assert given.sharding == "fsdp2"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--model mistral-7b --gpu t4 --gpus 1 --trainer unsloth", "load_in_4bit: true"),
+        ("--model qwen3-4b --gpu t4 --gpus 2 --trainer llamafactory --method qlora", "fp16: true"),
+        ("--model llama-2-7b --gpu v100-32 --gpus 4 --trainer llamafactory --method lora", "fp16: true"),
+        ("--model llama-2-7b --gpu v100-32 --gpus 4 --trainer axolotl --method lora", "fp16: true"),
+        ("--model mistral-7b --gpu t4 --gpus 1 --framework trl --method qlora", "--dtype float16"),
+    ],
+)
+def test_adapters_train_in_fp16_on_cards_without_bf16(words: str, said: str) -> None:
+    """Once refused, or without a command, though notebooks of Unsloth's run on a T4: the base was taken for fp32."""
+    r = ask(f"{words} --task sft")
+    assert r.recommended
+    s = r.recommended.scenario
+    assert (s.precision, s.layout) == ("fp16", "bf16")
+    assert r.launch
+    assert any(said in text for text in (r.launch.command, *r.launch.files.values()))
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "qwen3-30b-a3b"])
+def test_adapters_have_the_targets_that_a_model_has(model: str) -> None:
+    """Once `lora.targets: given 'gate_proj'`, which nobody had given: PEFT passes over names that it does not find."""
+    s = run(f"--model {model} --task sft --gpu h100-sxm --gpus 1 --trainer unsloth")
+    assert s.lora
+    assert s.lora.targets == ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def test_what_a_command_cannot_say_is_not_recommended() -> None:
+    """Once a reference on the host, in a job that without that takes 9 GiB more than the card has."""
+    for words in (
+        "--model qwen2.5-72b --task dpo --gpu h20 --gpus 16 --trainer ms-swift --seq-len 4096",
+        "--model llama-3.2-1b --task sft --gpu rtx3060 --gpus 1 --trainer torchtune",
+    ):
+        made = ask(words).launch
+        assert made
+        assert not [note for note in made.notes if "has no flag for it" in note]
+
+
+def test_the_recipe_for_one_card_is_found() -> None:
+    """torchtune's 8B_full_single_device.yaml, once 'nothing fits' on the card that it is published for."""
+    r = ask("--model llama-3.1-8b --task sft --gpu rtx4090 --gpus 1 --trainer torchtune --method full")
+    assert r.recommended
+    s = r.recommended.scenario
+    assert (s.optimizer, s.optimizer_in_backward, s.sharding) == ("adamw-paged-8bit", True, "none")
+    assert r.launch and "optimizer_in_bwd=True" in r.launch.command
+
+
+def test_a_fused_loss_comes_before_a_refusal() -> None:
+    """Once 'nothing fits, lacks 160 GiB': the logits of 131,072 tokens, which a plug-in never writes."""
+    words = "--model llama-3.1-8b --task sft --gpu h100-sxm --gpus 8 --seq-len 131072 --trainer axolotl"
+    r = ask(words)
+    assert r.recommended
+    assert (r.recommended.scenario.method, r.recommended.scenario.loss) == ("full", "fused")
+    assert ", loss fused, " in text.text(r, load())
+    short = run("--model llama-3.1-8b --task sft --gpu h100-sxm --gpus 8 --seq-len 2048 --trainer axolotl")
+    assert short.loss != "fused"
+
+
+def test_memory_that_cpu_and_gpu_share_is_counted_once() -> None:
+    """Once 163 GiB of host memory beside 52 on the card, of a DGX Spark that has 128 GB for both."""
+    r = ask("--model qwen3-8b --task sft --gpu gb10 --gpus 1 --framework trl")
+    assert r.recommended
+    e = r.recommended.judged.estimate
+    assert e.host_peak + e.groups[0].peak.moment.device_bytes <= 128e9
+    assert not r.recommended.scenario.offload.optimizer
+
+
+def test_generating_without_an_engine_is_no_engine_of_one_gpu() -> None:
+    """Once Transformers' loop in 25 s, as if it were an engine of one GPU, where vLLM over two takes 15."""
+    s = run("--model qwen2.5-7b --task grpo --gpu rtx4090 --gpus 2 --framework trl --method lora")
+    assert s.rollout
+    assert (s.rollout.engine, s.rollout.tensor_parallel) == ("vllm", 2)
+
+
+def test_gpus_that_nobody_divided_are_divided() -> None:
+    """Once `rollout.gpus: given 8 GPUs for none + actor ? + rollout ?`."""
+    s = run("--model qwen2.5-7b --task grpo --gpu h100-sxm --gpus 8 --framework openrlhf --placement separate")
+    assert s.rollout
+    assert s.rollout.gpus + s.gpus_of("actor") == 8
+
+
+def test_a_smaller_card_makes_use_of_its_arithmetic() -> None:
+    """Once 64 cards on PCIe for 64 H200: a job of experts then takes seven times as long."""
+    r = ask("--model qwen3-235b-a22b --task sft --gpu h200 --gpus 32 --trainer megatron-swift --seq-len 8192")
+    assert r.recommended
+    card = load().gpu(r.recommended.scenario.gpu)
+    for other in r.alternatives:
+        gpu = load().gpu(other.scenario.gpu)
+        assert card.bf16_tflops and gpu.bf16_tflops
+        rates = card.bf16_tflops / gpu.bf16_tflops
+        assert gpu.id == card.id or seconds(other) <= SENSIBLE * rates * seconds(r.recommended)
+
+
+def test_no_setting_is_said_to_save_nothing() -> None:
+    """Once 'would save 0.0 GiB in `rollout`, for -1 % more time'."""
+    r = ask("--model qwen2.5-vl-7b --task grpo --gpu h100-sxm --gpus 8 --framework verl==0.4 --response-len 2048")
+    assert not [line for line in r.advice if " 0.0 GiB " in line or "-" in line.partition(" GiB ")[2]]
+    assert any("reads text alone" in note for note in r.notes)
+
+
+def test_an_alternative_gains_something() -> None:
+    """Once adapters of a 0.5B that took more time than all its weights, and more memory."""
+    r = ask("--model qwen2.5-0.5b --task sft --gpu rtx6000ada --gpus 1 --seq-len 2048")
+    assert r.recommended
+    peak = r.recommended.judged.estimate.groups[0].peak.moment.device_bytes
+    for other in (c for c in r.alternatives if c.scenario.method != "full"):
+        slower = seconds(other) > seconds(r.recommended) * (1 + TOLERANCE)
+        assert not slower or other.judged.estimate.groups[0].peak.moment.device_bytes < peak
+
+
+def test_vllm_is_started_for_the_sequences_of_the_job() -> None:
+    """Once 'vLLM does not start', for want of a cache of 131,072 tokens, in a job of 1,024: TRL names no length."""
+    words = "--model qwen2.5-7b --task grpo --gpu rtx4090 --gpus 2 --framework trl --method lora --placement separate"
+    r = ask(words)
+    assert r.recommended and r.recommended.scenario.rollout
+    assert r.recommended.scenario.rollout.max_model_len == 1024
+    assert r.launch and "--max_model_len 1024" in r.launch.command
+    verl = run("--model qwen2.5-7b --task grpo --gpu h100-sxm --gpus 8").rollout
+    assert verl and verl.max_model_len is None
+
+
+def test_nobody_is_sent_to_one_gpu_with_a_terabyte_of_host_memory() -> None:
+    """Once full DPO of a 70B 'on 1 x H100, fits, 644 tokens a second, host 1,622 GB'."""
+    r = ask("--model llama-3.1-70b --task dpo --gpu h100-sxm --gpus 8 --method full")
+    assert r.recommended
+    hours = seconds(r.recommended) * r.recommended.scenario.gpus
+    fewer = [c for c in r.alternatives if " instead of 8" in c.trades]
+    assert fewer and all(c.scenario.gpus >= 4 for c in fewer)
+    assert all(seconds(c) * c.scenario.gpus <= SENSIBLE * hours for c in fewer)
+    one = ask("--model llama-3.1-70b --task dpo --gpu h100-sxm --gpus 1 --method full")
+    assert one.verdict == "nothing fits"
+    assert one.fails and one.fails.where == "host"
+    assert one.advice[0].startswith("host_memory ")

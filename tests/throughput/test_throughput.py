@@ -31,6 +31,7 @@ PAGE = (Path(__file__).parents[2] / "docs/method/throughput.md").read_text("utf-
 TINY = Architecture("llama", 8, (LayerSpec(),) * 2, 2, 1, 4, 16, 32, False, 64)
 UNIT = Rates(
     matrix=1.0,
+    narrow=2.0,
     grouped=1.0,
     fp32=1.0,
     flash=1.0,
@@ -118,6 +119,21 @@ def test_full_training_with_checkpointing_multiplies_four_times_in_layers_and_th
     again = work.matrix(10, c, work.NO_ADAPTERS, work.Passes(1, 1, 1, 1), 1, 1.0)
     assert again.seconds == 2 * 10 * (4 * 1152 + 3 * 256)
     assert work.matrix(10, c, work.NO_ADAPTERS, work.Passes(1, 0, 1, 1), 1, 1.0).seconds == 60 * (1152 + 256)
+
+
+def test_products_in_8_bits_take_their_own_rate_and_the_casts_of_what_they_multiply() -> None:
+    """Ten tokens, forward and both gradients, 1152 elements in two layers, at 2 operations a second: 30 · 1152.
+
+    Inputs of q, k, v, o, gate, up and down: 8·5 + 8 + 16; outputs 8 + 4 + 4 + 8 + 16 + 16 + 8, in each of two layers.
+    """
+    p = work.Passes(1, 0, 1, 1)
+    assert work.widths(TINY) == (2 * 64, 2 * 64)
+    tensorwise = work.narrowed(10, 1, TINY, p, 1, "tensorwise", 0, UNIT)
+    assert tensorwise.seconds == 2 * 10 * 1152 * 3 / 2 + 10 * (6 * 128 + 6 * 128) + 1152 * (5 + 3)
+    mixed = work.narrowed(10, 1, TINY, p, 1, "rowwise_with_gw_hp", 0, UNIT)
+    assert mixed.seconds == 2 * 10 * 1152 * (2 / 2 + 1) + 10 * (3 * 128 + 3 * 128) + 1152 * (3 + 3)
+    half = work.narrowed(10, 1, TINY, p, 1, "tensorwise", 1, UNIT)
+    assert half.seconds == tensorwise.seconds / 2
 
 
 def test_lora_leaves_out_the_frozen_weights_own_gradients() -> None:

@@ -55,7 +55,8 @@ from calc.scenario.words import DEEPSPEED, PREFERENCE, RL
 
 KNOWN: tuple[str, ...] = tuple(RELEASES)
 CHOICES = Choices(own_loop=True, trainers=frozenset({*RELEASED, "megatron"}), fp16=True, shared="tensor_parallel",
-                  fixed={"unsloth": unsloth.FIXED},
+                  fixed={"unsloth": unsloth.FIXED, "torchtune": torchtune.FIXED, "torchtitan": torchtitan.FIXED},
+                  liger=frozenset({"llamafactory", "axolotl", "ms-swift"}),
                   cuts=lambda job, rung: rung["method"] == "full")  # fmt: skip
 
 # torchtitan's train.py asks for no outputs; by default `PipelineScheduleSingle.step` returns them

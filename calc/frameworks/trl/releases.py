@@ -114,6 +114,7 @@ GENERATING = Table(
     Default("rollout.tensor_parallel", FIRST, 1, "vllm_tensor_parallel_size (:671), scripts/vllm_serve.py"),
     Default("rollout.gpu_memory_utilization", FIRST, 0.9, "vllm_gpu_memory_utilization (trainer/grpo_config.py)"),
     Default("rollout.gpu_memory_utilization", "0.18.0", 0.3, "vllm_gpu_memory_utilization (:656 of 1.16.0)"),
+    Default("rollout.max_model_len", "0.26.0", None, "vllm_max_model_length (trainer/grpo_config.py:664)"),
     Default("rollout.n", FIRST, 8, "num_generations (trainer/grpo_config.py:480)"),
     Default("rollout.sleep", FIRST, False, "vllm_enable_sleep_mode (:612), since 0.23.0"),
     Default("roles.reference", "0.19.0", "none", "beta 0.0 (:681), before 0.04; RLOO's 0.05 loads one"),
@@ -124,6 +125,7 @@ GENERATING = Table(
 SERVER = Table(
     Default("rollout.engine", FIRST, "vllm", "vllm_mode server"),
     Default("rollout.gpu_memory_utilization", FIRST, 0.9, "of a server, scripts/vllm_serve.py:111"),
+    Default("rollout.max_model_len", FIRST, None, "of a server, scripts/vllm_serve.py:127"),
 )
 
 # PPOTrainer, whose configuration is `OnPolicyConfig` of trainer/utils.py until 0.26.

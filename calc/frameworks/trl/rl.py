@@ -28,6 +28,7 @@ TASKS: Mapping[str, tuple[str, str]] = {"ppo": ("0.12.0", "1.13.0"), "grpo": ("0
 SHARDS_REFERENCES = {"dpo": "0.17.0", "kto": "1.6.0", "grpo": "0.18.0"}
 COLOCATES = "0.18.0"  # vllm_mode colocate
 SERVES = "0.16.0"  # trl vllm-serve; before, the first rank's process has an engine on the GPU after the trainer's
+LENGTH = "0.26.0"  # vllm_max_model_length (trainer/grpo_config.py:564)
 AT_ONCE = "0.17.0"  # a generation is one of a whole step's completions, before of a micro batch's
 STEPS = 8  # gradient_accumulation_steps of 0.14 (trainer/grpo_config.py)
 
@@ -173,6 +174,9 @@ def _serving_fault(s: Scenario) -> Refusal | None:
         )
     if s.rollout.sleep and not at_least(version, "0.23.0"):
         return Refusal("rollout.sleep", "true", "false, until 0.23.0", f"with trl {version}")
+    if s.rollout.max_model_len and s.placement == "colocated" and not at_least(version, LENGTH):
+        given = s.rollout.max_model_len
+        return Refusal("rollout.max_model_len", given, "null; it has no such setting", f"with trl {version}")
     return None
 
 
@@ -309,10 +313,10 @@ def serving(s: Scenario, completions: int) -> Serving:
     assert s.rollout
     release, version, length = s.versions["vllm"], s.framework_version, s.architecture.max_positions
     if s.placement == "separate":
-        return Serving(release, length)
+        return Serving(release, s.rollout.max_model_len or length)
     return Serving(
         release,
-        length if at_least(version, "0.26.0") else s.seq_len,
+        s.rollout.max_model_len or (length if at_least(version, LENGTH) else s.seq_len),
         max_num_seqs=completions * s.rollout.tensor_parallel,
         max_num_batched_tokens=4096 if at_least(version, "0.19.0") else None,
         sleep_level=2 if at_least(version, "0.25.0") else 1,

@@ -38,7 +38,7 @@ from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, RL
 
 KNOWN: tuple[str, ...] = tuple(RELEASES)
-CHOICES = Choices(fp16=True, precision="bf16")  # model_init_kwargs
+CHOICES = Choices(fp16=True, precision="bf16", serves_whole=True)  # model_init_kwargs
 
 # The first release with a task's trainer, and the first without it again.
 TASKS: Mapping[str, tuple[str, str]] = {
@@ -168,7 +168,7 @@ def refuse(s: Scenario) -> Refusal | None:
         return Refusal("precision", f"'mixed' with sharding {s.sharding}", f"with {', '.join(DEEPSPEED)}")
     if s.precision == "autocast" and s.sharding in FSDP:
         return Refusal("precision", f"'autocast' with sharding {s.sharding}", "fsdp-mixed, which bf16 sets, bf16, fp32")
-    if reason := own_units(s):
+    if reason := own_units(s) or trainer.frozen_fault(s):
         return reason
     if s.lora and "lm_head" in s.lora.targets:
         return Refusal("lora.targets", "lm_head", "any but the head, whose weight the loss reads itself")

@@ -162,7 +162,7 @@ def keeps(s: Scenario) -> Keeps:
         loading=(*[role.name for role in found if not role.shares], "rollout"),
         serving=Serving(
             version=vllm,
-            max_model_len=s.seq_len,
+            max_model_len=s.rollout.max_model_len or s.seq_len,
             max_num_seqs=s.rollout.max_num_seqs,
             max_num_batched_tokens=s.rollout.max_num_batched_tokens,
             # enforce_eager: True in rollout.yaml:35 of 0.5.0, False in :38 of 0.6.0, and in EasyR1's config.yaml

@@ -297,6 +297,8 @@ JOBS = {
     "Transformers generates": "由 Transformers 生成",
     "one for each of {prompts} prompts": "{prompts} 条提示各一个回答",
     "{n#} for each of {prompts} prompts": "{prompts} 条提示各 {n} 个回答",
+    "{n#} for one prompt": "一条提示 {n} 个回答",
+    "one for one prompt": "一条提示一个回答",
     "utilization {share}": "显存占比 {share}",
     "sleeps while others work": "别的角色工作时休眠",
     "asleep while others work": "别的角色工作时休眠",
@@ -664,6 +666,7 @@ LINES = {
 # What time goes into.
 TERMS = {
     "matrix work": "矩阵乘法",
+    "narrow products": "8 位矩阵乘法",
     "attention": "注意力",
     "masked attention": "带掩码的注意力",
     "scan": "状态扫描",
@@ -728,6 +731,7 @@ ADVICE = {
     "long": ("{optimizer}、精度 {precision} 卸载优化器后也放得下，但耗时是它的 {times} 倍"),
     "weights of 16 bits alone, which stay on the card": "只留 16 位权重，放在卡上",
     "states of 8 bits, which stay on the card": "8 位优化器状态，放在卡上",
+    "paged states of 8 bits that step in backward": "分页的 8 位优化器状态，在反向传播中更新",
     "the {smaller} instead of the {larger}": "用 {smaller} 代替 {larger}",
     "{n#} GPUs instead of {many#}": "用 {n} 张卡代替 {many} 张",
     "{n#} GPU instead of {many#}": "用 {n} 张卡代替 {many} 张",
@@ -775,9 +779,13 @@ ADVICE = {
     "assumed: {times#} times the memory of its GPUs, as the catalog knows no such node": (
         "假设为其显存总量的 {times} 倍，因为目录中没有这样的节点"
     ),
+    "taken from the catalog: CPU and GPU share one memory": "取自目录：CPU 与 GPU 共用一份内存",
     "taken from the catalog: the {size} GB of the {node*}": "取自目录：{node} 有 {size} GB",
     "taken from the catalog: the share of {gpus} of {all} GPUs in the {size} GB of the {node*}": (
         "取自目录：{node} 的 {size} GB 中 {all} 张卡里 {gpus} 张的份额"
+    ),
+    "a reward model scores, the framework's default; {field} where a function does": (
+        "按框架的默认，由奖励模型打分；由函数打分时用 {field}"
     ),
     "no reference model runs, the framework's default; {field} adds one for a KL term": (
         "按框架的默认，没有参考模型；{field} 可加上 KL 项所需的那个"
@@ -833,6 +841,9 @@ ADVICE = {
     "{model} without images is its language model alone: with images its vision tower counts, too": (
         "{model} 没有 images 时只算语言模型；给出 images 则视觉塔也计入"
     ),
+    "{model} without images reads text alone: images.width and images.height say their size": (
+        "{model} 没有 images 时只读文本：images.width 与 images.height 说明图像多大"
+    ),
     "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone": (
         "路由专家保持 16 位：Transformers 5 把它们融合了，而 4 位加载只处理线性层"
     ),
@@ -850,8 +861,8 @@ ADVICE = {
     "{name!} {version} is computed as {known}, the nearest version that is known": (
         "{name} {version} 按已知的最近版本 {known} 计算"
     ),
-    "the {gpu} has no bf16: take precision fp16, with torch or trl": (
-        "{gpu} 没有 bf16：用 precision fp16，配 torch 或 trl"
+    "the {gpu} has no bf16: take precision fp16, with torch, its trainers or trl": (
+        "{gpu} 没有 bf16：用 precision fp16，配 torch、它的训练器或 trl"
     ),
     "{form!} needs a Blackwell card: torchao's kernels do not run on the {gpu}": (
         "{form} 需要 Blackwell 卡：torchao 的内核不能在 {gpu} 上运行"
@@ -870,6 +881,11 @@ ADVICE = {
     ),
     "nobody has measured what a process takes besides its tensors on the {gpu}: an NVIDIA card's figure is used": (
         "{gpu} 上进程在张量以外的占用没有实测：按 NVIDIA 显卡计"
+    ),
+    "attention flash with sinks is a kernel that Transformers fetches with the package kernels: "
+    "kernels-community/vllm-flash-attn3, built for Ampere and Hopper; elsewhere take eager": (
+        "带 sinks 的 flash 注意力是 Transformers 用 kernels 包获取的内核：kernels-community/vllm-flash-attn3，"
+        "为 Ampere 和 Hopper 编译；其他卡用 eager"
     ),
     "PyTorch from 2.11 on has kernels for the {gpu} in its builds for CUDA 12.6 alone": (
         "PyTorch 自 2.11 起只在 CUDA 12.6 的构建中有 {gpu} 的内核"
@@ -1061,11 +1077,11 @@ CALCULATOR = {
     "Number formats of weights, gradients and optimizer states. bf16: all bf16. mixed: bf16 weights, fp32 master "
     "weights and states (DeepSpeed, Megatron). fsdp-mixed: fp32 shards, bf16 compute. autocast: fp32 weights under "
     "torch.autocast. fp16: as mixed under DeepSpeed, else as autocast, in fp16 and with a loss scaler, for cards "
-    "without bf16. fp32: all fp32.": (
+    "without bf16; a base that stays frozen is in fp16. fp32: all fp32.": (
         "权重、梯度和优化器状态的数值格式。bf16：全部 bf16。mixed：bf16 权重，fp32 "
         "主权重和状态（DeepSpeed、Megatron）。"
         "fsdp-mixed：fp32 分片，bf16 计算。autocast：torch.autocast 下的 fp32 权重。fp16：在 DeepSpeed 下同 mixed，"
-        "否则同 autocast，但用 fp16 和损失缩放，用于没有 bf16 的卡。fp32：全部 fp32。"
+        "否则同 autocast，但用 fp16 和损失缩放，用于没有 bf16 的卡；冻结的基座为 fp16。fp32：全部 fp32。"
     ),
     "The optimizer; none: nothing is trained.": "优化器；none：不训练任何东西。",
     "How the data-parallel GPUs share weights, gradients and optimizer states; megatron: Megatron-core's distributed "
@@ -1176,8 +1192,8 @@ CALCULATOR = {
     "{n#} response for {prompts#} prompts": "{prompts} 条提示的 {n} 个回答",
     "each GPU takes {share#} of them in {n#} forwards": "每张卡分到 {share} 个，用 {n} 次前向",
     "each GPU takes {share#} of them in {n#} forward": "每张卡分到 {share} 个，用 {n} 次前向",
-    "each {gpus#} GPUs takes {share#} of them in {n#} forwards": "每 {gpus} 张卡分到 {share} 个，用 {n} 次前向",
-    "each {gpus#} GPUs takes {share#} of them in {n#} forward": "每 {gpus} 张卡分到 {share} 个，用 {n} 次前向",
+    "every {gpus#} GPUs take {share#} of them in {n#} forwards": "每 {gpus} 张卡分到 {share} 个，用 {n} 次前向",
+    "every {gpus#} GPUs take {share#} of them in {n#} forward": "每 {gpus} 张卡分到 {share} 个，用 {n} 次前向",
     "Why {method}": "为什么用{method}",
     "{method} comes first, and {lack} where it is closest: {settings*}": (
         "{method}本应优先，但最接近的配置{lack}：{settings}"
@@ -1698,8 +1714,8 @@ REFUSALS = {
     "counts alone, data alone, or mean and longest": "只给 counts，或只给 data，或者 mean 和 longest",
     "one of {n} known data sets, or mean and longest": "{n} 个已知数据集之一，或者 mean 和 longest",
     "a positive number behind '#'": "“#” 后面是正整数",
-    "bf16, or mixed with DeepSpeed; a frozen base is loaded in 16 bits": (
-        "bf16，或在 DeepSpeed 下用 mixed；冻结的基座以 16 位加载"
+    "bf16, fp16, or mixed with DeepSpeed; a frozen base is loaded in 16 bits": (
+        "bf16、fp16，或在 DeepSpeed 下用 mixed；冻结的基座以 16 位加载"
     ),
     "{place@}: given {given!}, {name!}; allowed: {allowed?}": "{place}：给定 {given}，即 {name}；允许：{allowed}",
     "a path to its config.json, or another model": "它的 config.json 的路径，或别的模型",
@@ -1878,6 +1894,7 @@ REFUSALS = {
     "false; RL got it with {version}": "false；强化学习自 {version} 起才有",
     "false; it came with {version}": "false；自 {version} 起才有",
     "false, until {version}": "{version} 之前须为 false",
+    "{least#}, prompt and response, to {most#}": "提示加回答的 {least} 到 {most}",
     "full; adapters came with {version}": "full；适配器自 {version} 起才有",
     "a model, as PPOTrainer takes all four": "一个模型，PPOTrainer 四个都要",
     "hf, or vllm with placement separate": "hf；placement separate 时也可用 vllm",

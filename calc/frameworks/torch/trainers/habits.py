@@ -9,6 +9,7 @@ from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import DeepSpeed
 from calc.base.refusal import Refusal
 from calc.base.versions import nearest, numbers
+from calc.frameworks import trainer
 from calc.frameworks.base import together
 from calc.frameworks.releases import pinned
 from calc.frameworks.torch.releases import Pins
@@ -97,7 +98,7 @@ def refuse(
     for field, allowed in fixed.items():
         if (value := getattr(s, field)) not in allowed:
             return Refusal(field, f"{value!r} with trainer {s.trainer}", ", ".join(map(str, allowed)))
-    return None
+    return trainer.frozen_fault(s)
 
 
 def told(s: Scenario, releases: Mapping[str, Pins]) -> Iterator[str]:

@@ -33,6 +33,7 @@ RELEASES: Mapping[str, Pins] = {
     "0.2.2": Pins("0.16.4", "2.11.0", "5.23.0"),
     CHUNKED: Pins("0.16.4", "2.13.0", "5.23.0"),
 }
+FIXED = {"attention": "sdpa"}  # which a flag does not change: attn_backend is the configuration function's
 
 DEFAULTS = Table(
     Default("micro_batch", FIRST, 8, "local_batch_size (config/configs.py:37)"),
@@ -45,7 +46,7 @@ DEFAULTS = Table(
     Default(
         "attention",
         FIRST,
-        "sdpa",
+        FIXED["attention"],
         "F.scaled_dot_product_attention, unless attn_backend is varlen (models/common/attention.py)",
     ),
     Default("loss", FIRST, "full", "cross_entropy_loss (components/loss.py of 0.1.0)"),

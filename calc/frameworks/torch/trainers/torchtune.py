@@ -29,6 +29,7 @@ RELEASES: Mapping[str, Pins] = {
     "0.5.0": Pins("0.16.4", "2.5.1", "5.23.0"),
     "0.6.1": Pins("0.16.4", "2.6.0", "5.23.0"),
 }
+FIXED = {"attention": "sdpa"}  # no recipe has a key for it
 
 DEFAULTS = Table(
     Default("micro_batch", FIRST, 2, "batch_size (8B_full.yaml)"),
@@ -36,7 +37,7 @@ DEFAULTS = Table(
     Default("grad_dtype", FIRST, "bf16", "fully_shard without a policy (training/_distributed.py:559)"),
     Default("optimizer", FIRST, "adamw", "torch.optim.AdamW (8B_full.yaml)"),
     Default("checkpointing", FIRST, "full", "enable_activation_checkpointing (8B_full.yaml)"),
-    Default("attention", FIRST, "sdpa", "F.scaled_dot_product_attention (modules/attention_utils.py)"),
+    Default("attention", FIRST, FIXED["attention"], "F.scaled_dot_product_attention (modules/attention_utils.py)"),
     Default("loss", FIRST, "chunked", "CEWithChunkedOutputLoss (8B_full.yaml)"),
     Default("loss", FIRST, "full", "DPO's logits are whole (recipes/full_dpo_distributed.py)", ("dpo",)),
     Default("logprob", FIRST, "log-softmax-fp32", "log_softmax of fp32 logits (rlhf/sequence_processing.py:98)"),

@@ -63,7 +63,8 @@ def refuse(s: Scenario) -> Refusal | None:
     """The reason why Unsloth cannot run `s`, in one line, or None."""
     fixed: dict[str, tuple[str, ...]] = {
         "sharding": ("none", "ddp"),
-        "precision": ("bf16",),
+        # chosen by the card (models/vision.py:2294); what is trained whole in fp16 is kept in fp32 (:4043)
+        "precision": ("bf16",) if s.method == "full" else ("bf16", "fp16"),
         "kernels": ("eager",),
         "loss": ("full", "fused"),
         "checkpointing": ("none", "full"),
