@@ -287,14 +287,15 @@ def judged(
     if peak.device_bytes <= usable and any(line.left for line in peak.lines):
         high = min(high, usable)  # more of the paged states leave
     most = max([phase.moment.allocated_bytes for phase in phases])
-    kept = max(runtime.cached(p.moment.lines, caching) for p in phases) + runtime.beyond(peak.lines)
+    # what the allocator holds back is a part of the blocks that it keeps
+    kept = max(max(0, runtime.cached(p.moment.lines, caching) - p.moment.held_back) for p in phases)
     return Group(
         name=name,
         gpus=gpus,
         phases=phases,
         usable_bytes=usable,
         # no less than tensors take, and cached blocks fill at most what the card has
-        device_range=(max(low, most), max(high, min(high + kept, usable))),
+        device_range=(max(low, most), max(high, min(high + kept + runtime.beyond(peak.lines), usable))),
         fit_probability=probability,
         verdict=word,
         verdict_phase="load" if refusal else _first_to_break(odds, word),
