@@ -279,7 +279,7 @@ def test_what_a_trainer_cannot_run_is_refused_in_one_line(trainer: str, fields: 
 def test_a_task_that_a_trainer_does_not_run_is_refused_in_one_line(trainer: str, model: str) -> None:
     """Its habits are not known there, and nothing that reads them comes before the refusal."""
     for task in RL:
-        with pytest.raises(ScenarioError, match="^scenario: trainer: given "):
+        with pytest.raises(ScenarioError, match=r"^scenario: trainer: given "):
             run(trainer, model=model, task=task)
 
 
