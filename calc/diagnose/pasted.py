@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-LINES = 20_000  # of the end of a text, which are read
+LINES = 10_000  # of the end of a text, which are read
 LONGEST = 4000  # characters of a line that are looked at where a pattern would walk back and forth
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
