@@ -81,6 +81,24 @@ def test_lines_add_up_to_their_moment_and_every_formula_gives_its_bytes() -> Non
     each(judged)
 
 
+def test_a_scenario_written_out_in_full_is_the_same_scenario() -> None:
+    """With every note on it, and as JSON too."""
+
+    def judged(job: Drawn) -> Iterator[str]:
+        data = job.scenario.as_dict()
+        try:
+            again = parse(json.loads(json.dumps(data)))
+        except ScenarioError as error:
+            yield str(error)
+            return
+        if again != job.scenario or hash(again) != hash(job.scenario):
+            yield "another scenario"
+        if again.as_dict() != data or again.warnings != job.scenario.warnings:
+            yield f"{again.warnings} in place of {job.scenario.warnings}, or other fields"
+
+    each(judged)
+
+
 def test_every_figure_is_finite() -> None:
     """In memory, in time and in the values that formulas are shown with: JSON has no word for what is not."""
 

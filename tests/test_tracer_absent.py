@@ -9,6 +9,7 @@ import importlib.util
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -122,6 +123,18 @@ def test_a_file_that_cannot_be_read_is_one_line(
     monkeypatch.setattr("sys.argv", ["command", str(path)])
     assert trace.main() == 2
     assert capsys.readouterr() == ("", f"{path}{line}\n")
+
+
+@pytest.mark.parametrize("asked", [["/dev/zero"], ["--batch", "/dev/zero"]])
+def test_a_device_is_no_file(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no end, and would fill the memory."""
+    monkeypatch.setattr("sys.argv", ["command", *asked])
+    monkeypatch.setitem(sys.modules, "measurements.trace.fake", ModuleType("fake"))
+    assert trace.main() == 2
+    told = "given what is no regular file, allowed: a file, or - for standard input"
+    assert capsys.readouterr() == ("", f"/dev/zero: {told}\n")
 
 
 def test_scenarios_to_add_and_a_models_file_are_read_as_one_is(

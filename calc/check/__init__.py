@@ -19,27 +19,28 @@ from calc.check import beside, folders, gpus, messages, models, nodes, records, 
 from calc.check.faults import Rule
 
 GPUS: tuple[Rule[GPU], ...] = (
-    texts.sources, texts.finished, texts.tidy, gpus.vendor, gpus.memory, gpus.usable, gpus.usable_as_printed,
-    gpus.correction, gpus.memory_in_name, gpus.formats, gpus.bandwidth, gpus.rates, gpus.formats_agree, gpus.power,
-    gpus.slot, gpus.link,
+    texts.sources, texts.days, texts.finished, texts.tidy, gpus.vendor, gpus.memory, gpus.usable,
+    gpus.usable_as_printed, gpus.correction, gpus.memory_in_name, gpus.formats, gpus.bandwidth, gpus.rates,
+    gpus.formats_agree, gpus.power, gpus.slot, gpus.link,
 )  # fmt: skip
 NODES: tuple[Rule[Node], ...] = (
-    texts.sources, texts.finished, texts.tidy, nodes.cards, nodes.link, nodes.bridges, nodes.peers,
+    texts.sources, texts.days, texts.finished, texts.tidy, nodes.cards, nodes.link, nodes.bridges, nodes.peers,
     nodes.speeds_as_printed, nodes.link_speed, nodes.measured, nodes.network, nodes.host_memory,
 )  # fmt: skip
 MODELS: tuple[Rule[Model], ...] = (
     models.config_fields, models.named_class, models.published_count, models.size_in_name, models.active_in_name,
-    models.names, texts.model_sources, texts.finished, texts.tidy, models.one_dtype, models.positions, models.groups,
-    models.images,
+    models.names, texts.model_sources, texts.days, texts.finished, texts.tidy, models.one_dtype, models.positions,
+    models.groups, models.images,
 )  # fmt: skip
 RECORDS: tuple[Rule[Mapping[str, Any]], ...] = (
-    texts.record_sources, texts.thread, texts.record_finished, texts.dates, records.named, records.metric,
-    records.origin, records.quoted, records.quoted_rate, records.quoted_card, records.quoted_method, records.size,
-    records.parts, records.allocator, records.phases, records.device, records.counted, records.outcome, records.first,
-    records.machine, records.torch, records.rates, records.scenario,
+    texts.record_sources, texts.thread, texts.record_finished, texts.dates, texts.record_days, records.named,
+    records.metric, records.origin, records.quoted, records.quoted_rate, records.quoted_card, records.quoted_method,
+    records.size, records.parts, records.allocator, records.phases, records.device, records.counted, records.outcome,
+    records.first, records.machine, records.torch, records.rates, records.scenario,
 )  # fmt: skip
 MESSAGES: tuple[Rule[Mapping[str, Any]], ...] = (
-    texts.record_sources, texts.record_finished, messages.figures, messages.card, messages.processes, messages.release,
+    texts.record_sources, texts.record_days, texts.record_finished, messages.figures,
+    messages.card, messages.processes, messages.release,
 )  # fmt: skip
 # Rules across all files, which name the place to blame themselves.
 ALL: tuple[Callable[[Catalog, Path], Iterator[str]], ...] = (texts.own_names, texts.own_records, beside.faults)

@@ -32,6 +32,7 @@ _PLACEHOLDER = re.compile(
 )
 _THREAD = re.compile(r"([\w.-]+/[\w.-]+)(?: (?:issue|pull request) #?([0-9]+))?(?=[ @]|$)")
 _LATER = re.compile(r"\b(?:TODO|todo|TBD|tbd|FIXME|fixme|XXX|lorem ipsum)\b")
+_DAY = re.compile(r"(?<![\w/.-])[0-9]{4}-[0-9]{2}-[0-9]{2}(?![\w/-])")
 FIRST = date(2016, 9, 1)  # PyTorch's first release
 A_SUITE = timedelta(days=31)  # the most between the day that a suite is named after and its last record
 SOURCE = "an http(s) address, or the title of a document or what was seen where, in words"
@@ -144,6 +145,27 @@ def day(given: str, field: str) -> Iterator[str]:
         return
     if not passed:
         yield fault(field, given, f"{FIRST} to {today}, today")
+
+
+def days(thing: GPU | Node | Model, _: Catalog) -> Iterator[str]:
+    """A day that a source or a note tells of has been: that of a visit, say."""
+    if isinstance(thing, Model):
+        written: Mapping[str, str] = {"source": thing.source, "parameters_source": thing.parameters_source}
+    else:
+        notes = {f"{name}.note": note for name, note in thing.notes.items()}
+        written = {f"{name}.source": source for name, source in thing.sources.items()} | notes
+    yield from _told(written)
+
+
+def record_days(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:
+    """A day that a record's source or note tells of has been."""
+    yield from _told({name: record.get(name) or "" for name in ("source", "note")})
+
+
+def _told(written: Mapping[str, str]) -> Iterator[str]:
+    for name, text in written.items():
+        for given in _DAY.findall(text):
+            yield from day(given, name)
 
 
 def own_names(catalog: Catalog, root: Path) -> Iterator[str]:

@@ -10,8 +10,8 @@ from calc.base.ledger import Line, Phase
 from calc.base.schema import InputError
 from calc.base.units import gb, gib
 from calc.catalog.catalog import Catalog, load
+from calc.diagnose import pasted, snapshot, tracker
 from calc.diagnose import reading as readings
-from calc.diagnose import snapshot, tracker
 from calc.diagnose.job import Job, job
 from calc.diagnose.reading import Reading
 from calc.diagnose.remedies import Remedy, Tried, remedies
@@ -22,7 +22,7 @@ from calc.estimate.wording import spoken
 from calc.resolve.parse import given
 from calc.scenario.scenario import Scenario
 
-LONGEST = 1_000_000  # bytes of a log that are read
+LONGEST = 1_000_000  # characters of a text that are read, from its end
 LARGEST = 4  # lines of the moment that are named
 # Shares of the card from which a difference between message and estimate says something.
 NEAR, SPARE = 0.1, 0.05
@@ -66,7 +66,7 @@ def diagnose(
 ) -> Diagnosis:
     """The diagnosis of a pasted text, or of a file's bytes; `more` gives fields that it does not say, by dotted key.
 
-    Bytes are a log in UTF-8, of which a long one's end is read, or a memory snapshot.
+    Bytes are a log in UTF-8, or a memory snapshot. Of a long text the end is read.
     Raises InputError, one line, if nothing in the text is recognised, or a field of `more` cannot be used.
     """
     catalog = catalog or load()
@@ -76,8 +76,8 @@ def diagnose(
         if snapshot.is_snapshot(text):
             shows, text = tuple(snapshot.said(text, where)), snapshot.as_text(text, where)
         else:
-            text = text[-LONGEST:].decode("utf-8", "replace")
-    reading = readings.read(text, catalog)
+            text = text[-4 * LONGEST :].decode("utf-8", "replace")
+    reading = readings.read(pasted.end(text[-LONGEST:]), catalog)
     if shows:
         reading.parts[:] = ["a memory snapshot"]
         reading.notes += shows

@@ -30,7 +30,7 @@ def mappings(lines: list[Line]) -> Iterator[dict[str, Any]]:
 def _json(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """The objects of JSON that begin a line, with the lines on which they begin and end."""
     decoder, position = json.JSONDecoder(), 0
-    for match in re.finditer(r"(?m)^\s*\{\s*$|^\s*\{\s*\"", text):
+    for match in re.finditer(r"(?m)^[^\S\n]*\{\s*(?:$|\")", text):
         start = text.index("{", match.start())
         if start < position:
             continue

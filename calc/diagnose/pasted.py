@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+LINES = 10_000  # of the end of a text, which are read
 LONGEST = 4000  # characters of a line that are looked at where a pattern would walk back and forth
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -30,22 +31,33 @@ class Line(NamedTuple):
     speaker: str
 
 
+def end(text: str) -> str:
+    """The end of a long text, where a log says what happened."""
+    return "\n".join(_one_kind(text).rsplit("\n", LINES)[-LINES:])
+
+
 def lines(text: str) -> list[Line]:
     """The lines of pasted text."""
-    return [_line(raw) for raw in _COLOUR.sub("", text.replace("\r\n", "\n").replace("\r", "\n")).split("\n")]
+    return [_line(raw) for raw in _COLOUR.sub("", _one_kind(text)).split("\n")]
+
+
+def _one_kind(text: str) -> str:
+    """A text with line ends of one kind; a progress bar writes a line over another."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _line(raw: str) -> Line:
     speaker, left = "", True
-    text = raw.rstrip()
+    whole = raw.rstrip()
+    text, rest = whole[:LONGEST], whole[LONGEST:]
     while left:
         left = False
         for pattern in (*_SPEAKERS, *_PREFIXES):
-            match = pattern.match(text.lstrip()[:LONGEST])
+            match = pattern.match(text.lstrip())
             if match:
                 text, left = text.lstrip()[match.end() :], True
                 speaker = match[1] if pattern in _SPEAKERS else speaker
-    return Line(text, speaker)
+    return Line(text + rest, speaker)
 
 
 def joined(read: list[Line]) -> str:

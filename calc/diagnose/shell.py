@@ -17,6 +17,8 @@ _ASSIGNED = re.compile(
 _LISTED = re.compile(r"""\[\s*(?:'[^'\n]*'|"[^"\n]*")(?:\s*,\s*(?:'[^'\n]*'|"[^"\n]*"))*\s*,?\s*\]""")
 _ITEM = re.compile(r"""'([^']*)'|"([^"]*)\"""")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:\.\w+)+=.*", re.DOTALL)
+_WHOLE = 32_768  # characters of a line that are split into words, which shlex takes the longer over the longer one is
+_ROOM = 100_000  # characters that variables may add to the commands of a text: each may hold another one twice
 _OPERATORS = {"&&", "||", ";", "|", "&"}
 _STARTS = (
     "torchrun", "deepspeed", "accelerate", "trl", "swift", "megatron", "llamafactory-cli", "axolotl", "tune", "litgpt",
@@ -36,12 +38,22 @@ def commands(text: str) -> list[Command]:
     read = pasted.lines(text)
     variables: dict[str, str] = {}
     found: list[Command] = []
+    room = _ROOM
+
+    def known(word: str) -> str:
+        nonlocal room
+        whole = expand(word, variables)
+        if len(whole) - len(word) > min(room, pasted.LONGEST):
+            return word
+        room -= max(0, len(whole) - len(word))
+        return whole
+
     for line in pasted.logical(read):
         if (match := _ASSIGNED.fullmatch(line[: pasted.LONGEST])) and not _OVERRIDE.fullmatch(line.strip()):
-            variables[match[1]] = expand(match[2].strip("\"'"), variables)
+            variables[match[1]] = known(match[2].strip("\"'"))
             continue
         for words in _split(line):
-            environment, rest = _environment([expand(word, variables) for word in words], variables)
+            environment, rest = _environment([known(word) for word in words], variables)
             if is_command(rest):
                 found.append(Command(tuple(rest), environment))
     return found + list(_listed(read))
@@ -58,6 +70,7 @@ def is_command(words: list[str]) -> bool:
 
 def _split(line: str) -> Iterator[list[str]]:
     """The words of each command of a line."""
+    line = line[:_WHOLE]
     try:
         words = shlex.split(line, posix=True)
     except ValueError:  # a quote that was cut off

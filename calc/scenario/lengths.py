@@ -134,13 +134,13 @@ def fullest(lengths: Lengths, cap: int, rows: int, met: float = 0.95) -> int:
     mean = lengths.mean_below(cap)
     deviation = sqrt(rows * sum([weight * (length - mean) ** 2 for length, weight in weights]))
     width = max(1, ceil(min(longest * rows / CELLS, deviation / FINE)))
-    cells = _together(_cells(weights, width), rows)
+    start, cells = _together(_cells(weights, width), rows)
     exceeded = 1 - met ** min(1.0, rows / lengths.samples)  # by one batch
     rest = 0.0
-    for cell in range(len(cells) - 1, 0, -1):
+    for cell in range(len(cells) - 1, -1, -1):
         rest += cells[cell]
         if rest > exceeded:
-            return min(longest * rows, max(longest, cell * width))
+            return min(longest * rows, max(longest, (start + cell) * width))
     return longest
 
 
@@ -164,18 +164,21 @@ def _cells(weights: tuple[tuple[int, float], ...], width: int) -> list[float]:
     return cells
 
 
-def _together(cells: list[float], rows: int) -> list[float]:
-    """The distribution of the sum of `rows` independent draws from `cells`."""
+def _together(cells: list[float], rows: int) -> tuple[int, list[float]]:
+    """The distribution of the sum of `rows` independent draws from `cells`: its first cell, and all from there on."""
     if rows == 1:
-        return cells
+        return 0, cells
     half = _together(cells, rows // 2)
     whole = _sums(half, half)
-    return _sums(whole, cells) if rows % 2 else whole
+    return _sums(whole, (0, cells)) if rows % 2 else whole
 
 
-def _sums(one: list[float], other: list[float]) -> list[float]:
-    back, last = other[::-1], len(other) - 1
-    sums = [sum(map(mul, one[max(0, n - last) : n + 1], back[max(0, last - n) :])) for n in range(len(one) + last)]
+def _sums(one: tuple[int, list[float]], other: tuple[int, list[float]]) -> tuple[int, list[float]]:
+    """The distribution of a sum, without ends that never happen: of many rows only what is near their mean is left."""
+    (start, cells), (more, others) = one, other
+    back, last = others[::-1], len(others) - 1
+    sums = [sum(map(mul, cells[max(0, n - last) : n + 1], back[max(0, last - n) :])) for n in range(len(cells) + last)]
     while sums[-1] < NEVER:
         sums.pop()
-    return sums
+    first = next(n for n, share in enumerate(sums) if share >= NEVER)
+    return start + more + first, sums[first:]

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from measurements.commands import Parser
 
 from .case import Case, from_record, from_scenario
-from .reading import documents, mapping, only
+from .reading import documents, mapping, only, regular
 
 
 def _case(data: dict[str, Any]) -> Case:
@@ -45,7 +45,7 @@ def main() -> int:
         from . import fake  # noqa: F401  (before anything imports torch)
 
         if options.batch:
-            with sys.stdin if options.batch == "-" else Path(options.batch).open() as lines:
+            with sys.stdin if options.batch == "-" else regular(Path(options.batch)).open() as lines:
                 _batch(lines)
         else:
             print(_traced(_case(given), options.detail))

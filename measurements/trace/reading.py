@@ -30,10 +30,17 @@ def only(found: list[Any], where: str) -> dict[str, Any]:
     return found[0]
 
 
+def regular(path: Path) -> Path:
+    """The path, of a file that has an end: a device need not have one, and a pipe may never begin."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise CaseError(f"{path}: given what is no regular file, allowed: a file, or - for standard input")
+    return path
+
+
 def read_text(path: Path) -> str:
     """The text of a file."""
     try:
-        return path.read_text("utf-8")
+        return regular(path).read_text("utf-8")
     except UnicodeDecodeError as error:
         raise CaseError(f"{path}: not UTF-8: {error.reason}") from None
     except OSError as error:

@@ -72,6 +72,24 @@ def test_a_day_is_one_of_the_calendar_and_near_the_one_in_the_id() -> None:
     assert dated("2024-01-02", "measured/h100-2025-01-01/x")[0].endswith("within 31 days of 2025-01-01, which id says")
 
 
+def test_a_day_in_a_source_or_a_note_is_one_of_the_calendar_that_has_been() -> None:
+    """An address may have any figures in its path."""
+    card = load().gpus["h100-sxm"]
+
+    def said(source: str, note: str = "") -> list[str]:
+        return list(texts.days(replace(card, sources={"tdp_w": source}, notes={"ecc": note}), load()))
+
+    assert said("NVIDIA, https://www.nvidia.com/2026-02-30/h100 (seen 2024-02-29)", "Read on 2025-01-02.") == []
+    assert said("NVIDIA, https://www.nvidia.com/h100 (seen 2026-02-30)") == [
+        "tdp_w.source: given '2026-02-30', allowed: a day of the calendar, such as 2026-11-22"
+    ]
+    assert said("NVIDIA H100 datasheet", "Read on 2999-01-02.")[0].startswith("ecc.note: given '2999-01-02', allowed: ")
+    record = {"source": "a log", "note": "Seen 2026-06-31."}
+    assert next(texts.record_days(record, load())).startswith("note: given '2026-06-31', allowed: a day")
+    model = replace(load().models["llama-3-8b"], parameters_source="the hub's page, 2999-01-02")
+    assert next(texts.days(model, load())).startswith("parameters_source: given '2999-01-02', allowed: ")
+
+
 # --- figures in words ---
 
 

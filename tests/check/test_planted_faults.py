@@ -56,6 +56,10 @@ GPU_FAULTS = [
     ),
     Fault("usable memory in GiB", H100, value("memory.usable_mib", 79), ": memory.usable_mib: given 79, allowed: "),
     Fault("memory sold in MiB", H100, value("memory.marketing_gb", 81920), ": memory.smi_mib: given 81559, allowed: "),
+    Fault(
+        "seen on no day", H100, value("tdp_w", "NVIDIA, https://www.nvidia.com/h100 (seen 2026-02-30)", "source"),
+        ": tdp_w.source: given '2026-02-30', allowed: a day of the calendar",
+    ),
     Fault("power in kW", H100, value("tdp_w", 0.7), ": tdp_w.value: given 0.7, allowed: an integer of at least 1"),
     Fault("power of another digit", H100, value("tdp_w", 7000), ": tdp_w: given 7000, allowed: 168 to 3350 W"),
     Fault("link in Gb/s", H100, value("nvlink_gbs", 7200), ": nvlink_gbs: given 7200, allowed: 128 to 1350 GB/s"),

@@ -34,6 +34,31 @@ def test_prefixes_of_a_log_are_taken_off(raw: str, text: str, speaker: str) -> N
     assert pasted.lines(raw)[0] == (text, speaker)
 
 
+def test_of_a_long_text_the_end_is_read_whatever_ends_its_lines() -> None:
+    job = "[rank0]: torch.OutOfMemoryError: " + MESSAGE
+    for blank in ("\n", "\r", "\r\n", "x\n"):
+        for before, after, known in ((10**6, 0, True), (0, pasted.LINES, False)):
+            told = read(pasted.end(blank * before + job + "\n" + blank * after), CATALOG)
+            assert bool(told.parts) is known
+    assert pasted.end("a\r\nb") == "a\nb"
+
+
+def test_only_the_head_of_an_endless_line_is_taken_apart() -> None:
+    """Prefixes of it, and words of a command: both are looked for again and again."""
+    (line,) = pasted.lines("[rank0]: " * 1000)
+    assert line == (("[rank0]: " * 1000)[: 9 * 1000].rstrip()[pasted.LONGEST // 9 * 9 :], "rank0")
+    (command,) = shell.commands("torchrun " + "a" * 10**6 + " --b=1")
+    assert [len(word) for word in command.words] == [8, 32_768 - 9]
+
+
+def test_variables_that_double_each_other_fill_no_memory() -> None:
+    doubled = "\n".join(("A=x", *["A=$A$A"] * 100, *["torchrun $A --b=$A"] * 1000))
+    words = [word for command in shell.commands(doubled) for word in command.words]
+    assert len(words) == 3000
+    assert max(map(len, words)) <= 2 * pasted.LONGEST
+    assert sum(map(len, words)) < 150_000
+
+
 def test_a_command_is_one_line_with_the_variables_that_the_text_sets() -> None:
     text = (
         'TBS=256\nset -x\nray job submit --address="http://x" -- python3 -m openrlhf.cli.train_ppo_ray \\\n'

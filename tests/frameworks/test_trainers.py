@@ -14,7 +14,7 @@ from calc.frameworks.torch.trainers import torchtune
 from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
 from calc.resolve.parse import parse
 from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError
-from calc.scenario.words import Trainer
+from calc.scenario.words import RL, Trainer
 
 # Adapters of rank 8 on all linears of Llama 3 8B: 32 layers of 8 (2 (4096 + 4096) + 2 (4096 + 1024) + 3 (4096 + 14336))
 ADAPTERS = 20_971_520
@@ -274,6 +274,15 @@ def test_what_a_trainer_cannot_run_is_refused_in_one_line(trainer: str, fields: 
     with pytest.raises(ScenarioError) as refused:
         run(trainer, **fields)
     assert str(refused.value) == f"scenario: {message}"
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("model", ["llama-3-8b", "gemma-2-9b", "qwen3-30b-a3b"])
+def test_a_task_that_a_trainer_does_not_run_is_refused_in_one_line(trainer: str, model: str) -> None:
+    """Its habits are not known there, and nothing that reads them comes before the refusal."""
+    for task in RL:
+        with pytest.raises(ScenarioError, match=r"^scenario: trainer: given "):
+            run(trainer, model=model, task=task)
 
 
 @pytest.mark.parametrize("given", ["ms-swift", "ms-swift==4.6", "LLaMA-Factory", "axolotl", "torch_tune", "Unsloth"])

@@ -173,7 +173,7 @@ DOORS = {
     "estimate": Door(inputs.files(), estimate),
     "batch": Door(inputs.lines(), batch),
     "recommend": Door(inputs.commands(), recommend),
-    "diagnose": Door(inputs.files(), diagnose),
+    "diagnose": Door(inputs.pasted(), diagnose),
     "config": Door(inputs.configs(), config),
     "added": Door(inputs.configs(), added),
     "catalog": Door(inputs.catalogs(), catalog),

@@ -117,6 +117,13 @@ PIECES = (
     "nan", "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"), "- " * 60, "[" * 60, '{"a":' * 60, "\u2028",
     "\r",
 )  # fmt: skip
+# What a reader of logs and commands might walk back and forth over, where there is no end of it.
+REPEATED = (
+    "a", " ", "1", "1.", "--a=b ", "--a ", "k: 1\n", "{\n", '{"a": 1,\n', "[rank0]: ", "\x1b[0m", " 20%|", "1 GiB ",
+    "$(", '  File "a.py", line 1, in a\n', "CUDA out of memory. Tried to allocate ", "torchrun ", "a.b=c ", "<<E\n",
+    "\\\n", "A=x\nA=$A$A\n", "torchrun $A --b=$A\n",
+    "2025-04-25 01:08:59 ", "['a', ", "export A=b\n", "$A", "${A:-", "A=$A$A\n", "|  0  NVIDIA ", "[1, ", "f(", "é",
+)  # fmt: skip
 
 
 @st.composite
@@ -150,6 +157,28 @@ def files(draw: st.DrawFn) -> bytes:
     as_json = draw(st.booleans())
     text = json.dumps(made) if as_json else yaml.safe_dump(made, allow_unicode=True)
     return draw(torn(text)) if draw(st.booleans()) else text.encode("utf-8", "surrogatepass")
+
+
+@cache
+def died() -> tuple[str, ...]:
+    """What people pasted when a job had died."""
+    read = [
+        yaml.safe_load((ROOT / "tests/diagnose" / name).read_text("utf-8")) for name in ("reports.yaml", "inputs.yaml")
+    ]
+    return tuple(each["text"] for kind in read for each in kind)
+
+
+@st.composite
+def pasted(draw: st.DrawFn) -> bytes:
+    """What a job left behind, whole or torn; now and then a megabyte of the same few characters."""
+    match draw(st.integers(0, 9)):
+        case 0:
+            piece = draw(st.one_of(st.sampled_from((*PIECES, *REPEATED)), st.text(min_size=1, max_size=4)))
+            return (piece * (10**6 // len(piece))).encode("utf-8", "surrogatepass")
+        case 1 | 2 | 3:
+            return draw(files())
+        case _:
+            return draw(torn(draw(st.sampled_from(died()))))
 
 
 @st.composite

@@ -56,12 +56,20 @@ PLANTED = {
     "<p style=\"background: URL( 'missing.png' )\">x</p>": NOWHERE,
     "<style>@import 'https://example.org/x.css';</style>": ELSEWHERE,
     '<p id="a"></p><p id="a"></p>': "given twice",
+    '<img src="page.html" attributionsrc="https://example.org/x">': ELSEWHERE,
+    '<svg><animate attributeName="href" values="x; javascript:alert(1)"/></svg>': "which would run",
+    '<svg><set attributeName="href" to="java&#10;script:alert(1)"/></svg>': "which would run",
+    "<script type=module>run()</script>": "a script of type module",
+    '<script type="IMPORTMAP">{"imports": {"x": "https://example.org/x"}}</script>': "a script of type IMPORTMAP",
+    '<script type="application/ecmascript">run()</script>': "a script of type application/ecmascript",
+    "<!-- --!><img src='https://example.org/x'> -->": "a comment that browsers end within",
+    "<!--><img src='https://example.org/x'> -->": "a comment that browsers end within",
 }
 ALLOWED = """<a href="https://example.org/">x</a><a href="mailto:x@example.org">x</a><a href="page.html#a" id="a">x</a>
 <link rel="canonical" href="https://example.org/"><link rel="alternate" hreflang="zh" href="https://example.org/zh/">
 <img src="data:image/png;base64,AA=="><svg><rect fill="url(#a)"/></svg><p style="width:1%">url(https://x.org)</p>
 <meta http-equiv="refresh" content="0; url=page.html#a"><style>p{background:url("data:image/svg+xml,<svg a='b(c)'/>")}
-</style><script>x = "<img src=https://example.org/x.png>"</script>"""
+</style><!-- > -- > --><script type="application/json">{"to": "javascript:x"}</script><script>x = "<img src=https://example.org/x.png>"</script>"""
 
 
 @pytest.mark.parametrize("html", PLANTED)

@@ -113,6 +113,7 @@ WRONG = {
     '<p style="color: red">': "style or a handler",
     "<style>p { color: red }</style>": "style or a handler",
     '<p class="x" onclick="run()">': "style or a handler",
+    "<P OnClick=run()>": "style or a handler",
 }
 
 

@@ -131,6 +131,9 @@ HOSTILE = {
     b"GET /hardware HTTP/1.1\r\n" + HOST: 302,  # with its slash
     b"GET /assets/ HTTP/1.1\r\n" + HOST: 404,
     b"GET /data/tables/nope.csv HTTP/1.1\r\n" + HOST: 404,
+    b"GET /search/nope HTTP/1.1\r\n" + HOST: 404,
+    b"GET /search/%s HTTP/1.1\r\n" % (b"a" * 300) + HOST: 404,
+    b"GET /search/search_index.json/nope HTTP/1.1\r\n" + HOST: 404,
     # another site's name that leads here
     b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n": 403,
     b"GET / HTTP/1.1\r\nHost: 127.0.0.1.example.org:80\r\n\r\n": 403,

@@ -67,8 +67,11 @@ WITH_ADAPTERS = ("lora", "qlora")
 
 
 def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
-    """The model as litgpt or Megatron-core has it where they train, else as Transformers has it."""
-    match values["trainer"]:
+    """The model as litgpt or Megatron-core has it where they train, else as Transformers has it.
+
+    No trainer runs RL: see `defaults`.
+    """
+    match "own" if values["task"] in RL else values["trainer"]:
         case "megatron":
             return megatron.modelled(architecture)
         case "megatron-swift":

@@ -18,7 +18,8 @@ from calc.site.faults import short
 LEAK = re.compile(r"Macro (?:Rendering|Syntax) Error|\{\{|\{%|\[\[ |no such element")
 CELLS = ("td", "th")
 # Attributes that a browser loads on any element; attributes that only lead somewhere belong to links.
-SOURCES = ("src", "poster", "background", "data", "manifest", "action", "formaction", "ping", "xlink:href")
+SOURCES = ("src", "poster", "background", "data", "manifest", "action", "formaction", "ping", "xlink:href",
+           "attributionsrc")  # fmt: skip
 SETS = ("srcset", "imagesrcset")
 LINKS = ("a", "area")
 CANDIDATE = re.compile(r"[\s,]*(\S*[^\s,])(?:\s+[^,]*)?(?:,|$)")
@@ -38,7 +39,10 @@ STYLED = (
 NO_REQUEST = {"canonical", "alternate", "prev", "next", "author", "license"}
 SCHEMES = ("https", "http", "mailto")  # allowed in links
 RUN = ("script", "iframe", "object", "embed")  # these run what they load: no page may give them `data:`
-WATCHED = {"href", "srcdoc", "http-equiv", *SOURCES, *SETS, *STYLED}
+ANIMATED = ("values", "from", "to", "by")  # what an element of SVG makes of an attribute of another, a link's too
+# Beside plain scripts, which a page's policy allows by their hashes, and data, which no browser runs.
+SCRIPTS = re.compile(r"module|importmap|speculationrules|.*(?:java|ecma)script", re.I)
+WATCHED = {"href", "srcdoc", "http-equiv", "type", *SOURCES, *SETS, *STYLED, *ANIMATED}
 REFRESH = re.compile(r"^[\s\d.]*[;,]?\s*(?:url\s*=\s*)?[\"']?([^\"']*)", re.I)
 UNSEEN = re.compile(r"^[\x00-\x20]+|[\x00-\x20]+$|[\t\r\n]+")  # characters that browsers strip from an address
 
@@ -86,6 +90,14 @@ class Page(HTMLParser):
             loads += [] if addressed else [given["href"]]
         if tag == "meta" and given.get("http-equiv", "").casefold() == "refresh":
             loads += REFRESH.findall(given.get("content", ""))
+        if tag == "script" and "src" not in given and SCRIPTS.match(given.get("type", "").strip()):
+            self.refused.append(f"has a script of type {given['type'][:80]}, which its policy forbids")
+        for name in ANIMATED:
+            if any(
+                bare(each).casefold().startswith(("javascript:", "vbscript:"))
+                for each in given.get(name, "").split(";")
+            ):
+                self.refused.append(f"makes {given[name][:80]} of a link, which would run")
         for load in loads:
             if tag in RUN and bare(load).casefold().startswith("data:"):
                 self.refused.append(f"loads {load[:80]}, which would run")
@@ -102,6 +114,11 @@ class Page(HTMLParser):
             self._in_cell = False
         if tag == self._raw:
             self._raw = ""
+
+    def handle_comment(self, data: str) -> None:
+        """Refuses a comment that ends sooner for browsers than for this parser: what follows is hidden from here."""
+        if data.startswith((">", "->")) or "--!>" in data:
+            self.refused.append(f"has a comment that browsers end within {data.strip()[:80]!r}")
 
     def handle_data(self, data: str) -> None:
         """Records the text that a reader sees, and the addresses that a style loads."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = re.compile(r"<script>(.*?)</script>", re.S)
-INLINE = re.compile(r"<style|<[a-z][^<>]*\s(?:style|on[a-z]+)=")
+INLINE = re.compile(r"<style|<[a-z][^<>]*\s(?:style|on[a-z]+)=", re.I)
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
 HEAD, OWN = '<meta charset="utf-8">', "script-src 'self'"
 

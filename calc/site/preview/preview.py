@@ -36,6 +36,7 @@ from calc.answers.processes import unheard
 from calc.base.project import ROOT
 from calc.catalog.catalog import load
 from calc.site.build.policy import reloading
+from calc.site.build.search import LIGHT, WHOLE
 from calc.site.faults import BuildError
 from calc.site.i18n.languages import LANGUAGES
 from calc.site.preview import asked
@@ -232,10 +233,11 @@ class Preview(LiveReloadServer):
     def _search(self, path: str) -> None:
         """Copies a file of the search index from the last site; without one, nothing is found."""
         target, last = self.out / path, ROOT / "site" / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if last.is_file():
+        if os.path.isfile(last):  # a name that is too long for a file is none
+            target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(last, target)
-        else:
+        elif path in (LIGHT, WHOLE):
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(EMPTY, "utf-8")
 
 

@@ -113,10 +113,13 @@ def refuse(s: Scenario) -> Refusal | None:
         "loss": ("full", "chunked"),
         "attention": ("sdpa", "flash"),
     }
+    if fault := shared.refuse(s, TASKS, fixed, together=True):
+        return fault
     if not at_least(nearest(s.versions["torchtitan"], tuple(RELEASES)), CHUNKED):
         # components/quantization of 0.2.2
-        fixed["float8"] = ("none", "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8")
-    return shared.refuse(s, TASKS, fixed, together=True)
+        own = {"float8": ("none", "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8")}
+        return shared.refuse(s, TASKS, own, together=True)
+    return None
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
