@@ -30,6 +30,7 @@ UNPLACED = -1  # in place of the address of a small block
 
 Block = tuple[int, ...]
 NO_BLOCK: Block = ()
+NONE: list[int] = []
 Steps = Sequence[tuple[int, int]]  # a slot and the bytes it requests, or 0 to free the slot's block
 Awaited = tuple[int, int, Block]  # a freed block, and the clock's counts of which it waits for
 State = tuple[int, dict[int, int], dict[int, int], int, dict[int, int], list[Awaited]]
@@ -164,7 +165,7 @@ class Allocator:
         self.process = process or Process(limit)
         self.process.streams.append(self)
         self._spare = 0  # bytes left in the segments of small blocks
-        self._sizes: list[int] = []  # of free blocks, the smallest first
+        self._sizes: list[int] = []  # of free blocks, and some of which none is left; the smallest first
         self._free: dict[int, list[int]] = {}  # the starts of the free blocks of a size, the lowest first
         self._starts: dict[int, int] = {}  # sizes of free blocks by their start
         self._ends: dict[int, int] = {}  # sizes of free blocks by their end
@@ -245,22 +246,16 @@ class Allocator:
                 end = start + size
                 if end in starts:
                     after = starts.pop(end)
-                    beside = free[after]
-                    if len(beside) > 1:
-                        del beside[bisect_left(beside, end)]
-                    else:
-                        del free[after], sizes[bisect_left(sizes, after)]
+                    same = free[after]
+                    del same[bisect_left(same, end)]
                     size += after
                     end += after
                 if start in ends:
                     before = ends.pop(start)
                     size += before
                     start -= before
-                    beside = free[before]
-                    if len(beside) > 1:
-                        del beside[bisect_left(beside, start)]
-                    else:
-                        del free[before], sizes[bisect_left(sizes, before)]
+                    same = free[before]
+                    del same[bisect_left(same, start)]
             elif size <= SMALL:
                 own[slot] = UNPLACED, size
                 spare -= size
@@ -274,18 +269,26 @@ class Allocator:
                     most = allocated
                 continue
             else:
+                same = free.get(size, NONE)
+                if same and not (unmapped and same[0] + size in unmapped):
+                    # most blocks fit exactly
+                    start = same.pop(0)
+                    del starts[start], ends[start + size]
+                    own[slot] = start, size
+                    allocated += size
+                    if allocated > most:
+                        most = allocated
+                    continue
                 place = bisect_left(sizes, size)
+                while place < len(sizes) and not free[sizes[place]]:
+                    del free[sizes.pop(place)]
                 if place < len(sizes):
                     have = sizes[place]
                     start = free[have][0]
                     if start + have in unmapped:
                         have, start = self._fit(size)
-                    beside = free[have]
-                    if len(beside) > 1:
-                        del beside[bisect_left(beside, start)]
-                    else:
-                        del free[have], sizes[bisect_left(sizes, have)]
-                    del starts[start], ends[start + have]
+                    same = free[have]
+                    del same[bisect_left(same, start)], starts[start], ends[start + have]
                 else:
                     process.allocated, self._spare = allocated, spare
                     start, have = self._segment(size)
@@ -345,6 +348,7 @@ class Allocator:
             self._drop(start, size)
             del self._segments[start]
             self.process.reserved -= size
+        self._end = min(self._segments, default=ENDLESS)
 
     def _keep(self, start: int, size: int) -> None:
         """Add a block to the free ones."""
@@ -357,8 +361,6 @@ class Allocator:
         """Remove a block from the free ones."""
         del self._starts[start], self._ends[start + size]
         self._free[size].remove(start)
-        if not self._free[size]:
-            del self._free[size], self._sizes[bisect_left(self._sizes, size)]
 
 
 class Expandable(Allocator):
