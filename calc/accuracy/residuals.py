@@ -151,10 +151,7 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
     traced = record["class"] == "traced"  # without a card, so that there is nothing to compare with a verdict
     e = estimate(scenario, catalog, replays=not traced)
     metric, measured = record["metric"], record["measured_bytes"] or 0
-    if metric == "held":
-        predicted = held(scenario, record["moment"], catalog)
-    else:
-        predicted = peak_allocated(e, traced=traced)
+    predicted = held(scenario, record["moment"], catalog) if metric == "held" else peak_allocated(e, traced=traced)
     low, high = reach(e, metric)
     return Residual(
         id=record["id"],
