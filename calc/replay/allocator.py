@@ -79,8 +79,7 @@ class Process:
 
     `reserved` is the bytes of all segments, `most_reserved` its maximum so far; `most` is the largest sum of allocated
     blocks, each with any remainder too small to be split off. `released` counts how often the limit made cached
-    segments go back, and `refused` is the smallest total that the limit kept from being reserved: under any limit from
-    `most_reserved` to just below `refused`, everything would have happened in the same way.
+    segments go back, and `refused` is the smallest total that the limit kept from being reserved.
 
     The clock: `recorded` events so far, `issued` collectives, `met` the last one for which the stream that computes has
     waited, and `seen`, the last event for which the host has. Collectives of one communicator run in the order of their
@@ -97,13 +96,17 @@ class Process:
         self.streams: list[Allocator] = []
 
     def copy(self, limit: int | None) -> Process:
-        """A copy of the process and its streams under another limit, which has not been in the way so far."""
+        """A copy of the process and its streams under another limit, which is the `same` so far."""
         other = copy(self)
         other.limit = limit
         other.streams = []
         for stream in self.streams:
             stream.copy(other)
         return other
+
+    def same(self, limit: int) -> bool:
+        """True if everything so far would have happened in the same way under this limit."""
+        return self.most_reserved <= limit < self.refused
 
     def lacks(self, whole: int) -> bool:
         """True if `whole` more bytes would exceed the limit; `refused` then records it."""
