@@ -18,7 +18,17 @@ from calc.base.plan import Stage
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
-from calc.replay.allocator import NO_BLOCK, Allocator, Block, Expandable, OutOfMemory, Process, Steps, asked, length
+from calc.replay.allocator import (
+    NO_BLOCK,
+    Allocator,
+    Block,
+    Expandable,
+    OutOfMemory,
+    Process,
+    Steps,
+    asked,
+    length,
+)
 from calc.replay.blocks import Blocks, Piece, blocks
 from calc.replay.fsdp1_streams import Gathers
 from calc.replay.fsdp2_streams import EMBEDDING, ROOT, Shards
@@ -490,8 +500,7 @@ class Replay:
 
     def leave(self, kept: Kept) -> None:
         """Frees what a forward keeps."""
-        for own in kept:
-            self.give(*own.values())
+        self.give(*[block for own in kept for block in own.values()])
 
     def uncache(self) -> None:
         """Frees autocast's cache, as an autocast ends."""
@@ -587,8 +596,7 @@ class Replay:
         if m.at_once:
             self.give(*self.heap.take_all(m.passing))
         else:
-            for size in m.passing:
-                self.give(self.take(size))
+            self.heap.play([step for size in m.passing if size for step in ((0, asked(size)), (0, 0))], {})
         if m.held == "step":
             self.drop()
         self.give(*self.gradients)
