@@ -351,6 +351,7 @@ class Allocator:
             self._drop(start, size)
             del self._segments[start]
             self.process.reserved -= size
+        # below all others as before, and at the same address in every step: of addresses only the order matters
         self._end = min(self._segments, default=ENDLESS)
 
     def _keep(self, start: int, size: int) -> None:
