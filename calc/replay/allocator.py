@@ -30,7 +30,6 @@ UNPLACED = -1  # in place of the address of a small block
 
 Block = tuple[int, ...]
 NO_BLOCK: Block = ()
-NONE: list[int] = []
 Steps = Sequence[tuple[int, int]]  # a slot and the bytes it requests, or 0 to free the slot's block
 Awaited = tuple[int, int, Block]  # a freed block, and the clock's counts of which it waits for
 State = tuple[int, dict[int, int], dict[int, int], int, dict[int, int], list[Awaited]]
@@ -272,10 +271,10 @@ class Allocator:
                     most = allocated
                 continue
             else:
-                same = free.get(size, NONE)
-                if same and not (unmapped and same[0] + size in unmapped):
-                    # most blocks fit exactly
-                    start = same.pop(0)
+                exact = free.get(size)
+                if exact and not (unmapped and exact[0] + size in unmapped):
+                    # as for most requests, which are those of the step before
+                    start = exact.pop(0)
                     del starts[start], ends[start + size]
                     own[slot] = start, size
                     allocated += size
