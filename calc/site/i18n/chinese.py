@@ -1796,7 +1796,7 @@ REFUSALS = {
     "1, or with sharding megatron": "1，或与 sharding megatron 一起",
     "1, or with expert_parallel above 1": "1，或在 expert_parallel 大于 1 时",
     "one micro batch a GPU, {n#}": "每卡一个 micro batch，{n}",
-    "eager; Liger has none for it": "eager；Liger 没有它的 kernel",
+    "eager; Liger has none for it that is modelled": "eager；Liger 没有已模拟的对应 kernel",
     "1, or for pretrain and sft": "1，或用于 pretrain 和 sft",
     "sdpa, whose place PyTorch's ring takes": "sdpa，由 PyTorch 的环形注意力代替",
     "16 bits for SDPA's flash kernel": "SDPA 的 flash 内核需要 16 位",
