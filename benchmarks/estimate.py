@@ -1,6 +1,6 @@
 """The time of one estimate: `python -m benchmarks.estimate` prints the median in milliseconds, job by job.
 
-`ledger` is the answer by sums alone, as if no block were known; `replayed` is the whole estimate, with the allocator
+`ledger` is the answer by sums alone; `replayed` is the whole estimate, with the allocator
 replayed where that is possible; `parsed` includes reading the scenario. Caches that the next estimate of the same job
 would use are cleared before each; caches of what depends on the model alone stay.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 from time import process_time
-from unittest.mock import patch
 
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
@@ -69,8 +68,7 @@ def main() -> None:
     print(f"{'':20}{'ledger':>10}{'replayed':>10}{'parsed':>10}")
     for name, data in JOBS.items():
         scenario = parse(data, catalog=catalog)
-        with patch.object(replay, "known", lambda roles: False):
-            ledger = timed(lambda scenario=scenario: estimate(scenario, catalog))
+        ledger = timed(lambda scenario=scenario: estimate(scenario, catalog, replays=False))
         replayed = timed(lambda scenario=scenario: estimate(scenario, catalog))
         parsed = timed(lambda data=data: estimate(parse(data, catalog=catalog), catalog))
         print(f"{name:20}{ledger:10.2f}{replayed:10.2f}{parsed:10.2f} ms")

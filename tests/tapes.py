@@ -66,17 +66,17 @@ def tape(model: str, *, moe: bool = False, first: bool = False, **run: Any) -> T
 
 def forward_of(tape: Tape) -> list[Snapshot]:
     """The instants of a forward that a backward follows."""
-    return snapshots(Lifetimes(tape).forward().turns)
+    return snapshots(Lifetimes(tape).forward.turns)
 
 
 def without_grad_of(tape: Tape) -> list[Snapshot]:
     """The instants of a forward without gradient."""
-    return snapshots(Lifetimes(tape).without_grad().turns)
+    return snapshots(Lifetimes(tape).without_grad.turns)
 
 
 def once_of(tape: Tape) -> list[Snapshot]:
     """The instants of a forward that checkpointing will run again."""
-    return snapshots(Lifetimes(tape).once().turns)
+    return snapshots(Lifetimes(tape).once.turns)
 
 
 def again_of(tape: Tape) -> list[Snapshot]:
@@ -91,7 +91,7 @@ def waiting_of(tape: Tape) -> Size:
 
 def backward_of(tape: Tape) -> list[Snapshot]:
     """The instants of a backward."""
-    return snapshots(Lifetimes(tape).backward().turns)
+    return snapshots(Lifetimes(tape).backward.turns)
 
 
 def selective() -> Tape:

@@ -71,7 +71,8 @@ class Allocator(NamedTuple):
 class Residual:
     """A record's memory in bytes as estimated and as measured, and whether the job ran.
 
-    `predicted` is a peak of the allocator, `counted` the estimate of what the metric counts, `low` to `high` its range.
+    `predicted` is a peak of the allocator, `counted` the estimate of what the metric counts, `low` to `high` its range;
+    the range and the verdict of a traced step, which nothing is compared with, are those of the ledger alone.
     `measured` is 0 for a mere verdict; `most` is the largest value that the source may mean by its number. `phases` and
     `components` come from a trace, `allocator` from a measured job.
     """
@@ -147,12 +148,10 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
     """The residual of a record; raises ScenarioError for a scenario that cannot be used."""
     catalog = as_run(record, catalog)
     scenario = parse(record["scenario"], where=record["id"], catalog=catalog)
-    e = estimate(scenario, catalog)
+    traced = record["class"] == "traced"  # without a card, so that there is nothing to compare with a verdict
+    e = estimate(scenario, catalog, replays=not traced)
     metric, measured = record["metric"], record["measured_bytes"] or 0
-    if metric == "held":
-        predicted = held(scenario, record["moment"], catalog)
-    else:
-        predicted = peak_allocated(e, traced=record["class"] == "traced")
+    predicted = held(scenario, record["moment"], catalog) if metric == "held" else peak_allocated(e, traced=traced)
     low, high = reach(e, metric)
     return Residual(
         id=record["id"],

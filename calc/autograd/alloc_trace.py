@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from calc.autograd.lifetimes import Lifetimes, Pass, Turn
 from calc.autograd.polynomial import in_bytes
-from calc.autograd.tape import NOTHING, Course, Size, Tape, Tensor
+from calc.autograd.tape import NOTHING, Course, Size, Tensor
 
 # Slots that are not a piece's own: its input, the gradient of its output, gradients of weights, which stay, and what an
 # operation takes and gives back while it runs. MULTIPLY is where cuBLAS is called first, by forward's thread, 1, or
@@ -31,13 +31,15 @@ class Script(NamedTuple):
 
 
 class Writer:
-    """Writes the scripts of a tape for `tokens` in sequences of `length`, with a model's dimensions `dims` put in.
+    """Writes the scripts of a tape's passes for `tokens` in sequences of `length`, with a model's `dims` put in.
 
     Gradients of weights have `grad_bytes` an element. One slot is one storage, forward and backward.
     """
 
-    def __init__(self, tape: Tape, dims: Mapping[str, int], tokens: int, length: int, grad_bytes: int) -> None:
-        self.lifetimes = Lifetimes(tape)
+    def __init__(
+        self, lifetimes: Lifetimes, dims: Mapping[str, int], tokens: int, length: int, grad_bytes: int
+    ) -> None:
+        self.lifetimes = lifetimes
         self.dims, self.batch, self.grad_bytes = dims, (tokens, length), grad_bytes
         self.rows = tokens // length
         self.slots: dict[Tensor, int] = {self.lifetimes.input: INPUT, self.lifetimes.given: GIVEN}
@@ -48,26 +50,26 @@ class Writer:
 
     def forward(self) -> Script:
         """A forward that keeps what backward needs."""
-        return self._whole(self.lifetimes.forward())
+        return self._whole(self.lifetimes.forward)
 
     def without_grad(self) -> Script:
         """A forward that keeps nothing."""
-        return self._whole(self.lifetimes.without_grad())
+        return self._whole(self.lifetimes.without_grad)
 
     def once(self) -> Script:
         """A forward that checkpointing will run again: its input stays, and what selective checkpointing keeps."""
-        return self._whole(self.lifetimes.once())
+        return self._whole(self.lifetimes.once)
 
     def backward(self) -> Script:
         """The backward of a forward that kept everything."""
         tape, lost = self.lifetimes.tape, self.lifetimes.tape.lost
         saved = [t.storage for op in tape.ops for t in op.saves]
-        return self._script(self.lifetimes.backward(), [t for t in saved if t not in lost])
+        return self._script(self.lifetimes.backward, [t for t in saved if t not in lost])
 
     def again(self) -> Script:
         """The backward of a checkpointed piece, whose forward runs again."""
         kept = [t.storage for op in self.lifetimes.tape.ops for t in op.kept]
-        return self._script(self.lifetimes.again(), [self.lifetimes.input, *kept])
+        return self._script(self.lifetimes.again, [self.lifetimes.input, *kept])
 
     def _whole(self, run: Pass) -> Script:
         """A forward; casts that autocast keeps are not the piece's own, unless it saves them."""

@@ -8,6 +8,7 @@ writes down what each allocates and frees, for the allocator's replay.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 from calc.autograd.tape import NOTHING, Course, Op, Size, Tape, Tensor
@@ -53,7 +54,7 @@ class Pass(NamedTuple):
 
 
 class Lifetimes:
-    """The passes over a tape.
+    """The passes over a tape, each worked out when it is first asked for.
 
     Reentrant checkpointing runs a piece again to its end, and the piece's backward within its own: the output stays
     until then, and so does its gradient, an argument (torch 2.13 `utils/checkpoint.py`, `CheckpointFunction`).
@@ -69,23 +70,28 @@ class Lifetimes:
         self.saves_last = len(tape.ops) if tape.reentrant or not saving else saving[-1]
         self.stays: Storages = (final.storage, self.given) if tape.reentrant else ()
 
+    @cached_property
     def forward(self) -> Pass:
         """A forward that is followed by a backward."""
         return self._whole(lambda op: op.saves)
 
+    @cached_property
     def without_grad(self) -> Pass:
         """A forward without gradient, which saves nothing."""
         return self._whole(lambda op: ())
 
+    @cached_property
     def once(self) -> Pass:
         """A forward that checkpointing will run again: its input stays, and what selective checkpointing keeps."""
         return self._whole(lambda op: op.kept, [self.input])
 
+    @cached_property
     def backward(self) -> Pass:
         """The backward of a forward that saved everything."""
         backward = Backward(self)
         return Pass([*backward.through(self.tape.ops)], backward.of_input)
 
+    @cached_property
     def again(self) -> Pass:
         """The backward of a checkpointed piece, whose forward runs again once an operation asks for what it saved.
 

@@ -186,22 +186,22 @@ class Segment:
     @cached_property
     def forward(self) -> tuple[Shot, ...]:
         """The instants of a forward that is followed by a backward."""
-        return self._peaks(self._lifetimes.forward().turns)
+        return self._peaks(self._lifetimes.forward.turns)
 
     @cached_property
     def backward(self) -> tuple[Shot, ...]:
         """The instants of backward."""
-        return self._peaks(self._lifetimes.backward().turns)
+        return self._peaks(self._lifetimes.backward.turns)
 
     @cached_property
     def without_grad(self) -> tuple[Shot, ...]:
         """The instants of a forward without gradient, which keeps nothing."""
-        return self._peaks(Lifetimes(self._scoring).without_grad().turns)
+        return self._peaks(Lifetimes(self._scoring).without_grad.turns)
 
     @cached_property
     def once(self) -> tuple[Shot, ...]:
         """The instants of a forward that checkpointing will repeat."""
-        return self._peaks(self._lifetimes.once().turns) if self._tape.selective else self.without_grad
+        return self._peaks(self._lifetimes.once.turns) if self._tape.selective else self.without_grad
 
     @cached_property
     def again(self) -> tuple[Shot, ...]:

@@ -84,10 +84,15 @@ class Moment(NamedTuple):
     @property
     def sums(self) -> Sums:
         """The totals that decide whether the instant fits."""
-        lost = [line for line in self.lines if line.component == "fragmentation"]
-        stirred, replayed, reserved = (sum([x.values.get(name, 0) for x in lost]) for name in ("B", "least", "R"))
-        spare = self.held_back if stirred else reserved - replayed
-        return Sums(staying(self.lines) - spare, self.allocated_bytes, stirred, replayed)
+        needed, allocated, stirred, replayed = staying(self.lines), self.allocated_bytes, 0, 0
+        for line in self.lines:
+            if line.component == "fragmentation":
+                lost = line.values
+                stirred += lost.get("B", 0)
+                replayed += lost.get("least", 0)
+                # of what is held back the least that must be reserved counts, or an unknown share of what is stirred
+                needed -= line.bytes if lost.get("B") else lost.get("R", 0) - lost.get("least", 0)
+        return Sums(needed, allocated, stirred, replayed)
 
 
 class Phase(NamedTuple):

@@ -27,9 +27,9 @@ PHASES = ("load", "rollout", "score", "forward", "backward", "step", "sync", "sa
 class Shared:
     """A GPU group: GPUs that hold the same roles, seen from one of them."""
 
-    def __init__(self, job: Job, names: Sequence[str], gpus: int) -> None:
-        """The group of the roles called `names`, on `gpus` GPUs."""
-        self.job, self.names, self.gpus = job, names, gpus
+    def __init__(self, job: Job, names: Sequence[str], gpus: int, *, replays: bool = True) -> None:
+        """The group of the roles called `names`, on `gpus` GPUs; `replays`: the allocator, where blocks are known."""
+        self.job, self.names, self.gpus, self.replays = job, names, gpus, replays
         self.engine = job.engine if "rollout" in names else None
 
     @cached_property
@@ -76,7 +76,7 @@ class Shared:
     def act(self) -> replay.Act | None:
         """The job as it is replayed; None where its blocks are not known one by one, or no replay could let it fit."""
         memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
-        if self.engine or not replay.known(self.job.roles):
+        if not self.replays or self.engine or not replay.known(self.job.roles):
             return None
         # this spares most jobs the work of finding their blocks
         if any(verdict.hopeless(known, usable) for known in self.training):
@@ -253,9 +253,9 @@ class Shared:
         return "one length" if s.packing and s.task in ("pretrain", *RL) else "lengths vary"
 
 
-def sets(job: Job) -> list[Shared]:
-    """The GPU groups of a job."""
-    return [Shared(job, names, gpus) for names, gpus in placement.groups(job.s, job.keeps)]
+def sets(job: Job, *, replays: bool = True) -> list[Shared]:
+    """The GPU groups of a job; `replays` as in `Shared`."""
+    return [Shared(job, names, gpus, replays=replays) for names, gpus in placement.groups(job.s, job.keeps)]
 
 
 def peaks(phases: Iterable[Phase]) -> tuple[Phase, ...]:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple, assert_never
 
 from calc.autograd import kernels
+from calc.autograd.lifetimes import Lifetimes
 from calc.autograd.polynomial import Amount, Segment, amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.attention import Attention
@@ -740,6 +741,12 @@ def _layer(
     how = {"first": first, "counted": counted, "received": received, "selective": selective, "reentrant": reentrant}
     tape = program(run, spec, **how).layer()
     return Segment(tape, dimensions(run.arch, run.adapter.rank if run.adapter else 0))
+
+
+@lru_cache(maxsize=256)
+def lifetimes(run: Run, spec: LayerSpec, first: bool, received: bool, selective: bool) -> Lifetimes:
+    """The passes over the tape of a layer of the kind `spec`, see `layer`: the same for every batch."""
+    return Lifetimes(program(run, spec, first=first, received=received, selective=selective).layer())
 
 
 class Traffic(NamedTuple):

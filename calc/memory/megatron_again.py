@@ -44,7 +44,7 @@ class Again(Linears):
         y = write(Tensor(x.width, x.b))
         inner, self.tape, self.within = self.tape, outer, False
         own = Lifetimes(inner)
-        forward, backward = own.without_grad(), own.again()
+        forward, backward = own.without_grad, own.again
         apart = {own.input, own.given, y.storage, backward.out}
         return outer.op(
             name,

@@ -78,8 +78,7 @@ class Process:
 
     `reserved` is the bytes of all segments, `most_reserved` its maximum so far; `most` is the largest sum of allocated
     blocks, each with any remainder too small to be split off. `released` counts how often the limit made cached
-    segments go back, and `refused` is the smallest total that the limit kept from being reserved: under any limit from
-    `most_reserved` to just below `refused`, everything would have happened in the same way.
+    segments go back, and `refused` is the smallest total that the limit kept from being reserved.
 
     The clock: `recorded` events so far, `issued` collectives, `met` the last one for which the stream that computes has
     waited, and `seen`, the last event for which the host has. Collectives of one communicator run in the order of their
@@ -96,13 +95,17 @@ class Process:
         self.streams: list[Allocator] = []
 
     def copy(self, limit: int | None) -> Process:
-        """A copy of the process and its streams under another limit, which has not been in the way so far."""
+        """A copy of the process and its streams under another limit, which is the `same` so far."""
         other = copy(self)
         other.limit = limit
         other.streams = []
         for stream in self.streams:
             stream.copy(other)
         return other
+
+    def same(self, limit: int) -> bool:
+        """True if everything so far would have happened in the same way under this limit."""
+        return self.most_reserved <= limit < self.refused
 
     def lacks(self, whole: int) -> bool:
         """True if `whole` more bytes would exceed the limit; `refused` then records it."""
@@ -164,7 +167,7 @@ class Allocator:
         self.process = process or Process(limit)
         self.process.streams.append(self)
         self._spare = 0  # bytes left in the segments of small blocks
-        self._sizes: list[int] = []  # of free blocks, the smallest first
+        self._sizes: list[int] = []  # of free blocks, and some of which none is left; the smallest first
         self._free: dict[int, list[int]] = {}  # the starts of the free blocks of a size, the lowest first
         self._starts: dict[int, int] = {}  # sizes of free blocks by their start
         self._ends: dict[int, int] = {}  # sizes of free blocks by their end
@@ -245,22 +248,16 @@ class Allocator:
                 end = start + size
                 if end in starts:
                     after = starts.pop(end)
-                    beside = free[after]
-                    if len(beside) > 1:
-                        del beside[bisect_left(beside, end)]
-                    else:
-                        del free[after], sizes[bisect_left(sizes, after)]
+                    same = free[after]
+                    del same[bisect_left(same, end)]
                     size += after
                     end += after
                 if start in ends:
                     before = ends.pop(start)
                     size += before
                     start -= before
-                    beside = free[before]
-                    if len(beside) > 1:
-                        del beside[bisect_left(beside, start)]
-                    else:
-                        del free[before], sizes[bisect_left(sizes, before)]
+                    same = free[before]
+                    del same[bisect_left(same, start)]
             elif size <= SMALL:
                 own[slot] = UNPLACED, size
                 spare -= size
@@ -274,18 +271,26 @@ class Allocator:
                     most = allocated
                 continue
             else:
+                exact = free.get(size)
+                if exact and not (unmapped and exact[0] + size in unmapped):
+                    # as for most requests, which are those of the step before
+                    start = exact.pop(0)
+                    del starts[start], ends[start + size]
+                    own[slot] = start, size
+                    allocated += size
+                    if allocated > most:
+                        most = allocated
+                    continue
                 place = bisect_left(sizes, size)
+                while place < len(sizes) and not free[sizes[place]]:
+                    del free[sizes.pop(place)]
                 if place < len(sizes):
                     have = sizes[place]
                     start = free[have][0]
                     if start + have in unmapped:
                         have, start = self._fit(size)
-                    beside = free[have]
-                    if len(beside) > 1:
-                        del beside[bisect_left(beside, start)]
-                    else:
-                        del free[have], sizes[bisect_left(sizes, have)]
-                    del starts[start], ends[start + have]
+                    same = free[have]
+                    del same[bisect_left(same, start)], starts[start], ends[start + have]
                 else:
                     process.allocated, self._spare = allocated, spare
                     start, have = self._segment(size)
@@ -345,6 +350,8 @@ class Allocator:
             self._drop(start, size)
             del self._segments[start]
             self.process.reserved -= size
+        # below all others as before, and at the same address in every step: of addresses only the order matters
+        self._end = min(self._segments, default=ENDLESS)
 
     def _keep(self, start: int, size: int) -> None:
         """Add a block to the free ones."""
@@ -357,8 +364,6 @@ class Allocator:
         """Remove a block from the free ones."""
         del self._starts[start], self._ends[start + size]
         self._free[size].remove(start)
-        if not self._free[size]:
-            del self._free[size], self._sizes[bisect_left(self._sizes, size)]
 
 
 class Expandable(Allocator):

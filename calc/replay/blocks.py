@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import chain, starmap
+from functools import lru_cache
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from calc.autograd.alloc_trace import Script, Writer
-from calc.autograd.tape import Tape
+from calc.autograd.lifetimes import Lifetimes
 from calc.base.plan import Ends, Held
 from calc.base.units import MiB
 from calc.engines.fsdp import Fsdp
@@ -20,7 +20,7 @@ from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
 from calc.engines.replica import Replica, TrainingEngine
 from calc.engines.zero_partition import part_of
-from calc.memory.activations import Program, kinds, program
+from calc.memory.activations import Program, kinds, lifetimes
 from calc.memory.loss import head_dimensions, written
 from calc.memory.optimizer import in_32_bits, single_step, state_bytes_per_parameter, temporaries
 from calc.memory.run import dimensions
@@ -196,7 +196,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
             ]
         ),
         layers=_layers(r, batch, masked, checkpointing if optimizer else "none"),
-        norm=_piece(r, batch, Program(run).final_norm()),
+        norm=_piece(r, batch, Lifetimes(Program(run).final_norm())),
         head=_head(replace(r, run=run), batch),
         embedding=r.embedding * r.grad_bytes if run.trained else 0,
         sorting=int(SORTING * arch.hidden * batch.tokens) if batch.tokens > SORTED_TOKENS else 0,
@@ -350,14 +350,14 @@ def _assigned(sizes: Sequence[int], limits: Sequence[int]) -> Iterator[list[int]
 
 def _units(r: Replica) -> tuple[Unit, ...]:
     """The units of the layers, and last of what lies outside them: the root, or the embedding and the head."""
-    arch, own = r.arch, [*_in_order(r.arch, r.head)]
-    layers = [layer_tensors(arch, spec) for spec in arch.specs]
-    inside = {t.name for layer in layers for t in layer}
-    adapters = [[*_adapters(r, spec)] for spec in arch.specs]
-    root = [t for t in own if t.name not in inside]
+    arch = r.arch
+    layers = {spec: layer_tensors(arch, spec) for spec in arch.specs}
+    inside = {t.name for layer in layers.values() for t in layer}
+    root = [t for t in _in_order(arch, r.head) if t.name not in inside]
     table = [t for t in root if t.kind == "embedding"] if r.ends else []
     outer = [group for group in (table, [t for t in root if t not in table]) if group]
-    return tuple(starmap(partial(_unit, r), [*zip(layers, adapters, strict=True), *[(group, []) for group in outer]]))
+    units = {spec: _unit(r, layer, [*_adapters(r, spec)]) for spec, layer in layers.items()}
+    return (*[units[spec] for spec in arch.specs], *[_unit(r, group, []) for group in outer])
 
 
 def _unit(r: Replica, own: Sequence[Tensor], adapters: Sequence[Tensor]) -> Unit:
@@ -391,8 +391,10 @@ def _trained(r: Replica) -> Iterator[Tensor]:
     """The tensors that the optimizer steps: LoRA's two matrices for each adapted linear, or the whole model."""
     if r.optimizer and not r.run.adapter:
         yield from _in_order(r.arch, r.head)
-    for spec in r.arch.specs if r.optimizer else ():
-        yield from _adapters(r, spec)
+    if r.optimizer and r.run.adapter:
+        adapters = {spec: [*_adapters(r, spec)] for spec in set(r.arch.specs)}
+        for spec in r.arch.specs:
+            yield from adapters[spec]
 
 
 def _adapters(r: Replica, spec: LayerSpec) -> Iterator[Tensor]:
@@ -427,9 +429,9 @@ def _states(r: Replica, t: Tensor) -> tuple[int, ...]:
     return (int(t.elements * state_bytes_per_parameter(r.optimizer, r.step_bytes) / n),) * n if n else ()
 
 
-def _piece(r: Replica, batch: Batch, tape: Tape, checkpointing: str = "none") -> Piece:
-    """A piece as scripts of its tape, trained or not."""
-    writer = _writer(r, batch, tape)
+def _piece(r: Replica, batch: Batch, passes: Lifetimes, checkpointing: str = "none") -> Piece:
+    """A piece as scripts of its passes, trained or not."""
+    writer = _writer(r, batch, passes)
     if not r.optimizer:
         return Piece(writer.without_grad(), None)
     if checkpointing == "none":
@@ -437,9 +439,9 @@ def _piece(r: Replica, batch: Batch, tape: Tape, checkpointing: str = "none") ->
     return Piece(writer.once(), writer.again())
 
 
-def _writer(r: Replica, batch: Batch, tape: Tape) -> Writer:
+def _writer(r: Replica, batch: Batch, passes: Lifetimes) -> Writer:
     rank = r.run.adapter.rank if r.run.adapter else 0
-    return Writer(tape, {**dimensions(r.arch, rank), **head_dimensions(r.run)}, *batch, r.grad_bytes)
+    return Writer(passes, {**dimensions(r.arch, rank), **head_dimensions(r.run)}, *batch, r.grad_bytes)
 
 
 def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple[Piece, ...]:
@@ -450,15 +452,15 @@ def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple
     found = [*zip(kinds(r.run, masked, checkpointing != "none"), received, strict=True)]
     pieces = {}
     for kind, others in set(found):
-        how = {"first": kind.first, "received": others, "selective": checkpointing == "selective"}
-        pieces[kind, others] = _piece(r, batch, program(kind.run(r.run), kind.spec, **how).layer(), checkpointing)
+        passes = lifetimes(kind.run(r.run), kind.spec, kind.first, others, checkpointing == "selective")
+        pieces[kind, others] = _piece(r, batch, passes, checkpointing)
     return tuple([pieces[each] for each in found])
 
 
 def _head(r: Replica, batch: Batch) -> Piece:
     """The piece of the head, with its loss."""
     program = written(r.run, r.path, grad=r.optimizer is not None or r.path.kind != "selective")
-    writer = _writer(r, batch, program.tape)
+    writer = _writer(r, batch, Lifetimes(program.tape))
     if not r.optimizer:
         return Piece(writer.without_grad(), None)
     late = program.held if r.path.held in LASTING else None

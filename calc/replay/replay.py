@@ -18,7 +18,17 @@ from calc.base.plan import Stage
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
-from calc.replay.allocator import NO_BLOCK, Allocator, Block, Expandable, OutOfMemory, Steps, asked, length
+from calc.replay.allocator import (
+    NO_BLOCK,
+    Allocator,
+    Block,
+    Expandable,
+    OutOfMemory,
+    Process,
+    Steps,
+    asked,
+    length,
+)
 from calc.replay.blocks import Blocks, Piece, blocks
 from calc.replay.fsdp1_streams import Gathers
 from calc.replay.fsdp2_streams import EMBEDDING, ROOT, Shards
@@ -173,13 +183,14 @@ class Reserve:
     to within a thousandth, only as far as a caller asks, and always by the same halvings: a limit may suffice where a
     higher one does not, so that a search from a card's own limit would find something else for each card.
 
-    Until the limit takes effect, a replay does not differ from the undisturbed one, so it continues from there.
+    A replay under a limit goes on from the last mark of another one that would have come there under this limit, too:
+    the undisturbed one, or one under a limit that has been in the way of the same requests.
     """
 
     def __init__(self, a: Act, workspace: int) -> None:
         """The reserve for `a`, where cuBLAS takes a `workspace` for each thread."""
         self.act, self.workspace = a, workspace
-        process = _undisturbed(a, workspace)[-1].heap.process
+        process = _undisturbed(a, workspace).end
         self._tried = [Tried(process.most_reserved, process.refused, broke=False)]
         self.undisturbed = process.most_reserved
         self._low, self._high = process.most, self.undisturbed
@@ -192,14 +203,15 @@ class Reserve:
         return self._try(limit)
 
     def _try(self, limit: int) -> bool:
-        """Replays under `limit`, from the last mark that it cannot have affected; True if a request fails."""
-        marks = _undisturbed(self.act, self.workspace)
-        replay = [mark for mark in marks if mark.heap.process.most_reserved <= limit][-1].copy(limit)
-        broke = False
+        """Replays under `limit`, from the last mark that is the same under it; True if a request fails."""
+        marks = _undisturbed(self.act, self.workspace).marks
+        replay = max([m for m in marks if m.heap.process.same(limit)], key=lambda m: m.done).copy(limit)
+        begun, broke = list[Replay](), False
         try:
-            replay.all(self.act)
+            replay.all(self.act, begun)
         except OutOfMemory:
             broke = True
+        marks += begun[1:]
         process = replay.heap.process
         self._tried.append(Tried(process.most_reserved, process.refused, broke))
         return broke
@@ -245,14 +257,24 @@ def reserve(a: Act, workspace: int) -> Reserve:
     return Reserve(a, workspace)
 
 
+class Undisturbed(NamedTuple):
+    """The replay of a job without a limit: the process at its `end`, and the `marks`, its states before each part.
+
+    Replays under limits add their own marks.
+    """
+
+    end: Process
+    marks: list[Replay]
+
+
 # Only a few are cached: those of a large model take megabytes.
 @lru_cache(maxsize=4)
-def _undisturbed(a: Act, workspace: int) -> list[Replay]:
-    """The replay of `a` without a limit: its state before each part, and at the end."""
+def _undisturbed(a: Act, workspace: int) -> Undisturbed:
+    """The replay of `a` without a limit."""
     marks: list[Replay] = []
     replay = Replay((Expandable if a.expandable else Allocator)(), workspace)
     replay.all(a, marks)
-    return [*marks, replay]
+    return Undisturbed(replay.heap.process, marks)
 
 
 def _split(shards: Shards | Gathers | None) -> Shards | None:
@@ -524,8 +546,7 @@ class Replay:
 
     def leave(self, kept: Kept) -> None:
         """Frees what a forward keeps."""
-        for own in kept:
-            self.give(*own.values())
+        self.give(*[block for own in kept for block in own.values()])
 
     def uncache(self) -> None:
         """Frees autocast's cache, as an autocast ends."""
@@ -621,8 +642,7 @@ class Replay:
         if m.at_once:
             self.give(*self.heap.take_all(m.passing))
         else:
-            for size in m.passing:
-                self.give(self.take(size))
+            self.heap.play([step for size in m.passing if size for step in ((0, asked(size)), (0, 0))], {})
         if m.held == "step":
             self.drop()
         self.give(*self.gradients)

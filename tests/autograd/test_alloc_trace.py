@@ -23,6 +23,7 @@ from tapes import (
 )
 
 from calc.autograd.alloc_trace import CAST, GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script, Writer
+from calc.autograd.lifetimes import Lifetimes
 from calc.autograd.polynomial import Segment, Shot, Snapshot, amount, in_bytes
 from calc.autograd.tape import Size, Tape, Tensor, of
 from calc.base.plan import Path
@@ -55,7 +56,7 @@ class Layer:
         self.tape: Tape = tape(model, moe=moe, first=first, **run)
         adapter = run.get("adapter")
         self.dims = dimensions(Run(arch(model), **run).arch, adapter.rank if adapter else 0)
-        self.writer = Writer(self.tape, self.dims, TOKENS, LENGTH, 2)
+        self.writer = Writer(Lifetimes(self.tape), self.dims, TOKENS, LENGTH, 2)
         self.start = {INPUT: self.bytes(self.writer.lifetimes.input.size)}
         self.given = {GIVEN: self.bytes(self.tape.final.size)}
 
@@ -115,7 +116,7 @@ def test_the_most_that_a_script_takes_is_the_largest_closed_form(setting: dict[s
     for name, run, kind in layers(**setting):
         spec = kind._replace(rotated=kind.mlp != "none")  # Nemotron-H's attention, alone in its layer, does not rotate
         tape, dims = program(run, spec).layer(), dimensions(run.arch, run.adapter.rank if run.adapter else 0)
-        segment, writer = Segment(tape, dims), Writer(tape, dims, TOKENS, LENGTH, 2)
+        segment, writer = Segment(tape, dims), Writer(Lifetimes(tape), dims, TOKENS, LENGTH, 2)
         alive = {INPUT: in_bytes(writer.lifetimes.input.size, dims, TOKENS, LENGTH)}
         forward, backward = writer.forward(), writer.backward()
         rounding, off = 3 * len(tape.ops), 0.0
@@ -179,7 +180,7 @@ def test_a_second_gradient_is_added_in_place_unless_the_first_is_a_view(flat: bo
     x = made.op("begin", [Tensor(of(h=1), 2)], of(h=1), 2)
     a, b = (made.op(name, [x], of(h=1), 2, flat=flat) for name in ("left", "right"))
     made.op("end", [a, b], of(h=1), 2, aliases=[a, b])
-    steps = Writer(made, {"h": 512}, 1024, 1024, 2).backward().steps
+    steps = Writer(Lifetimes(made), {"h": 512}, 1024, 1024, 2).backward().steps
     sizes = [size for slot, size in steps if size and slot != MULTIPLY]
     assert sizes[:taken] == [2 * 512 * 1024] * taken
     assert len(sizes) == taken + 1  # and the gradient of what `begin` read
@@ -190,7 +191,7 @@ def test_what_is_computed_row_by_row_is_a_tensor_of_each_sequence() -> None:
     their stack, then the stack and the gradient of all positions (trl `trainer/utils.py`, `selective_log_softmax`)."""
     run = Run(arch("llama-3-8b"))
     program = written(run, Path("selective"))
-    writer = Writer(program.tape, head_dimensions(run), TOKENS, LENGTH, 2)
+    writer = Writer(Lifetimes(program.tape), head_dimensions(run), TOKENS, LENGTH, 2)
     row = 2 * LENGTH * arch("llama-3-8b").vocab
     alive: dict[int, int] = {}
     follow(writer.forward(), alive)
@@ -203,7 +204,7 @@ def test_what_is_computed_row_by_row_is_a_tensor_of_each_sequence() -> None:
 
 
 def by_hand(tape: Tape, tokens: int = 3, length: int = 3) -> Writer:
-    return Writer(tape, {"h": 100}, tokens, length, 2)
+    return Writer(Lifetimes(tape), {"h": 100}, tokens, length, 2)
 
 
 def product(scratch: float) -> Tape:

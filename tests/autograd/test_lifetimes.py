@@ -355,11 +355,11 @@ def agree(turns: Iterable[Turn], there: Iterable[Tensor], unread: Iterable[Tenso
 def hold(tape: Tape, *, recomputes: bool) -> None:
     """Asserts that the passes over a tape agree; without recomputation, and of the input alone before it is read."""
     own, unread = Lifetimes(tape), {Lifetimes(tape).input} - {t.storage for t in tape.ops[0].inputs}
-    passes = [own.forward(), own.without_grad(), *([own.once()] if recomputes else [])]
+    passes = [own.forward, own.without_grad, *([own.once] if recomputes else [])]
     for run in passes:
         agree(run.turns, {own.input}, unread)
     saved = {t.storage for op in tape.ops for t in op.saves}
-    agree(own.backward().turns, {*saved, own.given})
+    agree(own.backward.turns, {*saved, own.given})
     if recomputes:
         agree(own.recomputed(), {own.input}, unread)
 
@@ -396,7 +396,7 @@ def test_a_replay_gives_selective_checkpointings_cache_back_whole() -> None:
     tape = selective()
     own, kept = Lifetimes(tape), {t.storage for op in tape.ops for t in op.kept}
     agree(own.recomputed(), {own.input, *kept}, kept)
-    first = next(turn for turn in own.again().turns if turn.backward and turn.op.name == "down")
+    first = next(turn for turn in own.again.turns if turn.backward and turn.op.name == "down")
     saved = {t.storage for op in tape.ops[:-1] for t in op.saves}
     assert {*first.freed} >= kept - saved
     assert not any(kept & {*turn.freed} for turn in own.recomputed())
@@ -436,10 +436,10 @@ def test_what_goes_is_freed_once_in_each_pass() -> None:
     lifetimes = Lifetimes(restored())
     (norm, product) = lifetimes.tape.ops[:2]
     n, s = norm.outs[0].storage, norm.saves[1].storage
-    for turns in (lifetimes.forward().turns, lifetimes.backward().turns):
+    for turns in (lifetimes.forward.turns, lifetimes.backward.turns):
         freed = [t for turn in turns for t in turn.freed]
         assert freed.count(n) == 1 and freed.count(s) == 1
-    (going,) = [turn for turn in lifetimes.forward().turns if turn.op is product]
+    (going,) = [turn for turn in lifetimes.forward.turns if turn.op is product]
     assert {n, s} <= {*going.freed}
 
 

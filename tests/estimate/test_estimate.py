@@ -37,7 +37,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, *groups: Group) -> Any:
     left: Iterator[Group] = iter([*groups, *[group("fits", None, 1.0)] * 9])
 
     class Shared:
-        def __init__(self, *given: object) -> None: ...
+        def __init__(self, *given: object, replays: bool) -> None: ...
         def group(self) -> Group:
             return next(left)
 

@@ -14,6 +14,7 @@ from calc.base.units import GiB, MiB
 from calc.catalog.catalog import load
 from calc.engines.rollout import STARTING, Cache
 from calc.estimate import verdict
+from calc.estimate.estimate import estimate
 from calc.estimate.gpu_group import PHASES, Shared, judged, peaks, sets
 from calc.estimate.result import Group
 from calc.memory import runtime
@@ -304,6 +305,16 @@ def test_what_it_takes_alone_makes_a_job_hopeless_and_not_worth_a_replay() -> No
         (limit // MiB, False),
     ):
         assert (on_card(s, mib).act is not None) is asked
+
+
+def test_an_answer_without_a_replay_has_the_same_tensors_and_a_share_for_fragmentation() -> None:
+    """Line by line, in every phase; loading has no fragmentation at all."""
+    replayed, ledger = (estimate(scenario(), replays=word) for word in (True, False))
+    for one, other in zip(replayed.groups[0].phases, ledger.groups[0].phases, strict=True):
+        tensors = [[line for line in p.moment.lines if line.component != "fragmentation"] for p in (one, other)]
+        assert (one.name, one.moment.name, tensors[0]) == (other.name, other.moment.name, tensors[1])
+        sources = [p.moment.lines[-1].source for p in (one, other) if p.name != "load"]
+        assert sources == ([] if one.name == "load" else ["runtime#replay", "runtime#fragmentation"])
 
 
 def test_cards_of_one_kind_share_a_replay_and_others_have_their_own() -> None:

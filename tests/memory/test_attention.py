@@ -9,6 +9,7 @@ from formulas import form, terms
 from tapes import arch, backward_of, check, forward_of, frozen, of_kind, passing, small, tape
 
 from calc.autograd.alloc_trace import GIVEN, INPUT, PASSING, Script, Writer
+from calc.autograd.lifetimes import Lifetimes
 from calc.autograd.tape import NOTHING, Op, Tape, Tensor, of
 from calc.memory import activations
 from calc.memory.activations import Program
@@ -117,7 +118,7 @@ def test_rotation_takes_and_gives_back_its_temporaries_one_after_another() -> No
     """
     program = Program(Run(small("llama")))
     program.rotate(Tensor(of(h=1), 2), "q: rotate")
-    writer = Writer(program.tape, {"h": 50}, 1, 1, 2)
+    writer = Writer(Lifetimes(program.tape), {"h": 50}, 1, 1, 2)
     a, b, c, d = (PASSING - n for n in range(4))
     forward = ((a, 100), (b, 50), (c, 100), (b, 0), (d, 100), (c, 0), (0, 100), (a, 0), (d, 0), (INPUT, 0))
     assert writer.forward() == Script(forward, 0)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from calc.autograd.alloc_trace import Script, Writer
+from calc.autograd.lifetimes import Lifetimes
 from calc.catalog.catalog import load
 from calc.memory.activations import Program
 from calc.memory.run import Run, dimensions
@@ -29,7 +30,7 @@ def course(arch: Architecture, *, trained: bool) -> tuple[int, int]:
     """The bytes that are kept after forward, and the most in backward, without the gradient that it is given."""
     program = Program(Run(arch, trained=trained, looped=True))
     program.experts(program.input)
-    writer = Writer(program.tape, dimensions(arch), TOKENS, TOKENS, 2)
+    writer = Writer(Lifetimes(program.tape), dimensions(arch), TOKENS, TOKENS, 2)
     there: dict[tuple[int, int], int] = {}
     most = 0
     kept = 0

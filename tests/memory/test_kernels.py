@@ -68,7 +68,7 @@ def test_gradients_are_written_over_what_kernels_have_saved() -> None:
 
 def test_a_checkpointed_layer_recomputes_less_with_kernels() -> None:
     def most(**run: Any) -> float:
-        turns = Lifetimes(tape("llama-3-8b", **run)).again().turns
+        turns = Lifetimes(tape("llama-3-8b", **run)).again.turns
         sizes = [total([*turn.saved, *turn.passing]) + turn.scratch for turn in turns]
         return max(sum(c * dims[s] for s, c in size.tokens.items() if s in dims) for size in sizes)
 

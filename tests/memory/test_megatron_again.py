@@ -82,7 +82,7 @@ def test_what_was_let_go_is_there_again_for_the_backward_of_what_is_behind() -> 
     turns: list[dict[str, float]] = []
     for parts in ((), ("gdn_norm_out",)):
         run = Run(HYBRID, training=True, again=frozenset(parts))  # type: ignore[arg-type]
-        shots = snapshots(Lifetimes(activations.program(run, HYBRID.specs[0]).layer()).backward().turns)
+        shots = snapshots(Lifetimes(activations.program(run, HYBRID.specs[0]).layer()).backward.turns)
         turns.append({shot.name: amount(shot.saved, dimensions(HYBRID)).tokens for shot in shots})
     kept, gone = turns
     less = LESS["gdn_norm_out"][1]

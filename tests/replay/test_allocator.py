@@ -98,6 +98,18 @@ def test_segments_that_are_all_free_go_back_before_memory_runs_out() -> None:
     assert heap.process.reserved == 112 * MiB
 
 
+def test_a_new_segment_lies_just_below_those_that_did_not_go_back() -> None:
+    """Only the order of addresses decides; so what goes back and comes again in every step comes to the same place."""
+    heap = Allocator(limit=120 * MiB)
+    heap.take(40 * MiB)
+    places = []
+    for size in (50, 60, 70, 80):
+        block = heap.take(size * MiB)
+        places.append(address(block) + length(block))
+        heap.give(block)
+    assert len({*places}) == 1
+
+
 def test_a_small_request_that_finds_no_room_takes_what_goes_back() -> None:
     """Small blocks have segments of 2 MiB of their own; at the limit a free segment of large ones makes room."""
     heap = Allocator(limit=41 * MiB)

@@ -458,9 +458,9 @@ def outright(a: replay.Act, limit: int | None, workspace: int = 32 * MiB) -> rep
     return r
 
 
-def outright_breaks(a: replay.Act, limit: int) -> bool:
+def outright_breaks(a: replay.Act, limit: int, workspace: int = 32 * MiB) -> bool:
     try:
-        outright(a, limit)
+        outright(a, limit, workspace)
     except OutOfMemory:
         return True
     return False
@@ -522,6 +522,40 @@ def test_a_limit_that_would_have_gone_the_same_way_is_not_tried(monkeypatch: pyt
     # under 630 a free segment goes back and all that is reserved are 610
     assert [found.breaks(limit * MiB) for limit in (630, 629, 610, 639, 609)] == [False, False, False, False, True]
     assert len(tried) == 3 and tried[0] == 0 < tried[1]
+
+
+def test_replays_under_many_limits_are_whole_ones_though_they_begin_where_others_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every limit, asked in an order that leaves marks above and below; of those that are tried, some go on from a
+    state that no undisturbed replay has been in."""
+    begun, go = list[int](), replay.Replay.all
+
+    def counted(self: replay.Replay, *given: Any) -> None:
+        begun.append(self.heap.process.released)
+        go(self, *given)
+
+    a = replay.Act(replace(MODEL, stream=30 * MiB), trained=True, micro_batches=2)
+    found = replay.Reserve(a, 0)
+    monkeypatch.setattr(replay.Replay, "all", counted)
+    limits = [limit * MiB for start in (0, 3, 1, 2) for limit in range(500 + start, 760, 4)]
+    said = [found.breaks(limit) for limit in limits]
+    assert any(begun)
+    assert said == [outright_breaks(a, limit, 0) for limit in limits]
+    assert {*said} == {True, False}
+
+
+def test_a_part_under_a_limit_that_finds_what_it_found_a_step_before_is_not_replayed() -> None:
+    """Though segments have gone back, and come again, in between."""
+    a = act(model="codellama-34b", gpus=8, sharding="fsdp2", seq_len=512)
+    assert a
+    limit = replay.Reserve(a, 32 * MiB).least
+    r = replay.Replay(Allocator(limit), 32 * MiB)
+    r.all(a)
+    last = 3 * replay.STEPS  # after loading, a forward, a backward and the optimizer in each step
+    assert r.done < last
+    assert r.heap.process.released > 1
+    assert not outright_breaks(a, limit)
 
 
 def test_a_part_that_finds_what_it_found_a_step_before_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
