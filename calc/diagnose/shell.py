@@ -14,6 +14,10 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::?([-?])([^{}]*))?\}|\$(\w+)")
 _ASSIGNED = re.compile(
     r"\s*(?:export\s+|declare\s+|local\s+|\+\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|]*)\s*(?:#.*)?"
 )
+# NAME=(, a line of words each, and ); and where bash puts them: ${NAME[@]}
+_ARRAY = re.compile(r"^[ \t]*([A-Za-z_]\w*)=\([ \t]*\n((?:(?![ \t]*\)).*\n)*)[ \t]*\)[ \t]*$", re.MULTILINE)
+_WHOLE = re.compile(r"\"?\$\{(\w+)\[@\]\}\"?([ \t]*\\\n)?")
+_COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
 _LISTED = re.compile(r"""\[\s*(?:'[^'\n]*'|"[^"\n]*")(?:\s*,\s*(?:'[^'\n]*'|"[^"\n]*"))*\s*,?\s*\]""")
 _ITEM = re.compile(r"""'([^']*)'|"([^"]*)\"""")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:\.\w+)+=.*", re.DOTALL)
@@ -33,7 +37,7 @@ class Command(NamedTuple):
 
 def commands(text: str) -> list[Command]:
     """Every command of a pasted text that has options, overrides, or a launcher in front."""
-    read = pasted.lines(text)
+    read = pasted.lines(_inlined(text))
     variables: dict[str, str] = {}
     found: list[Command] = []
     for line in pasted.logical(read):
@@ -45,6 +49,20 @@ def commands(text: str) -> list[Command]:
             if is_command(rest):
                 found.append(Command(tuple(rest), environment))
     return found + list(_listed(read))
+
+
+def _inlined(text: str) -> str:
+    """The text with bash's arrays put where they are used, and no longer where they are set."""
+    if not _WHOLE.search(text):
+        return text
+    arrays = {match[1]: " ".join(_COMMENT.sub("", match[2]).split()) for match in _ARRAY.finditer(text)}
+
+    def words(used: re.Match[str]) -> str:
+        found = arrays.get(used[1])
+        # an empty array leaves no line behind that ends the command
+        return used[0] if found is None else found and found + (used[2] or "")
+
+    return _WHOLE.sub(words, _ARRAY.sub("", text))
 
 
 def is_command(words: list[str]) -> bool:

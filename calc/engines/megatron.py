@@ -159,6 +159,8 @@ class Megatron(Holder):
         `core/bridge.py`, `export_weights`).
         """
         r = self.replica
+        if word == "flattened":
+            return communication.flattened(r.role, r.arch.vocab * r.arch.hidden, r.weight_bytes, r.arch.ranks)
         if word == "gradients":
             return communication.handed(r.role, word, sum(own.elements for own in self.buffers), r.grad_bytes)
         part = r.arch.vocab_part * r.arch.hidden
@@ -167,31 +169,52 @@ class Megatron(Holder):
         return communication.handed(r.role, word, elements, r.weight_bytes)
 
     def host(self, ranks: int) -> Moments:
-        """The parts that step on the host, or leave for it between the role's phases."""
-        if self.offload:
-            yield from self.stepping_there(ranks)
-        elif self.replica.leaves:
-            yield from self.leaving(ranks)
+        """The parts that step on the host, or leave for it between the role's phases, and copies that stay there."""
+        if not (self.offload or self.replica.leaves or self.replica.backups):
+            return
+        before, after = self.stepping_there() if self.offload else ([], [])
+        if self.replica.leaves:
+            more, later = self.pausing() if self.replica.paused else self.leaving()
+            before, after = [*before, *more], [*after, *later]
+        kept = [*self.backups(), *before]
+        yield "before the first step", times(kept, ranks)
+        yield "after the first step", times([*kept, *after], ranks)
 
-    def stepping_there(self, ranks: int) -> Moments:
+    def backups(self) -> list[Line]:
+        """Copies of the weights that stay, each parameter's pinned on its own (slime `utils/tensor_backper.py`)."""
+        r = self.replica
+        each = [host.fsdp(r.role, "weights", own.tensors, 1, r.weight_bytes, r.pins) for own in self.buffers]
+        return [line for line in each for _ in range(r.backups)]
+
+    def pausing(self) -> tuple[list[Line], list[Line]]:
+        """What pauses with a copy, block by block as large as it is: what is there at first, and the moments.
+
+        `cudaMallocHost` for each block of the allocator (torch_memory_saver `csrc/core.cpp`,
+        `TorchMemorySaver::pause`).
+        """
+        every = self.replica.paused == "all"
+        lines = [host.paused(line) for line in self.resident() if every or self.goes(line) == "states"]
+        first = [line for line in lines if line.component != "optimizer_states"]
+        return first, [line for line in lines if line not in first]
+
+    def stepping_there(self) -> tuple[list[Line], list[Line]]:
         """A rank's part of each parameter and of its gradient in fp32, pinned, and the moments from the first step on.
 
         See `HybridDeviceOptimizer` (`pin_cpu_params`, `pin_cpu_grads`).
         """
         r = self.replica
         if r.optimizer is None:
-            return
+            return [], []
         kept = [
             host.fsdp(r.role, component, own.tensors, own.shards, 4, r.pins)
             for own in self.buffers
             for component in ("master_weights", "gradients")
         ]
-        yield "before the first step", times(kept[::2], ranks)
         states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
         moments = [host.moments(r.role, own.elements // own.shards, states) for own in self.buffers]
-        yield "after the first step", times([*kept, *moments], ranks)
+        return kept[::2], [*kept[1::2], *moments]
 
-    def leaving(self, ranks: int) -> Moments:
+    def leaving(self) -> tuple[list[Line], list[Line]]:
         """Weights, pinned, and states tensor by tensor, pinned too.
 
         `copy_` into `cpu_data` that is pinned; `.to("cpu", non_blocking=True)`, whose copies PyTorch pins. A model that
@@ -209,5 +232,4 @@ class Megatron(Holder):
                 states = int(optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)) // 4
                 before.append(host.shared(r.role, "master_weights", own.tensors, own.shards, 1, r.pins))
                 after.append(host.shared(r.role, "optimizer_states", own.tensors, own.shards, states, r.pins))
-        yield "before the first step", times(before, ranks)
-        yield "after the first step", times([*before, *after], ranks)
+        return before, after

@@ -10,7 +10,7 @@ from calc.base.plan import Keeps
 from calc.base.refusal import Refusal
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import DEEPSPEED, TOGETHER, Sharding
+from calc.scenario.words import DEEPSPEED, TOGETHER, Generates, Sharding
 
 Cut = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 
@@ -25,7 +25,8 @@ class Choices(NamedTuple):
     fp32, unless DeepSpeed keeps a master copy; "" if it offers none. `offloads_apart`: under FSDP weights and optimizer
     states move to the host independently. `weights_stay`: no configuration that the search tries has the weights of a
     trained model leave the GPUs. `megatron`: the model that RL trains may be on Megatron-core in place of FSDP.
-    `sharding`: how several GPUs hold a model that is too large for one.
+    `sharding`: how several GPUs hold a model that is too large for one; Megatron-core's where there is no other.
+    `engines`: what may generate the responses of RL.
     `shared`: the degree by which its trainer lets GPUs share a sequence, "" for none; `cuts` tells from a job's fields
     and a rung of them whether sequences are cut.
     """
@@ -39,6 +40,7 @@ class Choices(NamedTuple):
     weights_stay: bool = False
     megatron: bool = False
     sharding: Sharding = "zero3"
+    engines: tuple[Generates, ...] = ("vllm", "hf")
     shared: str = ""
     cuts: Cut = lambda job, rung: True
 
