@@ -550,6 +550,13 @@ def exchange_fault(s: Scenario) -> Refusal | None:
     return Refusal("cp_comm_type", repr(s.cp_comm_type), "p2p, or with context_parallel under Megatron-core")
 
 
+def mask_fault(s: Scenario) -> Refusal | None:
+    """The reason why no data loader makes masks of all pairs of positions, in one line, or None."""
+    if not s.create_attention_mask_in_dataloader or s.trainer == "megatron":
+        return None
+    return Refusal("create_attention_mask_in_dataloader", f"true with trainer {s.trainer}", "false")
+
+
 def loss_fault(s: Scenario) -> Refusal | None:
     """The reason why a loss is not fused as is asked for, in one line, or None."""
     known = s.loss == "fused" and s.trainer in ("megatron", "megatron-swift")

@@ -167,6 +167,7 @@ class Scenario:
     recompute_modules: tuple[Recomputed, ...] | None
     reentrant: bool
     attention: Attention
+    create_attention_mask_in_dataloader: bool
     cp_comm_type: ContextExchange
     apply_rope_fusion: bool
     linear_attention: LinearAttention

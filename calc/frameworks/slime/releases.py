@@ -6,9 +6,10 @@ Read in the repository's tags, THUDM/slime; paths are below `slime/` unless they
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from calc.frameworks.releases import Default, Table
+from calc.scenario.words import RL, Task
 
 
 class Pins(NamedTuple):
@@ -30,6 +31,10 @@ FIRST, *_ = RELEASES
 DEFAULTS = Table(
     Default("prompt_len", FIRST, 1024, "assumed: --rollout-max-prompt-len has no default, and no script sets it"),
     Default("response_len", FIRST, 8192, "--rollout-max-response-len in scripts/run-qwen3-4B.sh"),
+    Default(
+        "seq_len", FIRST, 4096, "args.seq_length = 4096 (backends/megatron_utils/arguments.py)",
+        tuple(task for task in get_args(Task) if task not in RL),
+    ),
     Default("rollout.batch", FIRST, 32, "--rollout-batch-size in scripts/run-qwen3-4B.sh; it has no default"),
     Default(
         "rollout.n", FIRST, 8,

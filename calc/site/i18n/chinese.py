@@ -1107,6 +1107,11 @@ CALCULATOR = {
     "What generates: vLLM, SGLang, Transformers' generate, or nothing in this job.": (
         "由谁生成：vLLM、SGLang、Transformers 的 generate，或这个任务中不生成。"
     ),
+    "Whether Megatron-LM's data loader makes a mask of all pairs of a sequence's positions, a byte each, which its "
+    "fused kernels do not read: off with --no-create-attention-mask-in-dataloader.": (
+        "Megatron-LM 的数据加载器是否为序列的所有位置对生成掩码（每对一个字节，其融合内核并不读取）："
+        "用 --no-create-attention-mask-in-dataloader 关闭。"
+    ),
     "Share of the card that an engine may take, above 0 to 1, no unit: vLLM's gpu_memory_utilization, or SGLang's "
     "mem_fraction_static, weights and KV cache alone.": (
         "引擎可占用的显存比例，大于 0、不大于 1，无单位：vLLM 的 gpu_memory_utilization，或 SGLang 的 "
