@@ -19,7 +19,8 @@ from calc.base.plan import Handed, Leaves
 from calc.base.units import MiB
 from calc.engines.replica import Holder, Moments, Replica, Where, times
 from calc.memory import communication, gradients, host, optimizer, weights
-from calc.models.architecture import Tensor, tensors
+from calc.models.architecture import Tensor, layer_kinds, tensors
+from calc.models.lora import megatron_linears
 
 ALIGNED = 64  # elements at a multiple of which each parameter begins (`pad_param_start`)
 CUBLAS = 32 * MiB + 1024  # bytes of Transformer Engine's own workspace
@@ -95,6 +96,30 @@ class Megatron(Holder):
     def goes(self, line: Line) -> Leaves:
         """The buffer of gradients leaves with the weights, and is made anew (verl `utils/megatron_utils.py`)."""
         return "weights" if line.component == "gradients" else Holder.goes(self, line)
+
+    def resident(self) -> list[Line]:
+        """Weights, what training keeps beside them, and what autograd is given in place of gradients."""
+        return [*Holder.resident(self), *self.placeholders()]
+
+    def staying(self) -> list[Line]:
+        """The states that stay while the role does not train, and the placeholders, but where all blocks pause."""
+        return [*Holder.staying(self), *self.placeholders() * (not self.replica.paused)]
+
+    def placeholders(self) -> list[Line]:
+        """An empty gradient for each shape of a product's weights, from the first backward on, for all micro batches.
+
+        A product that has added its gradient to the buffer itself still owes autograd a tensor. Transformer Engine
+        keeps one from 2.3 on, for experts in groups later (`pytorch/module/base.py`, `get_dummy_wgrad`, called in
+        `linear.py`, `layernorm_linear.py`, `grouped_linear.py`; the head: Megatron-core 0.16.1
+        `core/tensor_parallel/layers.py`).
+        """
+        r = self.replica
+        if not (self.fuses and r.optimizer and r.run.trained):
+            return []
+        made = {(x.outputs, x.inputs) for spec, _ in layer_kinds(r.arch) for x in megatron_linears(r.arch, spec)}
+        if r.head == "lm" and r.arch.ends:
+            made.add((r.arch.vocab_part, r.arch.hidden))
+        return [gradients.placeholders(r.role, sum(n * m for n, m in made), r.weight_bytes)]
 
     def states(self) -> list[Line]:
         """The buffers of gradients, fp32 masters, and the optimizer's moments."""
@@ -193,9 +218,10 @@ class Megatron(Holder):
         `TorchMemorySaver::pause`).
         """
         every = self.replica.paused == "all"
-        lines = [host.paused(line) for line in self.resident() if every or self.goes(line) == "states"]
+        lines = [host.paused(line) for line in Holder.resident(self) if every or self.goes(line) == "states"]
         first = [line for line in lines if line.component != "optimizer_states"]
-        return first, [line for line in lines if line not in first]
+        later = [line for line in lines if line.component == "optimizer_states"]
+        return first, [*later, *(host.paused(line) for line in self.placeholders())]
 
     def stepping_there(self) -> tuple[list[Line], list[Line]]:
         """A rank's part of each parameter and of its gradient in fp32, pinned, and the moments from the first step on.

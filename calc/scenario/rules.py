@@ -545,8 +545,14 @@ def rotation_fault(s: Scenario) -> Refusal | None:
 
 def exchange_fault(s: Scenario) -> Refusal | None:
     """The reason why GPUs do not exchange keys and values as is asked for, in one line, or None."""
-    if s.cp_comm_type == "p2p" or (s.context_parallel > 1 and s.architecture.megatron):
+    if s.cp_comm_type == "p2p":
         return None
+    if s.context_parallel > 1 and s.architecture.megatron:
+        arch, ranks = s.architecture, s.tensor_parallel * s.context_parallel
+        if s.cp_comm_type == "all_gather" or not (arch.heads % ranks or arch.kv_heads % ranks):
+            return None
+        allowed = f"p2p, all_gather, or with heads of queries and of keys that {ranks} GPUs can share"
+        return Refusal("cp_comm_type", "'a2a'", allowed)
     return Refusal("cp_comm_type", repr(s.cp_comm_type), "p2p, or with context_parallel under Megatron-core")
 
 

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import assert_never
 
 from calc.base.ledger import Line, total
-from calc.base.plan import Keeps, Role
+from calc.base.plan import Exchange, Keeps, Role
 from calc.base.units import MiB
 from calc.base.versions import at_least
 from calc.catalog.catalog import GPU
@@ -33,7 +33,7 @@ from calc.models.kernels import SDPA_FLASH_HEAD, replaced
 from calc.models.lora import adapter_matrices, lora_parameters, vision_matrices
 from calc.models.slices import part, stage
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import Attention, Float8, Layout
+from calc.scenario.words import Attention, ContextExchange, Float8, Layout
 
 # bytes of a stored weight, of its gradient, of its fp32 master, and of what the optimizer steps in
 FORMATS: Mapping[Layout, tuple[int, int, int, int]] = {
@@ -56,6 +56,7 @@ TAPES: Mapping[Layout, Format] = {
     "autocast": "autocast",
     "fp32": "fp32",
 }
+EXCHANGES: Mapping[ContextExchange, Exchange] = {"all_gather": "all-gather", "a2a": "all-to-all"}
 VALUED = ("critic", "reward")  # roles with a value head in place of one over the vocabulary
 
 
@@ -163,7 +164,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         linear_kernels=s.linear_attention == "fla",
         again=s.recomputed,
         rotates=s.apply_rope_fusion,
-        exchange="all-gather" if s.cp_comm_type == "all_gather" else role.exchange,
+        exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank)),
         quantised=s.method == "qlora",
         nested=s.double_quantization,
