@@ -23,6 +23,9 @@ from calc.site.tables.tables import Cell, Column, Table, verdict_html
 
 # The one unit of speed, in every table as in every answer (report.tokens).
 TOKENS = Column("tokens", "Tokens a second", "", "number", 0, "Over the whole job")
+PROBABILITY = Column(
+    "probability", "Likely to fit", "%", "number", 0, "The probability that the peak stays below usable", behind=True
+)
 
 
 def in_gib(n_bytes: int, answer: Answer | None = None, style: str = "") -> Cell:
@@ -202,15 +205,7 @@ def compare(
         *(against if base else ()),
         Column("bar", "Against the limit", kind="bar"),
         Column("usable", "Usable", "GiB", "number", 2, "What the card lets a process use", behind=True),
-        Column(
-            "probability",
-            "Likely to fit",
-            "%",
-            "number",
-            0,
-            "The probability that the peak stays below usable",
-            behind=True,
-        ),
+        PROBABILITY,
         *([Column("reported", "As reported")] if quoted else []),
         Column(
             "allocated", "Allocated", "GiB", "number", 2, "What torch.cuda.max_memory_allocated would show", behind=True
