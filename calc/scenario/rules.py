@@ -551,8 +551,9 @@ def exchange_fault(s: Scenario) -> Refusal | None:
         arch, ranks = s.architecture, s.tensor_parallel * s.context_parallel
         if s.cp_comm_type == "all_gather" or not (arch.heads % ranks or arch.kv_heads % ranks):
             return None
-        allowed = f"p2p, all_gather, or with heads of queries and of keys that {ranks} GPUs can share"
-        return Refusal("cp_comm_type", "'a2a'", allowed)
+        return Refusal(
+            "cp_comm_type", "'a2a'", f"p2p, all_gather, or heads of queries and keys that {ranks} GPUs share"
+        )
     return Refusal("cp_comm_type", repr(s.cp_comm_type), "p2p, or with context_parallel under Megatron-core")
 
 

@@ -159,7 +159,7 @@ def test_heads_swapped_for_positions_keep_attentions_output_twice() -> None:
     job = {"model": "qwen3-8b", "task": "sft", "trainer": "megatron", "gpu": "h100-sxm", "gpus": 8, "seq_len": 8192,
            "cp_comm_type": "a2a"}  # fmt: skip
     assert parse(job | {"context_parallel": 4}).cp_comm_type == "a2a"
-    with pytest.raises(ScenarioError, match="heads of queries and of keys that 16 GPUs can share"):
+    with pytest.raises(ScenarioError, match="heads of queries and keys that 16 GPUs share"):
         parse(job | {"context_parallel": 8, "tensor_parallel": 2, "gpus": 16})
 
 
