@@ -1,16 +1,20 @@
 """Times of the calculator in a browser, on a built site: `python -m benchmarks.calculator [FOLDER]`.
 
 An address of a job that the page does not show is opened: with nothing cached over a line of 50 Mbit/s, then again with
-everything cached; then a field is changed a few times. Each time ends when the answer is there. It needs Chromium, and
-what `make test` sets up.
+everything cached; then a field is changed a few times. Each time ends when the answer is there, and stands beside the
+processor time that the browser took for it, which says more where other programs run, too. It needs Linux, Chromium,
+and what `make test` sets up.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
@@ -33,6 +37,44 @@ CHANGE = """length => {
 KEPT = "max-age=600"  # as hosts of static sites send it
 
 
+class Took(NamedTuple):
+    """Seconds of a clock, and of a processor."""
+
+    clock: float
+    processor: float
+
+    def __str__(self) -> str:
+        """Both, in words."""
+        return f"{self.clock:.2f} s ({self.processor:.2f} s of a processor)"
+
+
+class Watch:
+    """Measures from where it is made."""
+
+    def __init__(self) -> None:
+        """Starts."""
+        self.clock, self.processor = time.perf_counter(), spent()
+
+    def read(self) -> Took:
+        """The seconds since then."""
+        return Took(time.perf_counter() - self.clock, spent() - self.processor)
+
+
+def spent() -> float:
+    """Processor seconds of all processes that descend from this one, the browser's among them, ended or not."""
+    parents: dict[str, str] = {}
+    seconds: dict[str, float] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            fields = path.read_text().rpartition(")")[2].split()
+            parents[path.parent.name] = fields[1]
+            seconds[path.parent.name] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    own = {str(os.getpid())}
+    while more := {process for process, parent in parents.items() if parent in own} - own:
+        own |= more
+    return sum(seconds[process] for process in own if process != str(os.getpid()))
+
+
 class Cached(Host):
     """A host whose files a browser may keep."""
 
@@ -42,24 +84,24 @@ class Cached(Host):
         super().end_headers()
 
 
-def opened(context: BrowserContext, address: str, *, slow: bool) -> tuple[Page, float]:
-    """The page of an address, and the seconds until its answer is there."""
+def opened(context: BrowserContext, address: str, *, slow: bool) -> tuple[Page, Took]:
+    """The page of an address, and what it took until its answer is there."""
     page = context.new_page()
     if slow:
         line = {"offline": False, "latency": DELAY, "downloadThroughput": LINE, "uploadThroughput": LINE}
         context.new_cdp_session(page).send("Network.emulateNetworkConditions", line)
-    start = time.perf_counter()
+    watch = Watch()
     page.goto(address, wait_until="commit")
     until(page, ANSWERED, "Qwen2.5 7B", seconds=120)
-    return page, time.perf_counter() - start
+    return page, watch.read()
 
 
-def changed(page: Page, length: int) -> float:
-    """The seconds until the answer for sequences of another length is there."""
-    start = time.perf_counter()
+def changed(page: Page, length: int) -> Took:
+    """What it takes until the answer for sequences of another length is there."""
+    watch = Watch()
     page.evaluate(CHANGE, length)
     until(page, ANSWERED, "Qwen2.5 7B")
-    return time.perf_counter() - start
+    return watch.read()
 
 
 def measure(browser: Browser, origin: str) -> None:
@@ -70,8 +112,11 @@ def measure(browser: Browser, origin: str) -> None:
     page.close()
     page, warm = opened(context, address, slow=False)
     times = [changed(page, length) for length in LENGTHS]
-    print(f"first answer: {cold:.1f} s with nothing cached at 50 Mbit/s, {warm:.1f} s with everything cached")
-    print(f"a change: {median(times):.2f} s in the median, {max(times):.2f} s at most")
+    middle = Took(*(median(each) for each in zip(*times, strict=True)))
+    print(f"load of this machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
+    print(f"first answer, nothing cached, at 50 Mbit/s: {cold}")
+    print(f"first answer, everything cached: {warm}")
+    print(f"a change, in the median: {middle}")
 
 
 def main() -> None:

@@ -143,7 +143,8 @@ class Path:
 class DeepSpeed:
     """A DeepSpeed release with its configuration's defaults, in elements (`deepspeed/runtime/zero/config.py`).
 
-    A framework that passes "auto" gets these, since DeepSpeed drops the word (`runtime/config_utils.py`).
+    A framework that passes "auto" gets these, since DeepSpeed drops the word (`runtime/config_utils.py`), unless it is
+    Transformers, which fills in sizes of its own first.
     """
 
     version: str

@@ -20,7 +20,7 @@ from calc.base.refusal import Refusal
 from calc.base.schema import InputError, closest, show, validator
 from calc.base.units import MiB
 from calc.catalog.names import Names, names
-from calc.catalog.near import elsewhere, meant
+from calc.catalog.near import elsewhere, meant, unmodelled
 from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.families import SEEING
 from calc.models.hf_config import from_config
@@ -187,9 +187,14 @@ class Catalog:
         if (found := self.names.alike(name)) is not None:
             return self.models[found]
         if why := self.names.refusal(name):
-            raise CatalogError(
-                f"model: given {show(name)}, {why}; allowed: a path to its config.json, or another model", field="model"
+            made = self.names.quantised(name)
+            allowed = (
+                f"another model; did you mean {made[0]!r}?" if made else "a path to its config.json, or another model"
             )
+            raise CatalogError(f"model: given {show(name)}, {why}; allowed: {allowed}", field="model")
+        if why := unmodelled(name):
+            allowed = "a path to its config.json, or another model"
+            raise CatalogError(f"model: given {show(name)}, which {why}; allowed: {allowed}", field="model")
         known = [*self.models, *(hf for model in self.models.values() for hf in (model.hf, *model.aliases))]
         allowed = f"{_some(self.models, 'models')}, a Hugging Face name among theirs, or a path to a config.json"
         refusal = Refusal("model", show(name), f"{allowed}{meant(name, known)}")

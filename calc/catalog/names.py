@@ -19,6 +19,14 @@ _SAME = frozenset({
     "meta", "deepseek", "instruct", "chat", "it", "pt", "hf", "thinking", "unsloth", "bnb", "4bit", "bf16", "1m",
 })  # fmt: skip
 
+# How a checkpoint's weights are stored, where that is not 16 bits, or bitsandbytes' 4 that QLoRA loads: words of names
+# of quantised checkpoints (AWQ, GPTQ, GGUF with its kinds, compressed-tensors, MLX, EXL2 and 3).
+_STORED = re.compile(
+    r"(?<![^\W_])(?:quantized\.)?(awq|gptq|gguf|(?:nv|mx)?fp[48]|int[48]|w[0-9]+a[0-9]+|[2-8]bit|i?q[2-8](?:_[a-z0-9]+)*|exl[23]|mlx"
+    r"|aqlm|hqq|autoround)(?![^\W_])(?:[-_]dynamic)?",
+    re.ASCII,
+)
+
 
 @lru_cache(maxsize=4096)
 def words(name: str) -> str:
@@ -51,7 +59,20 @@ class Names:
 
     def refusal(self, name: str) -> str:
         """The reason why the name is not that of the model that it looks like, or ""."""
-        return self.unlike.get(words(name)) or self.unlike.get(plain(name), "")
+        if why := self.unlike.get(words(name)) or self.unlike.get(plain(name), ""):
+            return why
+        made = self.quantised(name)
+        if made is None or plain(name) in self.spelled:
+            return ""
+        original, form = made
+        return f"not {original}: its weights are stored as {form}, which is not modelled"
+
+    def quantised(self, name: str) -> tuple[str, str] | None:
+        """The id of the model of whose weights this is the name of a quantised checkpoint, and how they are stored."""
+        last = name.rpartition("/")[2].casefold()
+        forms, rest = _STORED.findall(last), _STORED.sub("", last).rstrip("-_. ")
+        known = self.spelled.get(plain(rest)) if forms and _NAME.fullmatch(rest) else None
+        return (known, " ".join(forms).upper()) if known else None
 
 
 def names(models: Iterable[Model]) -> Names:

@@ -30,6 +30,61 @@ ELSEWHERE = (
     (re.compile(r"\bcpus?\b"), "a job without a GPU is not modelled"),
 )
 
+# Models that people train and no file describes: what of theirs is not modelled, and the nearest that is, if one is.
+_IMAGES = "reads images, and its vision tower is not modelled"
+_SOUND = "hears or speaks, which is not modelled"
+UNMODELLED = tuple(
+    (re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), what)
+    for pattern, what in {
+        r"[a-z0-9.]+[ _-]vl[ _-]?[0-9a-z.]*|internvl2": _IMAGES,
+        r"deepseek[ _-]?v4": "has attention of a kind that is not modelled; deepseek-v3.2 is the nearest",
+        r"exaone[ _-]?(?:[23]|deep)": "is of the first EXAONE, whose code lies beside its weights; exaone-4-32b is "
+        "modelled",
+        r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic": "is of an architecture that few train today, and "
+        "that is not modelled",
+        r"kimi[ _-]?linear": "has Kimi's delta attention, which is not modelled; Qwen3-Next has a gated delta rule",
+        r"kimi[ _-]?(?:vl|audio)": f"{_IMAGES}; its language model has the shapes of moonlight-16b-a3b",
+        r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of BailingMoE, whose code is in no release "
+        "of Transformers and is not modelled; glm-4.5-air, qwen3-30b-a3b and kimi-k2 are of like build",
+        r"jamba": "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have "
+        "Mamba-2's",
+        r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma": "has a state space or recurrence of another kind "
+        "than Mamba-2's and the gated delta rule, which are modelled",
+        r"bloomz?|mpt[ _-]?[0-9]+b|baichuan2?-13b": "has positions that slope attention's scores (ALiBi), which "
+        "are not modelled",
+        r"minimax[ _-]?m1|minimax[ _-]?text": "has lightning attention, which is not modelled; minimax-m2 is",
+        r"mimo[ _-]?v2": "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is",
+        r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled",
+        r"trinity|afmoe": "has gated attention beside sigmoid routing, which is not modelled together; the nearest is "
+        "qwen3-30b-a3b",
+        r"phi-?3\.5-moe|phimoe": "routes with a sparse mixer, which is not modelled; mixtral-8x7b is the nearest",
+        r"nemotron[ _-]?(?:super|ultra)|nemotron[ _-]?3[ _-]?(?:super|ultra)|[0-9_.]+nemotron[ _-]?super": "has layers "
+        "that were cut one by one, or latent experts, which are not modelled; nemotron-3-nano-30b-a3b is",
+        r"minicpm[ _-]?(?:v|o)": _IMAGES,
+        r"minicpm": "has attention of a kind that is not modelled; qwen3-8b is of like size",
+        r"deepseek[ _-]?ocr|[a-z0-9]*ocr": _IMAGES,
+        r"mistral[ _-]?large[ _-]?3|mistral[ _-]?(?:small|medium)[ _-]?[4-9]|pixtral|apriel": "reads images, and its "
+        "layers are not those of the Mistral models that are modelled",
+        r"glm[ _-]?[0-9.]+v": f"{_IMAGES}; glm-4-9b and glm-4.5-air are language models of its kind",
+        r"intern[ _-]?s1": f"{_IMAGES}; internvl3.5-8b is of like build",
+        r"llava|bakllava|paligemma|smolvlm|idefics|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
+        r"llama-?3\.2-(?:11|90)b|deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye": _IMAGES,
+        r"voxtral|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|orpheus|csm-1b": _SOUND,
+        r"(?:flan-?|m|u|by|code|long)?t5|t5gemma|bart|mbart|pegasus|nllb": "has an encoder beside its decoder, "
+        "which is not modelled",
+        r"(?:modern|distil|ro|al|de|electra)?bert[a-z]*|deberta|roberta|bge|[a-z0-9.]*embedding|"
+        r"embeddinggemma": "is an encoder, which is not modelled",
+        r"llada|diffusiongemma": "makes text by diffusion, which is not modelled",
+        r"stable-?diffusion|sdxl|flux|qwen-image": "makes images, which is no job of this guide",
+    }.items()
+)
+
+
+def unmodelled(name: str) -> str:
+    """The reason why a name is that of no model which could be in the catalog; empty if it may be one."""
+    given = name.rpartition("/")[2].casefold()[:LONGEST]
+    return next((why for pattern, why in UNMODELLED if pattern.search(given)), "")
+
 
 def elsewhere(name: str) -> str:
     """The reason why a name is that of no GPU which could be in the catalog; empty if it may be one."""

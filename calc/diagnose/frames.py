@@ -52,7 +52,8 @@ ROWS: tuple[Row, ...] = (
         "vllm engine/llm_engine.py, v1/core/kv_cache_utils.py",
     ),
     Row(
-        r"\bprofile_run\b|_allocate_kv_cache|\binit_device\b|from_engine_args|self\.llm = LLM\(",
+        r"\bprofile_run\b|_dummy_(?:sampler_)?run\b|_allocate_kv_cache|\binit_device\b|from_engine_args|"
+        r"self\.llm = LLM\(",
         "load",
         WHOLE,
         "vllm worker/worker.py, entrypoints/llm.py; trl grpo_trainer.py",
@@ -69,6 +70,7 @@ ROWS: tuple[Row, ...] = (
         WHOLE,
         "torch distributed/fsdp",
     ),
+    Row(r"\bin quantize_4bit\b", "load", WHOLE, "bitsandbytes functional.py, as weights are loaded"),
     # ---- saving
     Row(
         r"\bin (?:save_pretrained|_?save_checkpoint|save_model|_save|save_hf_model)\b|\.save_pretrained\(",
@@ -162,6 +164,8 @@ ROWS: tuple[Row, ...] = (
         LAST,
         "transformers models; trl dpo_trainer.py",
     ),
+    # ---- a module that moves to the card, where nothing says why
+    Row(r"\breturn t\.to\(device\b", "load", LAST, "torch nn/modules/module.py"),
 )
 
 _COMPILED = tuple((re.compile(row.pattern), row) for row in ROWS)

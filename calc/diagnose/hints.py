@@ -24,7 +24,11 @@ class Hint(NamedTuple):
 
 
 HINTS: tuple[Hint, ...] = (
-    Hint("method", "qlora", r"\bq-?lora\b|\bLinear4bit\b|bitsandbytes/autograd/_functions\.py\", line \d+, in \w*4bit"),
+    Hint(
+        "method",
+        "qlora",
+        r"\bq-?lora\b|\bLinear4bit\b|bitsandbytes/(?:autograd/_)?functions?(?:al)?\.py\", line \d+, in \w*4bit",
+    ),
     Hint("method", "lora", r"\blora\b|peft/tuners/lora"),
     Hint("method", "full", r"\bfull[- ](?:parameter )?(?:fine-?tun|sft)|全参|全量微调"),
     Hint("sharding", "zero3", r"\bzero[- _]?(?:stage[- _]?)?3\b|zero/stage3\.py|zero/partition_parameters\.py"),
@@ -47,6 +51,8 @@ _OTHER_BATCH = "".join(rf"(?<!{word} )" for word in ("global", "total", "effecti
 _LENGTHS = r"(?:(?:max )?seq(?:uence)?[- _]?len(?:gth)?|context length|cutoff_len|max_length)"
 NUMBERS: tuple[tuple[str, str], ...] = (
     ("micro_batch", rf"{_OTHER_BATCH}\bbatch[- ]?size{_IS}(\d{{1,4}})\b"),
+    ("micro_batch", r"\bbatch size per device = (\d{1,4})\b"),  # what Unsloth's and Transformers' trainers log
+    ("gpus", r"\bNum GPUs(?: used)? = (\d{1,3})\b"),
     ("tensor_parallel", r"--(?:tensor-parallel-size|tp-size|tp)[ =](\d{1,3})\b"),
     ("gpus", r"--(?:tensor-parallel-size|tp-size|tp)[ =](\d{1,3})\b"),
     ("seq_len", rf"--(?:max-model-len|context-length)[ =](\d{{2,7}})\b|\b{_LENGTHS}{_IS}(\d{{2,7}})\b"),
@@ -60,6 +66,7 @@ _CARDS = (
     re.compile(rf"(?<![\w.]){_COUNT} (?:gpus?|cards?)\b(?! ?:?\d)", re.IGNORECASE),
 )
 _NODES = re.compile(rf"{_COUNT} ?(?:机|台|(?:nodes?|machines?)\b)", re.IGNORECASE)
+_LISTED = re.compile(r"\bdevice\(s\): ([^\n]+)")  # of `trl env`, each card by its name
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _SIZE = re.compile(r"(?<![a-z0-9])\d+(?:\.\d+)?[bm](?![a-z0-9])|\dx\d+b", re.IGNORECASE)
 _LONGEST_NAME = 5  # words of a model's name
@@ -85,6 +92,8 @@ def _integer(given: str) -> int:
 def gpus(text: str, card: str) -> int | None:
     """The number of cards that a text names beside `card`, the pattern of its name, or alone: `8x A100`, `四卡`."""
     text = text[:LONGEST]
+    if (listed := _LISTED.search(text)) and len({*(cards := listed[1].split(", "))}) == 1:
+        return len(cards)
     beside = (
         rf"(?<![\w.]){_COUNT} ?(?:x|×|\*|张|块|片|卡)? ?(?:nvidia |geforce |tesla |rtx )*{card}(?![A-Za-z0-9])",
         rf"{card}(?:[- ](?:sxm\d?|pcie|\d{{2,3}} ?gb?))*\)? ?(?:x|×|\*) ?{_COUNT}(?![\w.])",

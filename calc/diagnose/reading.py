@@ -53,7 +53,7 @@ TRAINERS: tuple[tuple[str, str], ...] = (
     (r"llamafactory|LLaMA-Factory|LLaMA-Efficient|llmtuner", "llamafactory"),
     (r"/axolotl/", "axolotl"),
     (r"/swift/(?:llm|trainers|pipelines)/", "ms-swift"),
-    (r"/unsloth(?:_zoo)?/", "unsloth"),
+    (r"/unsloth(?:_zoo)?/|\bUnsloth - 2x faster", "unsloth"),
     (r"/torchtune/|/recipes/(?:full|lora)_finetune_", "torchtune"),
     (r"/torchtitan/", "torchtitan"),
     (r"/litgpt/", "litgpt"),
@@ -61,14 +61,15 @@ TRAINERS: tuple[tuple[str, str], ...] = (
 )
 TASKS: tuple[tuple[str, str], ...] = (
     (r"\bvllm serve \S|vllm\.entrypoints\.|sglang\.launch_server", "inference"),
-    (r"train_ppo_ray\.py|ppo_trainer\.py|train_ppo\.py", "ppo"),
+    (r"train_ppo_ray\.py|ppo_trainer\.py|train_ppo\.py|/ppo/workflow\.py", "ppo"),
     (r"grpo_trainer\.py|grpo", "grpo"),
-    (r"dpo_trainer\.py|train_dpo", "dpo"),
-    (r"kto_trainer\.py", "kto"),
+    (r"dpo_trainer\.py|train_dpo|/dpo/workflow\.py", "dpo"),
+    (r"kto_trainer\.py|/kto/workflow\.py", "kto"),
     (r"orpo_trainer\.py", "orpo"),
     (r"cpo_trainer\.py", "simpo"),
     (r"gkd_trainer\.py", "gkd"),
-    (r"rm_trainer\.py|train_rm|reward_trainer\.py", "rm"),
+    (r"rm_trainer\.py|train_rm|reward_trainer\.py|/rm/workflow\.py", "rm"),
+    (r"/pt/workflow\.py", "pretrain"),
     (r"sft_trainer\.py|train_sft|/sft/workflow\.py|in run_sft\b|finetun|/sft\.py", "sft"),
 )
 READ = 500_000  # characters of a text that are searched for what it says in passing
@@ -209,6 +210,10 @@ def _devices(own: Flags, command: shell.Command) -> None:
         own.values.setdefault("ngpu", per_node)
     if config := command.environment.get("CONFIG_FILE") or command.environment.get("CONFIG"):
         own.values.setdefault("config", config)
+    if hosts := own.text("include"):  # DeepSpeed's: localhost:0,1, or worker-0:0,1@worker-1:0,1
+        ids = [host.partition(":")[2].split(",") for host in hosts.split("@")]
+        own.values.setdefault("num_gpus", str(max(map(len, ids))))
+        own.values.setdefault("num_nodes", str(len(ids)))
     if nodes := command.environment.get("NNODES"):
         own.values.setdefault("nnodes", nodes)
 

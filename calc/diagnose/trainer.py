@@ -16,7 +16,7 @@ from calc.launch.shell import ATTENTION
 from calc.scenario.words import PREFERENCE
 
 MODEL = (
-    "model_name_or_path", "base_model", "model_id_or_path", "model_id", "model", "model_name",
+    "model_name_or_path", "base_model", "model_id_or_path", "model_id", "model", "model_name", "base_model_name",
     "model.pretrained_model_name_or_path",
 )  # fmt: skip
 MICRO_BATCH = (
@@ -83,7 +83,7 @@ def recognised(flags: Flags) -> bool:
     telling = {"per_device_train_batch_size", "model_name_or_path", "base_model", "sft_type", "train_type", "lora_r",
                "finetuning_type", "zero_optimization.stage", "distributed_type", "model_id_or_path", "micro_batch_size",
                "gradient_accumulation_steps", "cutoff_len", "use_peft", ACTOR,
-               "device_train_microbatch_size", "context_length"}  # fmt: skip
+               "device_train_microbatch_size", "context_length", "enable_fsdp"}  # fmt: skip
     started = re.search(
         r"\btrl (?:sft|dpo|kto|grpo|reward)|llamafactory-cli|swift (?:sft|rlhf)|accelerate launch", flags.program
     )
@@ -153,6 +153,8 @@ def _task(flags: Flags) -> str | None:
     if preferred in PREFERENCE:
         return preferred
     stage = STAGES.get(flags.text("stage", "rlhf_type") or "")
+    if not stage and flags.has("num_generations", "max_completion_length"):  # of TRL's GRPOConfig alone
+        stage = "grpo"
     return stage or next((task for pattern, task in PROGRAMS if re.search(pattern, flags.program)), None)
 
 
@@ -211,7 +213,7 @@ def _optimizer(flags: Flags) -> dict[str, Any]:
 def _adapters(flags: Flags, project: str) -> dict[str, Any]:
     """The method, and the adapters of LoRA and QLoRA."""
     kind = flags.text("finetuning_type", "sft_type", "train_type", "adapter", "tuner_type")
-    four = flags.on("load_in_4bit") or flags.text("quantization_bit", "quant_bits") == "4"
+    four = flags.on("load_in_4bit", "q_lora") or flags.text("quantization_bit", "quant_bits") == "4"
     rank = flags.integer("lora_r", "lora_rank", "lora_dim")
     kind = (kind or "").removeprefix("custom_").removeprefix("hqq_") or None
     uses = flags.on("use_peft", "use_lora") or kind in ("lora", "qlora") or (
@@ -281,7 +283,7 @@ def _sharding(flags: Flags) -> dict[str, Any]:
     hint = re.search(r"(?:zero|z)[-_]?([123])", named.casefold())
     fsdp = flags.text("fsdp")
     found: dict[str, Any] = {"grad_dtype": flags.text("data_types.grad_accum_dtype")}
-    if flags.on("use_fsdp"):
+    if flags.on("use_fsdp", "enable_fsdp"):
         kind = "FSDP"
     if stage or kind == "DEEPSPEED" or (hint and kind != "FSDP"):
         level = stage or (int(hint[1]) if hint else None)

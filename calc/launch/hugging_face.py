@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS, Optim
+from calc.base.plan import DeepSpeed
 from calc.launch.shell import LaunchError, runner
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import ROLES
@@ -46,6 +47,19 @@ def device(offloaded: bool) -> str:
     return "cpu" if offloaded else "none"
 
 
+def sizes(s: Scenario) -> dict[str, Any]:
+    """The sizes of DeepSpeed's configuration that the trainer's own file has otherwise than DeepSpeed."""
+    config = s.keeps.deepspeed
+    assert config
+    usual = DeepSpeed(config.version)
+    named = {
+        "reduce_bucket_size": (config.reduce_bucket, usual.reduce_bucket),
+        "stage3_param_persistence_threshold": (config.persistence_threshold, usual.persistence_threshold),
+        "overlap_comm": (config.overlap_comm, usual.overlap_comm),
+    }
+    return {name: own for name, (own, other) in named.items() if own != other}
+
+
 def deepspeed(s: Scenario) -> dict[str, Any]:
     """DeepSpeed's own configuration; `auto` stands for the values of the trainer's flags."""
     return {
@@ -54,6 +68,7 @@ def deepspeed(s: Scenario) -> dict[str, Any]:
             "offload_optimizer": {"device": device(s.offload.optimizer)},
             "offload_param": {"device": device(s.offload.parameters)},
             **({"stage3_gather_16bit_weights_on_model_save": True} if s.sharding == "zero3" else {}),
+            **sizes(s),
             **({} if s.memory_efficient_linear else {"memory_efficient_linear": False}),
         },
         mixed(s): {"enabled": True},

@@ -30,7 +30,7 @@ from calc.memory.megatron import MegatronLayer
 from calc.memory.run import PREFIXES, Run, dimensions
 from calc.memory.ssm import StateSpace
 from calc.memory.weights import SCALE
-from calc.models.architecture import BESIDE, LayerSpec, layer_kinds
+from calc.models.architecture import BESIDE, AltUp, LayerSpec, layer_kinds
 from calc.models.lora import adapted
 
 
@@ -54,7 +54,8 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             up = self.linear(f"{owner}up_proj", x, i)
             act = self.activated(self.multiplied(self.linear(f"{owner}{names.gate}", x, i), "mlp: gate"))
         elif self.arch.gated:
-            act = self.activated(self.linear(f"{owner}{names.gate}", x, i))
+            gate = self.linear(f"{owner}{names.gate}", x, i)
+            act = self.activated(self.cut_off(gate) if self.spec.sparse else gate)
             up = self.linear(f"{owner}{names.up}", x, i)
         else:
             act = self.activated(self.linear(f"{owner}{names.up}", x, i))
@@ -76,6 +77,19 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             names = self.arch.names
             gate, up = (self.linear(f"{owner}{name}", x, i) for name in (names.gate, names.up))
         return tape.op("mlp: gate", [gate, up], i, gate.b, saves=[gate, up], overwrites=True)
+
+    def cut_off(self, gate: Tensor) -> Tensor:
+        """Gemma 3n's gates, less so many standard deviations above their mean, where that is above 0.
+
+        Transformers 5.23 `models/gemma3n/modeling_gemma3n.py`, `Gemma3nTextMLP._gaussian_topk`: the deviation keeps its
+        input and itself, and its backward makes the distances from the mean.
+        """
+        tape, i, b, one = self.tape, gate.width, gate.b, Size({"": 1})
+        mean = tape.op("mlp: mean", [gate], one, b)
+        wide = tape.op("mlp: deviation", [gate], one, b, saves=[gate], saves_out=True, backward_scratch=i * (2 * b))
+        cutoff = tape.op("mlp: cutoff", [mean, tape.op("mlp: deviations", [wide], one, b)], one, b)
+        less = tape.op("mlp: less cutoff", [gate, cutoff], i, b, aliases=[gate])
+        return tape.op("mlp: cut off", [less], i, b, saves_out=True)
 
     def activated(self, x: Tensor) -> Tensor:
         """The activation: one kernel that keeps its input or, ReLU, its output; `gelu_new` and `gelu_fast` run many.
@@ -327,6 +341,8 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
     def written(self) -> Tape:
         """A layer: two blocks, normed before or after as the family has it, added to the residual stream."""
         norms = self.arch.norms
+        if self.arch.altup:
+            return self.of_streams(self.arch.altup)
         self.tape.hold(self.input)  # the model's `hidden_states`, until the layer returns the next
         n = self.norm(self.input, norms.attention)
         if self.arch.joined:
@@ -357,6 +373,10 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
 
         The gradient of a slice is a tensor as large as all of them, which is added to that of the layers above.
         """
+        return self.add(x, self.from_own_input(x), "layer input: add")
+
+    def from_own_input(self, x: Tensor) -> Tensor:
+        """What that block adds."""
         tape, width = self.tape, of(p=1)
         act = self.activated(self.linear("per_layer_input_gate", x, width))
         own = self.elsewhere("layer input: pick", width, self.run.residual)
@@ -364,8 +384,105 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         saved = [*[act] * own.differentiable, own]
         y = tape.op("layer input: product", [act, own], width, max(act.b, own.b), saves=saved,
                     backward_scratch=of(Lp=own.b) if own.differentiable else NOTHING)  # fmt: skip
-        y = self.norm(self.linear("per_layer_projection", y, WIDTH), "post_per_layer_input_norm")
-        return self.add(x, y, "layer input: add")
+        return self.norm(self.linear("per_layer_projection", y, WIDTH), "post_per_layer_input_norm")
+
+    def streamed(self, up: AltUp) -> Tensor:
+        """The piece's input as a stack of all streams."""
+        whole = Tensor(WIDTH * up.streams, self.run.residual, differentiable=self.input.differentiable)
+        if self.counted:
+            whole.size = NOTHING
+        self.input = whole
+        return whole
+
+    def of_streams(self, up: AltUp) -> Tape:
+        """Gemma 3n's layer: it predicts all streams, computes on the first, and corrects all by what came of that.
+
+        Transformers 5.23 `models/gemma3n/modeling_gemma3n.py`, `Gemma3nTextDecoderLayer`, `Gemma3nTextAltUp`.
+        """
+        tape, norms, n = self.tape, self.arch.norms, up.streams
+        x, all_streams, b = self.streamed(up), WIDTH * n, self.run.residual
+        tape.hold(x)
+        active = tape.op("altup: active", [x], WIDTH, x.b, view=True)
+        shares = self.linear("prediction_coefs", self.modalities(active, up), Size({"": n * n}))
+        read = [self.cast(t, self.c, "altup: predict") for t in (x, shares)]
+        y = tape.op("altup: predict", read, all_streams, self.c, saves=read)
+        y = tape.op("altup: add input", [y, x], all_streams, y.b, view=True, aliases=[y])
+        predicted = self.cast(tape.op("altup: contiguous", [y], all_streams, y.b), b, "altup: predict")
+        active = tape.op("altup: active prediction", [predicted], WIDTH, b, view=True)
+        normed = self.norm(active, norms.attention)
+        low = self.linear("linear_right", self.linear("linear_left", normed, Size({"": up.laurel})), WIDTH)
+        laurel = self.add(normed, self.norm(low, "post_laurel_norm"), "laurel: add")
+        a = self.norm(self.attention(normed), norms.attention_output)
+        both = self.add(self.add(active, a, "attention: add"), laurel, "laurel: add both")
+        middle = tape.op("laurel: scale", [both], WIDTH, both.b)
+        f = self.norm(self.feed_forward(self.norm(middle, norms.mlp)), norms.mlp_output)
+        out = self.add(middle, f, "mlp: add")
+        shares = self.modalities(out, up, again=True)
+        news = tape.op("altup: innovation", [out, active], WIDTH, out.b, aliases=[out])
+        news = tape.op("altup: repeat", [news], all_streams, news.b)
+        weight = self.elements["correction_coefs"] if self.run.trained else 0
+        shares = tape.op("altup: correction", [shares], Size({"": n}), self.c, saves=[shares], weight=weight)
+        shares = tape.op("altup: correction + 1", [shares], Size({"": n}), shares.b, aliases=[shares])
+        y = tape.op("altup: correct", [news, shares], all_streams, max(news.b, shares.b), saves=[news, shares],
+                    backward_scratch=all_streams * news.b)  # fmt: skip
+        y = self.cast(tape.op("altup: add prediction", [y, predicted], all_streams, y.b, view=True,
+                              aliases=[y, predicted]), b, "altup: correct")  # fmt: skip
+        first = tape.op("altup: first", [y], WIDTH, b)
+        weight = self.elements["correct_output_scale"] if self.run.trained else 0
+        scaled = tape.op("altup: scale", [first], WIDTH, first.b, saves=[first] if weight else [], weight=weight,
+                         backward_scratch=WIDTH * first.b if weight else NOTHING)  # fmt: skip
+        own = self.from_own_input(scaled)
+        # written into a slice, whose gradient is that of the whole with zeros there
+        tape.op("layer input: add", [y, own], all_streams, b, view=True, aliases=[y],
+                backward_scratch=all_streams * b)  # fmt: skip
+        tape.returns(predicted, laurel, both, middle, out)
+        return tape
+
+    def modalities(self, x: Tensor, up: AltUp, *, again: bool = False) -> Tensor:
+        """A layer's router of streams; its second use in a layer adds to the gradients of its first, `again`."""
+        tape, few = self.tape, Size({"": up.streams})
+        if again:
+            self.elements = {**self.elements, "router_norm": 0, "modality_router": 0}
+        n = self.norm(x, "router_norm")
+        n = tape.op("altup: scale router", [n], WIDTH, n.b)
+        y = self.cast(self.linear("modality_router", n, few), 4, "altup: tanh")
+        return self.cast(tape.op("altup: tanh", [y], few, 4, saves_out=True), x.b, "altup: tanh")
+
+    def merged(self, up: AltUp) -> Tensor:
+        """One stream of all after the last layer: projections with the first one's magnitude, and their mean."""
+        tape, x, b = self.tape, self.streamed(up), self.run.residual
+        tape.hold(x)
+        first = tape.op("streams: first", [x], WIDTH, b, view=True)
+        size = self.magnitude(first)
+        parts = [first]
+        for n in range(1, up.streams):
+            own = tape.op(f"streams: {n}", [x], WIDTH, b, view=True)
+            parts.append(self.resized(f"altup_unembed_projections.{n}", own, size))
+        y = tape.op("streams: stack", parts, WIDTH * up.streams, b)
+        return tape.op("streams: mean", [y], WIDTH, b)
+
+    def magnitude(self, x: Tensor) -> Tensor:
+        """The root of the mean square, which keeps what it is made of."""
+        one = Size({"": 1})
+        square = self.tape.op("streams: square", [x], WIDTH, x.b, saves=[x], backward_scratch=WIDTH * (2 * x.b))
+        mean = self.tape.op("streams: mean square", [square], one, x.b)
+        return self.tape.op("streams: magnitude", [mean], one, x.b, saves=[mean])
+
+    def resized(self, name: str, x: Tensor, size: Tensor) -> Tensor:
+        """A projection of a stream, brought to the magnitude `size`."""
+        tape = self.tape
+        self.elements = {**self.elements, name: self.arch.hidden**2}
+        y = self.whole(name, x, WIDTH)
+        own = self.magnitude(y)
+        times = tape.op("streams: times", [y, size], WIDTH, y.b, saves=[y, size], backward_scratch=WIDTH * y.b)
+        return tape.op("streams: over", [times, own], WIDTH, y.b, saves=[times, own], backward_scratch=WIDTH * y.b)
+
+    def parted(self, up: AltUp) -> Tape:
+        """The streams that the first layer reads, of the embedding."""
+        size = self.magnitude(self.input)
+        parts = [self.resized(f"altup_projections.{n}", self.input, size) for n in range(1, up.streams)]
+        self.tape.hold(self.tape.op("streams: stack", [self.input, *parts], WIDTH * up.streams, self.run.residual))
+        return self.tape
 
     def layer_inputs(self) -> Tape:
         """All layers' own embeddings of a token: a row of a table, and a projection of the model's embedding, normed.
@@ -473,7 +590,8 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
 
     def final_norm(self) -> Tape:
         """The norm between the last layer and the head."""
-        self.norm(self.tape.hold(self.input), self.arch.names.final_norm)
+        x = self.merged(self.arch.altup) if self.arch.altup else self.tape.hold(self.input)
+        self.norm(x, self.arch.names.final_norm)
         return self.tape
 
 
@@ -496,6 +614,9 @@ def below_layers(run: Run, recompute: bool) -> Size:
     if run.arch.layer_inputs:
         tape = Program(run, first=not run.trained and not leaf, counted=recompute).layer_inputs()
         kept += tape.saved() + of(Lp=run.residual)
+    if run.arch.altup:
+        tape = Program(run, first=not run.trained and not leaf, counted=recompute).parted(run.arch.altup)
+        kept += tape.saved()
     return kept + (of(h=run.residual) if leaf and (dropped or run.arch.embedding_scaled) else NOTHING)
 
 

@@ -39,10 +39,20 @@ class Attention(Linears):
             return self.tape.op(f"{name}: join", [y, rest], x.width, y.b, aliases=[y, rest])
         return self.turned(x, name, tables)
 
+    def tables(self) -> list[Tensor]:
+        """Cos and sin that a layer makes for itself: of every position, or picked for each token's."""
+        arch, b = self.arch, self.run.residual
+        if arch.rotary_picked:
+            return [Tensor(Size({"D": 1}), 4) if arch.rotation == "stacked" else Tensor(Size({"D": 2}), b)]
+        b = 4 if arch.rotation == "fp32" else b
+        return [Tensor(Size({}, {"tables·S": 1}), b)] if arch.rotary_tables else []
+
     def turned(self, x: Tensor, name: str, tables: Sequence[Tensor] = ()) -> Tensor:
         """The operations of a rotation."""
         if self.arch.rotation == "complex":
             return self.turned_pairs(x, name)
+        if self.arch.rotation == "stacked":
+            return self.turned_halves(x, name, tables)
         fp32 = self.arch.rotation == "fp32"
         b = 4 if fp32 else max(x.b, self.run.residual)
         passing, whole = x.width * (3 * b), x.width * b
@@ -61,6 +71,21 @@ class Attention(Linears):
         """
         wide = self.cast(x, 4, name)
         return self.cast(self.tape.op(name, [wide], x.width, 4), x.b, name)
+
+    def turned_halves(self, x: Tensor, name: str, tables: Sequence[Tensor]) -> Tensor:
+        """Neighbours in fp32: two products, their difference, two more, their sum, and both stacked.
+
+        In backward a select of each product becomes a tensor of the whole width, to which the next is added (torchtune
+        0.4.0 `modules/position_embeddings.py`, `RotaryPositionalEmbeddings`).
+        """
+        half, whole = x.width * 2, x.width * 4
+        y = self.tape.op(
+            name, [self.cast(x, 4, name)], x.width, 4, saves=tables,
+            scratch=half * 2, backward_scratch=whole + half * 2,
+            course=(half, half, half, 0, 1, half, half, half, 3, 4, None),
+            backward_course=(half, half, None, 0, whole, 1, half, half, 3, whole, 4),
+        )  # fmt: skip
+        return self.cast(y, x.b, name)
 
     def heads(self, x: Tensor, name: str) -> Tensor:
         """A view of each head; the gradient that rotation makes lies head by head, and is copied to lie by token."""
@@ -99,9 +124,11 @@ class Attention(Linears):
             v = self.unweighed_heads(v, "v: norm", of(K=1))
         if arch.qk_norm and not arch.qk_norm_late:
             q, k = self.normed(q, k)
-        b = 4 if arch.rotation == "fp32" else self.run.residual
-        tables = [Tensor(Size({}, {"tables·S": 1}), b)] if arch.rotary_tables else []
-        rotated = self.rotate(q, "q: rotate", tables), self.rotate(k, "k: rotate", tables)
+        tables = self.tables()
+        rotated = (
+            self.rotate(q, "q: rotate", tables),
+            self.rotate(k, "k: rotate", self.tables() if arch.rotary_picked else tables),
+        )
         tape.returns(q, k)
         if arch.qk_norm and arch.qk_norm_late and (self.spec.rotated or arch.qk_norm != "bare"):
             rotated = self.normed(*rotated)
@@ -196,7 +223,7 @@ class Attention(Linears):
         """
         if not self.arch.grouped:
             return x
-        one = self.arch.kv_heads == 1 and not self.run.whole_scores
+        one = self.arch.kv_heads == 1 and not self.run.whole_scores and not self.arch.repeated
         return self.tape.op(f"{name}: repeat", [x], width, x.b, view=one)
 
     def in_compute_type(self, *tensors: Tensor) -> list[Tensor]:
@@ -215,7 +242,7 @@ class Attention(Linears):
         with grouped queries, dk and dv for every query head before they are summed.
         """
         tape, arch = self.tape, self.arch
-        if self.run.kernel != "flash":
+        if self.run.kernel != "flash" or arch.repeated:
             k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
         q, k, v = self.in_compute_type(q, k, v)
         if self.run.context > 1:
@@ -225,7 +252,7 @@ class Attention(Linears):
         joined = arch.mla is not None or ((arch.rotation == "joined" or arch.rotary_dim > 0) and rotated)
         joined = joined or (arch.pieces and not self.run.packaged)
         if self.run.kernel == "flash":
-            sums = self.accumulators(grouped=self.arch.grouped)
+            sums = self.accumulators(grouped=arch.grouped and not arch.repeated)
             out = self.kernel(q, k, v, sums, course=(None, sums))
             return tape.op("attention: contiguous", [out], of(o=1), self.c) if joined else out
         mask = [Tensor(of(**{"S": 1}), self.c)] if self.run.kernel == "masked" else []

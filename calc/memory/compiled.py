@@ -126,6 +126,10 @@ class Fused(Attention):
         """A view of each head, for the gradient, too."""
         return x
 
+    def tables(self) -> list[Tensor]:
+        """Picks of cos and sin are made again in backward, from the tokens' positions."""
+        return [] if self.arch.rotary_picked else super().tables()
+
     def rotate(self, x: Tensor, name: str, tables: Sequence[Tensor] = ()) -> Tensor:
         """One kernel, that of the norm before it where queries and keys are normed."""
         if not self.spec.rotated:

@@ -518,16 +518,31 @@ class Head(Program):
         before the head's of any: a chunk has two fp32 gradients and one in the type of the logits, which stays.
         torchtune 0.6.1 `modules/loss/ce_chunked_output_loss.py`, `modules/transformer.py:chunked_output`. Compiled,
         each chunk's cross entropy keeps its logits instead (`training/_compile.py:compile_loss`).
+
+        The head's backward comes chunk by chunk from the last, and each makes a gradient of the weight. It is a
+        transposed view, to which autograd adds the next out of place (torch 2.13 `input_buffer.cpp`, `accumulate`):
+        with the second chunk's there are two beside the gradients of seven chunks, then three beside those of six.
         """
-        tape, piece = self.tape, V * (1 / CHUNKS)
-        x = tape.hold(self.linear("lm_head", self.input, V))
+        tape, piece, trained = self.tape, V * (1 / CHUNKS), self.run.trained
+        weight = Size({}, {"W_lm_head": self.c if trained else 0})
+        shares = ((CHUNKS - 2) / CHUNKS, 1 / CHUNKS, 1 / CHUNKS)
+        chunks = tape.split("chunks", self.input, [WIDTH * share for share in shares])
+        logits = list[Tensor]()
+        # the weight's gradient is there, for the engine, once the last of them has been added
+        for chunk, share, beside in zip(chunks, shares, (2, 2, 1), strict=True):
+            whole = trained and not logits
+            x = tape.op("lm_head", [chunk], V * share, self.c, saves=[chunk] if trained else [],
+                        backward_scratch=weight * beside, weight=self.elements["lm_head"] if whole else 0,
+                        product=True, flat=True)  # fmt: skip
+            logits.append(tape.hold(x))
+        b = self.c
         if path.compiled:
-            tape.op("losses of chunks", [x], ONE, 4, saves=[x, Tensor(ONE, 8)], backward_scratch=piece * x.b,
+            tape.op("losses of chunks", logits, ONE, 4, saves=[*logits, Tensor(ONE, 8)], backward_scratch=piece * b,
                     rowwise=True)  # fmt: skip
             return tape
-        cast = piece * 4 if x.b < 4 else NOTHING
-        tape.op("losses of chunks", [x], ONE, 4, saves=[Tensor(V, 4)], scratch=cast,
-                backward_scratch=piece * (4 + 4 + x.b), rowwise=True)  # fmt: skip
+        cast = piece * 4 if b < 4 else NOTHING
+        tape.op("losses of chunks", logits, ONE, 4, saves=[Tensor(V, 4)], scratch=cast,
+                backward_scratch=piece * (4 + 4 + b), rowwise=True)  # fmt: skip
         return tape
 
     def ahead(self, path: Path) -> Tape:

@@ -215,6 +215,11 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "s": arch.shared_intermediate,
         "r": rank,
         **(
+            {f"W_altup_{way}projections.{n}": arch.hidden**2 for way in ("", "unembed_") for n in range(1, up.streams)}
+            if (up := arch.altup)
+            else {}
+        ),
+        **(
             {
                 "p": own.width,
                 "L": own.layers,

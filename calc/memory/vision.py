@@ -16,6 +16,7 @@ from calc.autograd.tape import NOTHING, Size, Tensor, of
 from calc.memory import activations
 from calc.memory.linears import WIDTH
 from calc.memory.run import Run, dimensions
+from calc.models.kernels import replaced_in_tower
 from calc.models.vision import Merger, Tower
 
 PIXEL = 4  # bytes of a number in `pixel_values`, as the image processor makes them
@@ -34,6 +35,7 @@ def running(run: Run, tower: Tower, *, trained: bool, adapted: bool = False) -> 
     adapter = run.adapter if adapted else None
     return replace(
         run, arch=tower.blocks, trained=trained, adapter=adapter, kernel=kernel, training=False,
+        replaced=replaced_in_tower(run.arch.family, run.replaced),
         precision="autocast-narrow" if narrow else run.precision,
     )  # fmt: skip
 
@@ -93,7 +95,8 @@ def projector(run: Run, tower: Tower, merger: Merger, *, first: bool, counted: b
     """
     width, out, token = tower.merged, tower.out, Size({"": 1 / tower.merge**2})
     arch = replace(run.arch, activation="gelu", norm_fp32=merger.pooled)
-    program = activations.Program(replace(run, arch=arch), first=first, counted=counted)
+    own = replace(run, arch=arch, replaced=frozenset())
+    program = activations.Program(own, first=first, counted=counted)
     program.elements = elements(tower, merger)
     norm, *linears = program.elements
     program.biased = frozenset() if merger.pooled else frozenset(linears)

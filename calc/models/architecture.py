@@ -207,6 +207,16 @@ class LayerInputs(NamedTuple):
         return self.layers * self.width
 
 
+class AltUp(NamedTuple):
+    """A residual stream of several, of which each layer computes on the first and predicts and corrects all (Gemma 3n).
+
+    `laurel`: the rank of what is added beside attention.
+    """
+
+    streams: int
+    laurel: int
+
+
 RECURRENT = ("delta", "ssm", "both", "conv")  # mixers that pass a state on from position to position
 
 
@@ -217,7 +227,8 @@ class LayerSpec(NamedTuple):
     state space, `ssm`, or a short convolution, `conv`, which pass a state on from position to position; `both`
     attention and a state space, beside each other; or `none`. `mlp`: `dense`, or routed `experts`, or `none`.
     `slides`: attention sees the last `sliding_window` tokens alone. `rotated`: positions are rotary. `broad`: its heads
-    are the architecture's `Broad` ones. `borrows`: keys and values are those of a lower layer.
+    are the architecture's `Broad` ones. `borrows`: keys and values are those of a lower layer. `sparse`: of the MLP's
+    gates only those far above their mean pass (Gemma 3n).
     """
 
     mixer: Literal["attention", "latent", "delta", "ssm", "both", "conv", "none"] = "attention"
@@ -226,6 +237,7 @@ class LayerSpec(NamedTuple):
     rotated: bool = True
     broad: bool = False
     borrows: bool = False
+    sparse: bool = False
 
     @property
     def shapes(self) -> LayerSpec:
@@ -267,11 +279,15 @@ class Architecture:
     keys_as_values: bool = False  # values are what the projection of keys makes
     doubled: bool = False  # the MLP of layers that borrow keys and values is twice as wide (Gemma 4)
     layer_inputs: LayerInputs | None = None
+    altup: AltUp | None = None
     broad: Broad | None = None  # heads of layers that attend to all positions, if they are others
     parallel: bool = False  # attention and MLP both read the layer's input
     joined: bool = False  # both outputs are added up before the residual stream gets them (Falcon)
-    # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2); pairs are complex numbers in fp32 (torchtitan)
-    rotation: Literal["", "joined", "fp32", "complex"] = ""
+    # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2); pairs are complex numbers in fp32 (torchtitan), or
+    # halves of fp32 that are stacked (torchtune)
+    rotation: Literal["", "joined", "fp32", "complex", "stacked"] = ""
+    rotary_picked: bool = False  # each rotation picks cos and sin of every token's position (torchtune's packs)
+    repeated: bool = False  # keys and values are copied for every query head, whichever kernel attends (torchtune)
     rotary_dim: int = 0  # of a head; the rest passes by and is joined again (Qwen3-Next); 0: all of it rotates
     output_gate: bool = False  # queries come with a gate, whose sigmoid weighs attention's output (Qwen3-Next)
     rotary_tables: int = 0  # elements of cos and sin per position, where each layer repeats them for itself (GLM)
@@ -641,6 +657,15 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
     if arch.layer_scaled:
         for name in SCALES.values():
             yield tensor(name, (h,), "norm", "norm")
+    if streams := arch.altup:
+        yield tensor("altup.correct_output_scale", (h,), "norm", "norm")
+        yield from linear("altup.correction_coefs", streams.streams, streams.streams)
+        yield from linear("altup.prediction_coefs", streams.streams, streams.streams**2)
+        yield from linear("altup.modality_router", h, streams.streams)
+        yield from norm("altup.router_norm", h)
+        yield from linear("laurel.linear_left", h, streams.laurel)
+        yield from linear("laurel.linear_right", streams.laurel, h)
+        yield from norm("laurel.post_laurel_norm", h)
     if arch.layer_inputs:
         yield from linear("per_layer_input_gate", h, arch.layer_inputs.width)
         yield from linear("per_layer_projection", arch.layer_inputs.width, h)
@@ -681,7 +706,7 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
         lm.append(Tensor("lm_head.bias", (rows,), 1, "bias", "head"))
     heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
     learned = Tensor(f"{names.model}.{names.positions}.weight", (arch.positions, arch.hidden), 1, "embedding", "embed")
-    beside = [*[learned] * (arch.positions > 0), *_layer_inputs(arch)]
+    beside = [*[learned] * (arch.positions > 0), *_layer_inputs(arch), *_streams(arch)]
     begins, ends = (embedding, *beside) * arch.embeds, (*norm, *heads[head]) * arch.ends
     return (*begins, *layers.values(), *ends, *vision_tensors(arch))
 
@@ -698,9 +723,17 @@ def _layer_inputs(arch: Architecture) -> list[Tensor]:
     ]
 
 
+def _streams(arch: Architecture) -> list[Tensor]:
+    """The tensors that make the further streams of the embedding, and one of all after the last layer."""
+    if (up := arch.altup) is None:
+        return []
+    names = (f"{arch.names.model}.altup_{way}projections.*.weight" for way in ("", "unembed_"))
+    return [Tensor(name, (arch.hidden, arch.hidden), up.streams - 1, "linear", "embed") for name in names]
+
+
 def layer_input_parameters(arch: Architecture) -> int:
-    """Elements of what makes all layers' own embeddings; 0 if they have none, or another stage has it."""
-    return sum(t.elements for t in _layer_inputs(arch)) * arch.embeds
+    """Elements of what makes all layers' own embeddings, and streams; 0 if they have none, or another stage has it."""
+    return sum(t.elements * t.count for t in (*_layer_inputs(arch), *_streams(arch))) * arch.embeds
 
 
 @lru_cache(maxsize=4096)

@@ -72,6 +72,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "gemma": (*_GEMMA, "hidden_activation"),
     "gemma2": (*_GEMMA, "hidden_act"),
     "gemma3_text": (*_GEMMA, "hidden_act", "rope_local_base_freq", "_sliding_window_pattern"),
+    "gemma3n_text": (*_GEMMA, "altup_coef_clip", "altup_lr_multiplier", "hidden_act", "rope_local_base_freq"),
     "gemma4_text": ("cache_implementation", "hidden_act", "use_bidirectional_attention"),
     "lfm2": _LFM2,
     "lfm2_moe": (*_ROUTER, *_LFM2, "routed_scaling_factor", "use_expert_bias"),
@@ -90,6 +91,9 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "seed_oss": ("pretraining_tp",),
     "cwm": ("pretraining_tp",),
     "glm4_moe": (*_ROUTER, *_GROUPS, "moe_router_dtype", "partial_rotary_factor", "topk_method"),
+    "solar_open": (
+        *_ROUTER, *_GROUPS, "attention_bias", "first_k_dense_replace", "partial_rotary_factor", "use_qk_norm",
+    ),
     "olmoe": (*_ROUTER, "clip_qkv"),
     "dots1": (*_ROUTER, *_GROUPS, "moe_layer_freq", "pretraining_tp", "scoring_func", "topk_method"),
     "glm4_moe_lite": (*_DEEPSEEK, "mlp_layer_types", "partial_rotary_factor"),
@@ -150,9 +154,9 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), (
         *_IMAGES, "language_model_only", "video_token_id", "vision_end_token_id", "vision_start_token_id",
     )),
-    **dict.fromkeys(("gemma4", "gemma4_unified"), (
+    **dict.fromkeys(("gemma3n", "gemma4", "gemma4_unified"), (
         *_IMAGES, "audio_config", "audio_token_id", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index",
-        "eoi_token_id", "video_token_id", "vision_soft_tokens_per_image",
+        "eoi_token_id", "video_token_id", "vision_soft_tokens_per_image", "audio_soft_tokens_per_image",
     )),
     "gemma3": (*_IMAGES, "boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index", "mm_tokens_per_image"),
     "mistral3": (

@@ -57,19 +57,26 @@ ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "gemma4_unified_text": "gemm
 UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
 # families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
 MXFP4 = ("gpt_oss",)
+# Families that Transformers 5 loads from files with separate experts (`conversion_mapping.py`, "qwen2_moe"), and whose
+# dense or shared MLPs have linears named as those experts': whoever names all linears to PEFT has the experts adapted.
+CONVERTED = (
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
+    "hunyuan_v1_moe", "qwen3_next", "solar_open",
+)  # fmt: skip
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
     "apertus", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_h1",
-    "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "lfm2",
+    "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "lfm2",
     "lfm2_moe", "llama4_text", "minimax_m2", "nemotron_h",
     "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
+    "solar_open",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
     "llama4": "llama4_text", "gemma3": "gemma3_text", "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text", "mistral3": "mistral",
-    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
+    "gemma3n": "gemma3n_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
 
 
@@ -110,6 +117,11 @@ _QWEN3_VL = Sight(
     dict(patch_bias=True, limits=Pixels(65536, 16777216), video_limits=Pixels(4096, 25165824), interpolated=True,
          merger=Merger("visual.merger", "norm", ("linear_fc1", "linear_fc2"))),
 )  # fmt: skip
+# the same tower, none of whose blocks but the last passes its output on (transformers 5.23 `Qwen3_5VisionModel`)
+_QWEN3_5 = replace(
+    _QWEN3_VL, text="qwen3_5_text", apart=True,
+    defaults={name: value for name, value in _QWEN3_VL.defaults.items() if name != "deepstack_visual_indexes"},
+)  # fmt: skip
 SEEING: Mapping[str, Sight] = {
     "qwen2_vl": Sight(
         "qwen2",
@@ -128,6 +140,8 @@ SEEING: Mapping[str, Sight] = {
     ),
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(_QWEN3_VL, text="qwen3_moe"),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": replace(_QWEN3_5, text="qwen3_5_moe_text"),
     "gemma3": Sight(
         "gemma3_text",
         dict(num_hidden_layers=12, hidden_size=768, hidden_act="gelu_pytorch_tanh", intermediate_size=3072,
@@ -224,7 +238,7 @@ FAMILIES: dict[str, Family] = {
         dict(num_key_value_heads=2, intermediate_size=5632, num_experts=512, moe_intermediate_size=512,
              shared_expert_intermediate_size=512, norm_topk_prob=True, **_HYBRID,
              **_SPARSE | dict(num_experts_per_tok=10)),
-        dict(**_GATED, **_SHARED, experts_converted=True), biases=_ATTENTION, experts="num_experts", delta="joined",
+        dict(**_GATED, **_SHARED), biases=_ATTENTION, experts="num_experts", delta="joined",
     ),
     "qwen3_5_text": Family(
         dict(num_key_value_heads=4, **_HYBRID), _GATED, biases=_ATTENTION, delta="apart",
@@ -284,6 +298,16 @@ FAMILIES: dict[str, Family] = {
              sliding_window=4096, sliding_window_pattern=6, attn_logit_softcapping=None, final_logit_softcapping=None,
              **_GEMMA | dict(max_position_embeddings=131072)),
         dict(norms=_SANDWICH, norm_fp32=True, qk_norm="heads"), biases=_ATTENTION, window="period", spelled=_GELU,
+    ),
+    "gemma3n_text": Family(
+        dict(num_key_value_heads=2, vocab_size=262400, hidden_activation="gelu_pytorch_tanh", sliding_window=512,
+             sliding_window_pattern=5, final_logit_softcapping=30.0, hidden_size_per_layer_input=256,
+             vocab_size_per_layer_input=262144, num_kv_shared_layers=15, altup_num_inputs=4, altup_active_idx=0,
+             altup_correct_scale=True, laurel_rank=64, activation_sparsity_pattern=None,
+             **_GEMMA | dict(max_position_embeddings=32768)),
+        dict(norms=_SANDWICH, norm_fp32=True, norm_power=True, qk_norm="heads", values_normed=True, by_token=True),
+        biases=_ATTENTION, window="period", spelled=_GELU, needed=("altup_correct_scale",),
+        refused=("altup_active_idx",),
     ),
     "gemma4_text": Family(
         dict(num_key_value_heads=4, vocab_size=262144, hidden_activation="gelu_pytorch_tanh", sliding_window=512,
@@ -498,6 +522,11 @@ FAMILIES: dict[str, Family] = {
              use_qk_norm=False),
         dict(rotation="joined", routing="fp32", routing_uncast=True), biases=("attention_bias", "", ""),
         experts="n_routed_experts",
+    ),
+    "solar_open": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, intermediate_size=None,
+             n_routed_experts=128, num_experts_per_tok=8, moe_intermediate_size=1280, n_shared_experts=1),
+        dict(routing="fp32", routing_uncast=True), experts="n_routed_experts",
     ),
     "arcee": Family(
         dict(hidden_act="relu2", max_position_embeddings=4096, attention_bias=False, mlp_bias=False),

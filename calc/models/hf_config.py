@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from calc.models.architecture import (
     BEFORE,
+    AltUp,
     Architecture,
     Broad,
     ConfigError,
@@ -26,7 +27,7 @@ from calc.models.architecture import (
     Ssm,
 )
 from calc.models.config_keys import MODELLED
-from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING, UNADAPTED_OUTPUT, Family
+from calc.models.families import ALIKE, CONVERTED, FAMILIES, NESTED, SEEING, UNADAPTED_OUTPUT, Family
 from calc.models.vision import Tower
 
 # fields of Architecture that a number in the config switches on
@@ -190,6 +191,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         "rotary_dim": int(head_dim * _rotated_share(read)) if family.delta else 0,
         "rotary_tables": 2 * int(head_dim * _rotated_share(read)) if family.interleaved else 0,
         **(_moe(family, read) if family.experts else {}),
+        "experts_converted": model_type in CONVERTED,
         **family.fixed,
     }
     if "use_post_norm" in family.defaults and not read.boolean("use_post_norm"):
@@ -206,6 +208,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     mixers = _mixers(family, read, layers, mla is not None)
     broad = _broad(read, heads, kv_heads) if read.known("global_head_dim") else None
     own = layers - _borrowing(read, layers)
+    sparse = _sparse(read, layers) if read.known("activation_sparsity_pattern") else ()
     specs = (
         _blocks(read, layers)
         if family.ssm == "blocks"
@@ -217,6 +220,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
                 rotated=n not in unrotated,
                 broad=broad is not None and n not in sliding,
                 borrows=n >= own,
+                sparse=n in sparse,
             )
             for n in range(layers)
         )
@@ -240,7 +244,10 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         conv=ShortConv(read.integer("conv_L_cache"), read.boolean("conv_bias")) if read.known("conv_L_cache") else None,
         broad=broad,
         layer_inputs=_layer_inputs(read, layers),
-        doubled=own < layers and read.boolean("use_double_wide_mlp"),
+        altup=AltUp(read.integer("altup_num_inputs"), read.integer("laurel_rank"))
+        if read.known("altup_num_inputs")
+        else None,
+        doubled=own < layers and read.known("use_double_wide_mlp") and read.boolean("use_double_wide_mlp"),
         activation=_activation(read),
         **facts,
     )
@@ -374,7 +381,8 @@ def _head_dim(read: _Reader, hidden: int, heads: int) -> int:
 def _intermediate(family: Family, read: _Reader, hidden: int) -> int:
     """The width of dense layers' MLPs; 0 in a family that has none."""
     absent = family.expansion or read.known(family.dense_size)
-    given = read.optional(family.dense_size) if absent else read.integer(family.dense_size)
+    listed = read.known("activation_sparsity_pattern")  # Gemma 3n's files have a width for each layer
+    given = read.optional(family.dense_size) if absent else (read.same if listed else read.integer)(family.dense_size)
     if read.known("block_auto_adjust_ff_dim"):
         return _adjusted(read, read.optional("block_ff_dim") or given or 0)
     return given or family.expansion * hidden
@@ -432,6 +440,22 @@ def _borrowing(read: _Reader, layers: int) -> int:
     if number >= layers:
         raise ConfigError("num_kv_shared_layers", number, f"less than num_hidden_layers = {layers}")
     return number
+
+
+SPARSE = 10  # first layers of Gemma 3n that are sparse where its config does not say which (`Gemma3nTextConfig`)
+
+
+def _sparse(read: _Reader, layers: int) -> Collection[int]:
+    """The layers in whose MLPs most gates are cut off: those with a share above 0."""
+    shares = read.value("activation_sparsity_pattern")
+    if shares is None:
+        return range(SPARSE if layers > SPARSE else 0)
+    if not isinstance(shares, Sequence):
+        return range(layers if read.positive("activation_sparsity_pattern") else 0)
+    if len(shares) != layers or not all(type(share) in (int, float) and 0 <= share < 1 for share in shares):
+        allowed = f"a list of num_hidden_layers = {layers} numbers from 0 to below 1"
+        raise ConfigError("activation_sparsity_pattern", shares, allowed)
+    return [n for n, share in enumerate(shares) if share]
 
 
 def _layer_inputs(read: _Reader, layers: int) -> LayerInputs | None:

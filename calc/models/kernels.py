@@ -18,8 +18,10 @@ SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to t
 _ALL: tuple[Replaced, ...] = ("norm in place", "rotation", "gate")
 # a residual stream or a second norm reads the same gradient: `in_place=False`
 _APART: tuple[Replaced, ...] = ("norm", "rotation", "gate")
-# Routed experts have kernels of their own under Transformers 5, which are not computed.
+# Routed experts have kernels of their own under Transformers 5, which are not computed; a shared one has the MLP's.
 _ROUTED: tuple[Replaced, ...] = ("norm in place", "rotation")
+# liger_rotary_pos_emb does not fit them
+_UNROTATED: tuple[Replaced, ...] = ("norm", "gate")
 
 LIGER: Mapping[str, tuple[Replaced, ...]] = {
     **dict.fromkeys(("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "phi3", "granite", "smollm3"), _ALL),
@@ -27,10 +29,26 @@ LIGER: Mapping[str, tuple[Replaced, ...]] = {
     **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), _ROUTED),
     "glm4": ("norm", "gate"),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("norm in place", "gate")),
+    # Qwen3.5's and Qwen3-Next's gated norms of delta rules stay as they are
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma4_text", "qwen3_5", "qwen3_5_moe"), _UNROTATED
+    ),
+    # around a vision tower; the language model of InternVL gets what its own family does
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "internvl"), _ALL),
+    "gemma3": _APART,
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _ROUTED),
 }
+# The blocks of vision towers: `_patch_layer_norm_module` keeps what PyTorch's layer norm does, and
+# `liger_rotary_pos_emb_vision` (Qwen3-VL) casts to fp32 as Transformers does. Their projectors are left alone.
+LIGER_TOWERS: Mapping[str, tuple[Replaced, ...]] = {"qwen2_5_vl": ("norm in place",)}
 LIBRARIES: Mapping[str, Mapping[str, tuple[Replaced, ...]]] = {"eager": {}, "liger": LIGER}
 
 
 def replaced(library: str, family: str) -> frozenset[Replaced]:
     """The operations that a library's kernels take over in a family, none where it does not know the family."""
     return frozenset(LIBRARIES[library].get(family, ()))
+
+
+def replaced_in_tower(family: str, around: frozenset[Replaced]) -> frozenset[Replaced]:
+    """The operations that are taken over in the blocks of a family's vision tower, where `around` are in its layers."""
+    return around and frozenset(LIGER_TOWERS.get(family, ()))

@@ -187,7 +187,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         passing=() if r.in_backward else tuple([t.elements * each for t in changed]),
         at_once=optimizer is not None and optimizer.impl == "foreach" and not scratch,
         beside=_beside(r),
-        stream=batch.tokens * arch.hidden * run.residual,
+        stream=batch.tokens * arch.hidden * run.residual * (arch.altup.streams if arch.altup else 1),
         tables=tuple(
             2
             * [

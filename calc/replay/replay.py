@@ -8,7 +8,7 @@ PyTorch under FSDP, alone or with a frozen model beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import lru_cache
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from calc.replay.allocator import NO_BLOCK, Allocator, Block, Expandable, OutOfM
 from calc.replay.blocks import Blocks, Piece, blocks
 from calc.replay.fsdp1_streams import Gathers
 from calc.replay.fsdp2_streams import EMBEDDING, ROOT, Shards
+from calc.scenario.lengths import in_turn
 from calc.step.placement import Placed, masked
 from calc.step.roles import Roles
 
@@ -35,11 +36,15 @@ OUTLIVING = 1 << 30  # the first slot of blocks that outlive their piece
 INFLIGHT = 2  # broadcasts at once (torch 2.13 `csrc/distributed/c10d/comm.cpp`, `max_in_flight`)
 
 
+Both = tuple[Blocks, Blocks | None]  # a model, and one that scores inside its forward, if any
+
+
 class Act(NamedTuple):
     """The job to replay: a model, whether it is trained, and perhaps one that scores inside its forward.
 
     `shares`: the scoring model is the trained one, without weights of its own. `expandable`: PyTorch's segments are
-    expandable.
+    expandable. `others`: both models in batches of other lengths, in the order in which an epoch has them; none where
+    all batches are alike.
     """
 
     model: Blocks
@@ -48,6 +53,20 @@ class Act(NamedTuple):
     inside: Blocks | None = None
     shares: bool = False
     expandable: bool = False
+    others: tuple[Both, ...] = ()
+
+    def parts(self) -> Iterator[tuple[Callable[[Replay, Act], None], Act]]:
+        """What is replayed in turn: batches of other lengths, if any, then steps of the fullest ones alone."""
+        yield Replay.run_load, self
+        for n, (model, inside) in enumerate(self.others, 1):
+            one = self._replace(model=model, inside=inside)
+            yield from ((Replay.run_forward, one), (Replay.run_backward, one))
+            if n % self.micro_batches == 0:
+                yield Replay.run_step, self
+        for _ in range(STEPS):
+            for _ in range(self.micro_batches):
+                yield from ((Replay.run_forward, self), (Replay.run_backward, self))
+            yield Replay.run_step, self
 
 
 def known(roles: Roles) -> bool:
@@ -70,14 +89,33 @@ def act(roles: Roles) -> Act | None:
     own = roles.placed[stage.role]
     trained = stage.does == "train" and own.trained
     inside = roles.placed[stage.inside] if stage.inside else None
+
+    def models(length: int = 0) -> Both:
+        other = _blocks(roles, inside, scores=True, length=length) if inside else None
+        return _blocks(roles, own, scores=not trained, length=length), other
+
+    model, scorer = models()
     return Act(
-        _blocks(roles, own, scores=not trained),
+        model,
         trained,
         min(own.s.accumulation, MICRO_BATCHES) if trained else 1,
-        _blocks(roles, inside, scores=True) if inside else None,
+        scorer,
         inside is not None and inside.role.shares,
         roles.s.expandable_segments,
+        _others(own, models) if trained else (),
     )
+
+
+def _others(
+    own: Placed, models: Callable[[int], tuple[Blocks, Blocks | None]]
+) -> tuple[tuple[Blocks, Blocks | None], ...]:
+    """The models in batches that are padded to their own longest sequence, where the lengths of the data are known."""
+    s = own.s
+    if s.lengths is None or s.packing:
+        return ()
+    lengths = in_turn(s.lengths, s.seq_len, own.role.rows)
+    made = {length: models(length) for length in sorted(set(lengths))}
+    return tuple([made[length] for length in lengths])
 
 
 def _known(placed: Placed, bare: bool) -> bool:
@@ -109,9 +147,10 @@ def _flattened(engine: Fsdp1) -> bool:
     return not mixed and not (r.defers and r.accumulates) and r.run.precision != "autocast"
 
 
-def _blocks(roles: Roles, placed: Placed, *, scores: bool) -> Blocks:
+def _blocks(roles: Roles, placed: Placed, *, scores: bool, length: int = 0) -> Blocks:
+    """The blocks of a role in its fullest batch, or in one that is padded to `length`."""
     rows = placed.role.scoring_rows if scores else placed.role.rows
-    batch = roles.batch(placed.s, rows)
+    batch = roles.batch(placed.s, rows, length)
     engine = placed.scorer if scores else placed.engine
     return blocks(engine, batch, masked(placed.s, engine.replica.arch, batch.length), placed.s.checkpointing)
 
@@ -294,15 +333,18 @@ class Replay:
         return other
 
     def all(self, a: Act, marks: list[Replay] | None = None) -> None:
-        """Loads the models and runs STEPS steps, from the first part not done; `marks` gets a copy before each part."""
-        step = [Replay.run_forward, Replay.run_backward] * a.micro_batches + [Replay.run_step]
-        for n, part in [*enumerate([Replay.run_load, *step * STEPS])][self.done :]:
-            self.done = n
-            if marks is not None:
+        """Runs the parts of `a` that are not done; `marks` gets a copy before loading and before those that repeat.
+
+        Steps of the fullest batches end where they repeat themselves.
+        """
+        parts, step = [*a.parts()], 2 * a.micro_batches + 1
+        for n, (part, one) in [*enumerate(parts)][self.done :]:
+            self.done, alike = n, n == 0 or n >= len(parts) - STEPS * step
+            if marks is not None and alike:
                 marks.append(self.copy(None))
-            if self.repeats(n % len(step)):
+            if alike and self.repeats((n - len(parts)) % step):
                 return
-            part(self, a)
+            part(self, one)
 
     def repeats(self, part: int) -> bool:
         """True if a part of a step finds what it found in the step before, so that nothing new follows."""
@@ -326,6 +368,10 @@ class Replay:
             self.load(a.inside)
         elif a.inside and a.model.sharded:
             self.shards[id(a.inside)] = self.shards[id(a.model)]
+        for model, inside in a.others:
+            for other, own in ((model, a.model), (inside, a.inside)):
+                if other and own and own.sharded:
+                    self.shards[id(other)] = self.shards[id(own)]
 
     def run_forward(self, a: Act) -> None:
         """Runs the forward of a micro batch, and that of the model that scores inside it."""

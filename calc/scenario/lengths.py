@@ -8,6 +8,7 @@ Information Theory and Statistical Mechanics, 1957).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +24,10 @@ POINTS = 256  # lengths that stand for a distribution known by its mean and its 
 CELLS = 512  # most cells of the distribution of a batch's tokens, and the least to one of its standard deviations
 FINE = 8
 NEVER = 1e-12  # a probability left out
+# An epoch's batches where their sizes matter one by one: so many in a row, of so many lengths, one for each equal part
+# of the distribution, in the order of multiples of the golden ratio, which fall into all parts alike.
+BATCHES, PARTS = 48, 24
+GOLDEN = (sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,16 @@ def fullest(lengths: Lengths, cap: int, rows: int, met: float = 0.95) -> int:
         if rest > exceeded:
             return min(longest * rows, max(longest, cell * width))
     return longest
+
+
+@lru_cache(maxsize=256)
+def in_turn(lengths: Lengths, cap: int, rows: int) -> tuple[int, ...]:
+    """Tokens to which batches of `rows` sequences are padded, one after another, as an epoch has them."""
+    weights = _weights(lengths, cap)
+    below = [total**rows for total in accumulate(weight for _, weight in weights)]
+    middles = [(part + 0.5) / PARTS for part in range(PARTS)]
+    of_part = [weights[min(bisect_left(below, middle), len(weights) - 1)][0] for middle in middles]
+    return tuple([of_part[int(GOLDEN * n % 1 * PARTS)] for n in range(1, BATCHES + 1)])
 
 
 def _cells(weights: tuple[tuple[int, float], ...], width: int) -> list[float]:

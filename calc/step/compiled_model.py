@@ -136,6 +136,7 @@ def stack(
     segment, held, waiting = head(run, path)
     dims = dict(dimensions(arch, run.adapter.rank if run.adapter else 0))
     stream = of(h=run.residual * run.share)
+    streams = stream * (arch.altup.streams if arch.altup else 1)
     # the embedding's backward reads all positions
     whole = of(h=run.residual) if run.sequences else NOTHING
     return Stack(
@@ -166,7 +167,7 @@ def stack(
         fsdp=fsdp,
         head_unit=head_unit,
         bucket=bucket,
-        residual=amount(stream, dims),
+        residual=amount(streams, dims),
         states=amount(of(h=4 if path.outputs_fp32 else run.residual), dims) if path.hidden else NO_BYTES,
         converted=path.outputs_fp32 and run.residual < 4,
         embedding_passing=amount(stream + whole, dims),

@@ -72,12 +72,12 @@ class Roles(Memo):
         self.s, self.training = s, training or Memo()
         self.keeps, self.placed = s.keeps, Places(s)
 
-    def batch(self, s: Scenario, rows: int) -> Batch:
-        """The fullest batch of `rows` sequences that a role with scenario `s` runs.
+    def batch(self, s: Scenario, rows: int, length: int = 0) -> Batch:
+        """The fullest batch of `rows` sequences that a role with scenario `s` runs, or one padded to `length`.
 
         One GPU has the share of their tokens that context parallelism leaves it.
         """
-        length = s.held_len(rows)
+        length = length or s.held_len(rows)
         return Batch(-(-rows * length // s.context_parallel), length)
 
     def step(self, r: Replica, s: Scenario, batch: Batch) -> Step:

@@ -13,7 +13,7 @@ window.calculatorEngine = (() => {
     let worker, busy = false, next = null;
     const absolute = (address) => new URL(address, location.href).href;
     const sent = (question) => ({
-      site: { engine: absolute(site.engine), catalog: absolute(site.catalog) },
+      site: { engine: absolute(site.engine) },
       question: question && {
         root: site.root, translated: site.translated, language: document.documentElement.lang, ...question,
       },

@@ -21,23 +21,26 @@ async function fetched(address) {
   return response;
 }
 
-async function start({ engine, catalog }) {
-  say("Loading the calculator: Python and the formulas, 7 MB, once …");
-  const [{ loadPyodide }, archive, data] = await Promise.all([
+// Python, as it stood once calc was loaded when the site was built: its memory comes along.
+async function start({ engine }) {
+  say("Loading the calculator: Python and the formulas, 17 MB, once …");
+  const memory = fetched(`${engine}snapshot.gz`)
+    .then((r) => new Response(r.body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer());
+  const [{ loadPyodide }, { default: create }] = await Promise.all([
     import(`${engine}pyodide.mjs`),
-    fetched(`${engine}calc.json`).then((r) => r.json()),
-    fetched(catalog).then((r) => r.text()),
+    import(`${engine}pyodide.asm.mjs`),
   ]);
-  const py = await loadPyodide({ indexURL: engine });
-  say("Reading the formulas …");
-  for (const [name, text] of Object.entries(archive)) {
-    py.FS.mkdirTree(`/engine/${name.slice(0, name.lastIndexOf("/"))}`);
-    py.FS.writeFile(`/engine/${name}`, text);
-  }
-  py.runPython("import sys; sys.path.insert(0, '/engine')");
-  const browser = py.pyimport("calc.site.calculator.browser");
-  browser.start(data);
-  return browser;
+  const py = await loadPyodide({
+    indexURL: engine,
+    _loadSnapshot: memory,
+    // Pyodide copies that memory over its own, and does not make room for it.
+    async createPyodideModule(settings) {
+      const made = await create(settings);
+      made._free(made._malloc((await memory).byteLength));
+      return made;
+    },
+  });
+  return py.pyimport("calc.site.calculator.browser");
 }
 
 onmessage = async ({ data }) => {

@@ -16,7 +16,7 @@ from .case import Case
 from .reading import CaseError
 
 DEVICE = torch.device("cuda")
-MODULES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3", "internvl")
+MODULES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3", "internvl")
 VISION = re.compile(r"\b(visual|vision_tower|multi_modal_projector)\.")
 PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector)\.")
 

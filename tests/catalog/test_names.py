@@ -190,6 +190,52 @@ def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
                 catalog.model(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "form", "id"),
+    [
+        ("Qwen/Qwen3-32B-FP8", "FP8", "qwen3-32b"),
+        ("Qwen/QwQ-32B-AWQ", "AWQ", "qwen2.5-32b"),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "AWQ INT4", "llama-3.1-70b"),
+        ("unsloth/DeepSeek-R1-0528-Qwen3-8B-GGUF", "GGUF", "qwen3-8b"),
+        ("Llama-3.3-70B-Instruct-quantized.w4a16", "W4A16", "llama-3.1-70b"),
+        ("mlx-community/gemma-3-4b-it-8bit", "8BIT", "gemma-3-4b"),
+    ],
+)
+def test_a_checkpoint_of_quantised_weights_is_refused_with_the_model_that_it_was_made_of(
+    name: str, form: str, id: str
+) -> None:
+    """Its tensors are of other types and sizes; whoever trains names the 16 bits, or those with QLoRA's 4."""
+    with pytest.raises(CatalogError) as caught:
+        load().model(name)
+    assert str(caught.value) == (
+        f"model: given {name!r}, not {id}: its weights are stored as {form}, which is not modelled; allowed: another "
+        f"model; did you mean {id!r}?"
+    )
+
+
+def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
+    with pytest.raises(CatalogError, match="given 'Lama-9-8B-AWQ', allowed: an id"):
+        load().model("Lama-9-8B-AWQ")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("moonshotai/Kimi-Linear-48B-A3B-Instruct", "has Kimi's delta attention"),
+        ("inclusionAI/Ring-mini-2.0", "is of BailingMoE"),
+        ("ai21labs/AI21-Jamba-1.5-Mini", "has Mamba-1's state spaces"),
+        ("bigscience/bloom-7b1", "has positions that slope"),
+        ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "reads images"),
+        ("mistralai/Voxtral-Mini-3B-2507", "hears or speaks"),
+        ("google/flan-t5-xl", "has an encoder beside"),
+        ("answerdotai/ModernBERT-base", "is an encoder"),
+    ],
+)
+def test_a_model_that_is_not_modelled_is_refused_with_what_it_has(name: str, why: str) -> None:
+    with pytest.raises(CatalogError, match=rf"^model: given '{name}', which {why}.*; allowed: a path to its config"):
+        load().model(name)
+
+
 def test_no_two_models_are_spelled_alike() -> None:
     """A name that could be either model's is none."""
     catalog = load()

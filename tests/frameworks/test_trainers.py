@@ -10,7 +10,9 @@ from jobs import P, job
 
 from calc.base.plan import Path
 from calc.estimate.estimate import estimate
+from calc.frameworks.torch.trainers import torchtune
 from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
+from calc.resolve.parse import parse
 from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError
 from calc.scenario.words import Trainer
 
@@ -293,3 +295,43 @@ def test_llamafactorys_dpo_keeps_the_policys_logits_while_the_reference_runs() -
 
     assert waiting("llamafactory") == 4 * 2 * 512 * 128_256
     assert waiting("axolotl") == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "expected"),
+    [
+        ("llama-3.1-8b", {}, "freed"),
+        ("qwen2.5-7b", {}, ""),
+        ("llama-3.1-8b", {"method": "lora"}, ""),
+        ("llama-3.1-70b", {"method": "lora"}, "freed"),
+        ("llama-3.1-70b", {"method": "lora", "versions": {"torchtune": "0.4.0"}}, ""),
+    ],
+)
+def test_torchtunes_configurations_say_which_models_have_units_at_their_ends(
+    model: str, fields: dict[str, Any], expected: str
+) -> None:
+    """`custom_sharded_layers` stands in some of its configurations alone."""
+    job = {"model": model, "task": "sft", "framework": "torch", "trainer": "torchtune", "gpu": "h100-sxm", "gpus": 8}
+    assert torchtune.keeps(parse({**job, **fields}))["ends"] == expected
+
+
+@pytest.mark.parametrize(
+    ("trainer", "sharding", "bucket", "persistent", "overlaps"),
+    [
+        ("ms-swift", "zero2", 200_000_000, 100_000, False),
+        ("ms-swift", "zero3", 4096 * 4096, 10 * 4096, False),
+        ("llamafactory", "zero2", 500_000_000, 100_000, False),
+        ("llamafactory", "zero3", 4096 * 4096, 10 * 4096, False),
+        ("axolotl", "zero2", 500_000_000, 100_000, True),
+        ("axolotl", "zero3", 4096 * 4096, 10 * 4096, True),
+        ("transformers", "zero3", 500_000_000, 100_000, False),
+    ],
+)
+def test_deepspeed_has_the_sizes_of_the_file_that_a_trainer_ships(
+    trainer: str, sharding: str, bucket: int, persistent: int, overlaps: bool
+) -> None:
+    """Where these files say `auto`, Transformers' Trainer fills in the width of the model, here 4096."""
+    own = {"model": "llama-3-8b", "task": "sft", "framework": "torch", "gpu": "h100-sxm", "gpus": 8}
+    config = parse({**own, "trainer": trainer, "sharding": sharding}).keeps.deepspeed
+    assert config
+    assert (config.reduce_bucket, config.persistence_threshold, config.overlap_comm) == (bucket, persistent, overlaps)

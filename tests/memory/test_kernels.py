@@ -12,9 +12,10 @@ from tapes import arch, backward_of, frozen, passing, tape
 from calc.autograd.lifetimes import Lifetimes
 from calc.autograd.tape import total
 from calc.catalog.catalog import load
-from calc.memory.run import Adapter, dimensions
-from calc.models.families import FAMILIES
-from calc.models.kernels import LIGER, replaced
+from calc.memory.run import Adapter, Run, dimensions
+from calc.memory.vision import block, projector, running
+from calc.models.families import FAMILIES, SEEING
+from calc.models.kernels import LIGER, LIGER_TOWERS, replaced
 from calc.scenario.scenario import ScenarioError
 
 
@@ -83,11 +84,33 @@ def test_adapters_read_the_norms_output_that_no_cast_has_made() -> None:
 
 
 def test_the_families_are_known_ones() -> None:
-    assert set(LIGER) <= set(FAMILIES)
+    assert set(LIGER) <= {*FAMILIES, *SEEING}
+    assert set(LIGER_TOWERS) <= set(LIGER) & set(SEEING)
     assert replaced("eager", "llama") == frozenset() == replaced("liger", "falcon")
     moe = {m.architecture.family for m in load().models.values() if m.architecture.experts}
-    # DeepSeek's dense layers and shared experts have the kernel, routed experts one that is not computed
-    assert {family for family in moe & set(LIGER) if "gate" in LIGER[family]} <= {"deepseek_v2", "deepseek_v3"}
+    # dense layers and shared experts have the kernel, routed experts one that is not computed
+    shared = {m.architecture.family for m in load().models.values() if m.architecture.shared_experts}
+    dense = {m.architecture.family for m in load().models.values() if not m.architecture.experts}
+    assert {family for family in moe & set(LIGER) if "gate" in LIGER[family]} <= shared | dense
+
+
+def test_the_blocks_of_a_vision_tower_have_the_norms_that_liger_patches_and_no_more() -> None:
+    """Counted for Qwen2.5-VL: each of two norms keeps its input, 2h a patch, in place of 4h in fp32 and 2h normalised.
+
+    liger-kernel 0.8.5 `apply_liger_kernel_to_qwen2_5_vl` patches `vision_block.norm1` and `norm2`; the tower's MLP and
+    rotation, and the projector's norm, run as Transformers'.
+    """
+    arch, patches = load().models["qwen2.5-vl-3b"].architecture, 1000
+    assert arch.vision
+    kept = {}
+    for library in ("eager", "liger"):
+        run = Run(arch, "bf16", "flash", replaced=replaced(library, arch.family))
+        own = running(run, arch.vision, trained=True)
+        merged = projector(own, arch.vision, arch.vision.merger, first=False)
+        kept[library] = [part.saved.bytes(patches, 0) for part in (block(own, first=False, counted=False), merged)]
+    (block_eager, projector_eager), (block_liger, projector_liger) = kept.values()
+    assert block_eager - block_liger == 2 * 4 * 1280 * patches
+    assert projector_eager == projector_liger
 
 
 @pytest.mark.parametrize(
@@ -100,7 +123,7 @@ def test_the_families_are_known_ones() -> None:
         ),
         (
             {"model": "falcon-40b"},
-            "kernels: given 'liger', allowed for the family falcon: eager; Liger has none for it",
+            "kernels: given 'liger', allowed for the family falcon: eager; Liger has none for it that is modelled",
         ),
         ({"trainer": "torchtune"}, "kernels: given 'liger' with trainer torchtune, allowed: eager"),
     ],

@@ -820,3 +820,18 @@ def test_the_gradients_of_many_turns_are_each_as_large_as_all_tokens(turns: int,
     made = tape(Path("divergence", held="inside", tile=512, turns=turns))
     scratch = made.ops[-1].backward_scratch
     assert (scratch.tokens.get("V", 0), scratch.fixed["V"]) == (2 * whole, 2 * 512 * tiles)
+
+
+@pytest.mark.parametrize(("trained", "weights"), [(True, (1, 2, 3)), (False, (0, 0, 0))])
+def test_the_weights_gradients_of_chunks_are_added_out_of_place(trained: bool, weights: tuple[int, ...]) -> None:
+    """Traced on fake tensors: beside the gradients of 8, 7 and 6 chunks there are 1, 2 and 3 of the head's weight.
+
+    The first is a transposed view, which autograd does not add to in place.
+    """
+    made = tape(Path("chunked-logits", compiled=True), trained=trained)
+    shots = [s for s in backward_of(made) if s.name == "lm_head"]
+    logits_gone = [s.passing.tokens["V"] / 2 * 8 for s in shots]
+    assert logits_gone == [8, 7, 6]
+    assert [s.passing.fixed.get("W_lm_head", 0) / 2 + s.making / ELEMENTS for s in shots] == [
+        pytest.approx(n) for n in weights
+    ]

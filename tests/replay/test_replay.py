@@ -548,3 +548,19 @@ def test_where_the_gradient_of_a_weight_goes_is_no_matter_of_what_is_free() -> N
         r.give(*r.gradients, r.head)
         r.gradients, r.head = [], ()
     assert seen == [(1, False, 30), (0, False, 0), (0, True, 30)] * 2
+
+
+def test_batches_of_other_lengths_leave_blocks_that_longer_ones_cannot_use() -> None:
+    """More is reserved than for batches that are all as long, less of it where segments grow, and no more is needed."""
+    varying = {"lengths": {"mean": 200, "longest": 1024}, "checkpointing": "full"}
+    alike, varied, grown = act(checkpointing="full"), act(**varying), act(**varying, expandable_segments=True)
+    assert alike and varied and grown
+    one, other, third = (replay.Reserve(each, 8 * MiB) for each in (alike, varied, grown))
+    assert one.undisturbed < other.undisturbed
+    assert third.undisturbed < other.undisturbed
+    assert not other.breaks(one.undisturbed)
+
+
+def test_packs_have_one_length() -> None:
+    packed = act(seq_len=1024, lengths={"mean": 200, "longest": 900}, packing=True)
+    assert packed and not packed.others

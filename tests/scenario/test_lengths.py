@@ -13,7 +13,7 @@ from calc.base.schema import InputError
 from calc.estimate.estimate import estimate, speed
 from calc.resolve.parse import parse
 from calc.scenario.data_sets import ALIASES, DATA_SETS
-from calc.scenario.lengths import Lengths, fullest, known
+from calc.scenario.lengths import BATCHES, Lengths, fullest, in_turn, known
 
 CAP = 1 << 20
 SFT = {
@@ -92,6 +92,18 @@ def test_a_packed_batch_is_between_its_mean_and_its_longest() -> None:
     short, long = peak(packing=True, expected_len=300), peak(packing=True, expected_len=3000)
     assert short < peak(packing=True, lengths={"mean": 300, "longest": 3000}) < long
     assert peak(packing=True, lengths={"mean": 300, "longest": 300}) == short
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_batches_in_turn_are_those_of_the_distribution(rows: int) -> None:
+    """Half of the batches are no longer than the median of their longest sequence, and their mean is its mean."""
+    lengths = Lengths(600, 3000, 10_000)
+    batches = in_turn(lengths, 2048, rows)
+    assert len(batches) == BATCHES and max(batches) <= 2048
+    assert mean(batches) == pytest.approx(lengths.padded(2048, rows), rel=0.05)
+    assert mean(batches[:24]) == pytest.approx(mean(batches[24:]), rel=0.25)  # in no order
+    short = in_turn(known({"counts": [[100, 3], [200, 1]]}), 2048, 1).count(100)
+    assert short == pytest.approx(BATCHES * 3 / 4, abs=1)
 
 
 def test_padding_takes_time_and_is_no_token() -> None:

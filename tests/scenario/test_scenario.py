@@ -226,6 +226,7 @@ def test_linear_attention_runs_in_kernels_unless_nothing_asks_for_them() -> None
     ("model", "reason", "left_out"),
     [
         # PEFT 0.21 turns Qwen3-Next's gate_proj, up_proj and down_proj into its fused experts
+        ("glm-4.5-air", "PEFT would adapt routed experts, too", {"gate_proj", "up_proj", "down_proj"}),
         ("qwen3-next-80b-a3b", "PEFT would adapt routed experts, too", {"gate_proj", "up_proj", "down_proj"}),
         # "Module 'out_proj' is incompatible with Mamba-based models": PEFT 0.21.2 on an H200, 2026-11-26
         ("falcon-h1-7b", "PEFT refuses the out_proj of these state spaces", {"out_proj"}),

@@ -60,16 +60,16 @@ def test_a_finger_on_a_term_writes_its_meaning_and_takes_it_away(browser: Browse
 def test_tables_scroll_in_their_own_named_box_that_the_keyboard_reaches(browser: Browser, origin: str) -> None:
     page, _, _ = opened(browser, f"{origin}/index.html", viewport={"width": 360, "height": 740})
     boxes = page.locator("figure.computed .scroll")
-    assert boxes.count() == 3
-    box = page.locator("#fits-sft-lora-1 .scroll")
+    assert boxes.count() == 2
+    box = page.locator("#fits-sft-full-8 .scroll")
     box.scroll_into_view_if_needed()
     # it is laid out only now that it is near
-    until(page, "(e => e.scrollWidth > e.clientWidth)(document.querySelector('#fits-sft-lora-1 .scroll'))")
+    until(page, "(e => e.scrollWidth > e.clientWidth)(document.querySelector('#fits-sft-full-8 .scroll'))")
     assert box.evaluate("e => document.getElementById(e.getAttribute('aria-labelledby')).textContent.length > 20")
     box.focus()
     before = box.locator("tbody th").first.bounding_box()
     page.keyboard.press("ArrowRight")
-    until(page, "document.querySelector('#fits-sft-lora-1 .scroll').scrollLeft > 0")
+    until(page, "document.querySelector('#fits-sft-full-8 .scroll').scrollLeft > 0")
     after = box.locator("tbody th").first.bounding_box()
     assert before and after and before["x"] == after["x"]
     page.context.close()

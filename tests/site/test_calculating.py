@@ -376,18 +376,20 @@ def test_a_fault_of_calc_is_told_in_words_and_the_next_question_is_answered(brow
     page, _, complaints = opened(browser, f"{origin}/index.html", viewport=WIDE)
 
     def broken(route: Route) -> None:
-        texts = route.fetch().json()
-        texts["calc/site/calculator/calculator.py"] += "\ndef find(*_):\n    return {}['maybe']\n"
-        route.fulfill(json=texts)
+        fault = "import calc.site.calculator.calculator as c; c.find = lambda *_: {}['maybe']"
+        ready = "return py.pyimport("
+        worker = route.fetch().text()
+        assert ready in worker
+        route.fulfill(body=worker.replace(ready, f'py.runPython("{fault}"); {ready}'), content_type="text/javascript")
 
-    page.route("**/calc.json", broken)
+    page.route("**/calculator-worker.js", broken)
     page.locator("#calculator [type=submit]").click()
     said = settle(page)
     assert said.startswith("This question hit a bug in the calculator")
     assert "Error" not in said and "maybe" not in said
     assert not page.locator("#calculator .answer").is_visible()
     assert any("KeyError: 'maybe'" in line for line in complaints)
-    page.unroute("**/calc.json")
+    page.unroute("**/calculator-worker.js")
 
     def cut(route: Route) -> None:
         route.fulfill(body="cut", content_type="application/wasm")

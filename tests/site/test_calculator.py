@@ -17,7 +17,7 @@ import yaml
 from commands import Run
 from sites import ROOT
 
-from calc.answers import answers
+from calc.answers import answers, published
 from calc.base.schema import InputError
 from calc.base.units import gib
 from calc.catalog.catalog import load
@@ -25,9 +25,9 @@ from calc.estimate.estimate import as_dict, estimate
 from calc.frameworks.registry import FRAMEWORKS
 from calc.recommend import options, recommend
 from calc.resolve.parse import given, parse
-from calc.site.build import exports
 from calc.site.calculator import browser, browser_engine, calculator, fields, picker
 from calc.site.calculator.calculator import Job, Place
+from calc.site.faults import BuildError
 from calc.site.tables import tables
 from calc.site.text.sources import front
 from calc.site.views.advice import recipes
@@ -37,7 +37,7 @@ PLACE = Place("", tables.to_html)
 
 
 def test_the_catalog_in_the_browser_is_the_catalog() -> None:
-    there, here = browser.catalog(json.loads(json.dumps(exports.catalog()))), load()
+    there, here = browser.catalog(json.loads(json.dumps(published.catalog()))), load()
     assert there.gpus == here.gpus
     assert there.nodes == here.nodes
     assert there.models == here.models
@@ -63,14 +63,24 @@ def test_the_archive_is_calc_as_it_stands_and_the_same_on_every_machine(monkeypa
     assert {name.split("/")[0] for name in names} == {"calc", "yaml", "fastjsonschema"}
 
 
+def test_the_snapshot_is_the_same_whenever_it_is_made() -> None:
+    assert browser_engine._made() == browser_engine.snapshot()
+
+
+def test_node_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browser_engine, "PYODIDE", tmp_path)
+    with pytest.raises(BuildError, match=r"snapshot\.mjs: Error.*Cannot find module"):
+        browser_engine._made()
+
+
 def test_the_engine_is_written_once_and_what_is_old_goes(tmp_path: Path) -> None:
     (tmp_path / "0ld").mkdir()
     browser_engine.write(tmp_path)
     (folder,) = tmp_path.iterdir()
-    assert {path.name for path in folder.iterdir()} == {*browser_engine.CORE, browser_engine.ARCHIVE}
-    before = (folder / browser_engine.ARCHIVE).stat().st_mtime_ns
+    assert {path.name for path in folder.iterdir()} == {*browser_engine.CORE, browser_engine.SNAPSHOT}
+    before = (folder / browser_engine.SNAPSHOT).stat().st_mtime_ns
     browser_engine.write(tmp_path)
-    assert (folder / browser_engine.ARCHIVE).stat().st_mtime_ns == before
+    assert (folder / browser_engine.SNAPSHOT).stat().st_mtime_ns == before
 
 
 def test_an_answer_is_that_of_recommend_with_its_machine_its_command_and_its_file() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from functools import cache
 from xml.etree import ElementTree
@@ -10,7 +11,7 @@ import pytest
 
 from calc.answers import answers
 from calc.answers.answers import Answer
-from calc.answers.fits import Asked, best
+from calc.answers.fits import Asked, best, by_size
 from calc.base.units import GiB
 from calc.models.architecture import parameters
 from calc.site.build import exports
@@ -211,6 +212,15 @@ def test_a_card_at_a_glance_counts_the_verdicts_of_its_tables(monkeypatch: pytes
         if "fits" in verdicts:
             assert f"gpu=rtx4090&amp;gpus={case.gpus}" in row[5].html
     assert table.picture and table.picture.words.count("1 GPU: SFT, full: ") == 1
+
+
+def test_a_screen_shows_the_drawing_of_a_card_whole_from_the_smallest_model_to_the_largest() -> None:
+    models = by_size(answers.catalog().models.values())
+    drawn = [models[n] for n in glance._spaced(models)]
+    sizes = [model.parameters for model in drawn]
+    assert all(after >= glance.STEP * before for before, after in itertools.pairwise(sizes))
+    assert all(any(size <= m.parameters < glance.STEP * size for size in sizes) for m in models)
+    assert grid([Row("8 GPUs: GRPO, QLoRA", ["fits"] * len(drawn))], [model.name for model in drawn]).width < 1000
 
 
 def test_a_heatmap_is_drawn_from_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,6 @@ def built(tmp_path: Path) -> Path:
             path = tmp_path / pattern.replace("*", "x")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text('{"sources": []}', "utf-8")
-    archive = tmp_path / f"assets/calculator/x/{browser_engine.ARCHIVE}"
-    archive.write_bytes(browser_engine.archive())
     return tmp_path
 
 
@@ -40,7 +38,6 @@ STRAY = {
     "assets/javascripts/lunr/wordcut.js": "",
     "fonts/letters.woff2": "",
     "assets/javascripts/bundle.x.min.js.map": json.dumps({"sources": ["node_modules/left-pad/index.js", "src/own.ts"]}),
-    f"assets/calculator/x/{browser_engine.ARCHIVE}": json.dumps({"calc/base/units.py": "", "leftpad/__init__.py": ""}),
 }
 
 
@@ -51,6 +48,14 @@ def test_a_file_or_a_package_inside_of_one_that_is_nobodys_fails_the_build(built
     (built / name).write_text(STRAY[name], "utf-8")
     (found,) = notices.faults(built)
     assert found.startswith(f"{name}: ")
+
+
+def test_a_package_in_the_calculator_that_is_nobodys_fails_the_build(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(browser_engine, "packages", lambda: {"yaml", "leftpad"})
+    (found,) = notices.faults(built)
+    assert found.startswith(f"assets/calculator/x/{browser_engine.SNAPSHOT}: holds leftpad, ")
 
 
 def test_a_part_whose_files_are_gone_fails_the_build(built: Path) -> None:

@@ -37,7 +37,17 @@ from calc.frameworks.constraints import (
 )
 from calc.frameworks.releases import pinned
 from calc.frameworks.torch.releases import RELEASES
-from calc.frameworks.torch.trainers import litgpt, megatron, megatron_swift, torchtitan, unsloth
+from calc.frameworks.torch.trainers import (
+    axolotl,
+    litgpt,
+    llamafactory,
+    megatron,
+    megatron_swift,
+    ms_swift,
+    torchtitan,
+    torchtune,
+    unsloth,
+)
 from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
@@ -66,6 +76,8 @@ def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architect
             return litgpt.modelled(architecture)
         case "torchtitan":
             return torchtitan.modelled(architecture, str(values["versions.torchtitan"]), str(values["versions.torch"]))
+        case "torchtune":
+            return torchtune.modelled(architecture, packing=bool(values["packing"]))
         case _:
             return architecture
 
@@ -227,8 +239,23 @@ def keeps(s: Scenario) -> Keeps:
     return replace(plan, bare=True, notes=(*plan.notes, *own))
 
 
+def configured(s: Scenario) -> DeepSpeed | None:
+    """DeepSpeed with the file that the trainer ships, or with its own defaults; None where it does not run."""
+    if s.sharding not in DEEPSPEED:
+        return None
+    match s.trainer:
+        case "axolotl":
+            return axolotl.deepspeed(s)
+        case "llamafactory":
+            return llamafactory.deepspeed(s)
+        case "ms-swift":
+            return ms_swift.deepspeed(s)
+        case _:
+            return DeepSpeed(s.versions["deepspeed"])
+
+
 def _plan(s: Scenario) -> Keeps:
-    deepspeed = DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None
+    deepspeed = configured(s)
     path = loss_path(s)
     if s.task in RL:
         return reinforcement(s, path, deepspeed)
@@ -289,7 +316,8 @@ def loss_path(s: Scenario) -> Path:
     """The loss path of `s`: that of Transformers' models, or the trainer's own."""
     usual = _loss_path(s)
     path = usual if s.trainer == "own" or s.task == "rm" else TRAINERS[s.trainer].path(s, usual)
-    return replace(path, compiled=s.compile in ("loss", "model-and-loss"))
+    compiled = s.compile in ("loss", "model-and-loss") and (s.trainer != "torchtune" or torchtune.compiles_loss(s))
+    return replace(path, compiled=compiled)
 
 
 def _loss_path(s: Scenario) -> Path:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from calc.answers import answers
+from calc.answers import answers, published
 from calc.answers.processes import Pool
 from calc.base.project import ROOT
-from calc.models.architecture import Architecture, parameters
 from calc.site.formats import cite, drawing, typeset, workbook
 from calc.site.formats.published import kinds
 from calc.site.macros.bound import Record
@@ -62,7 +60,7 @@ def _write(root: Path, tables: Sequence[tuple[Table, str]]) -> list[dict[str, An
 
 def about(record: Record, described: Sequence[dict[str, Any]]) -> dict[str, str | bytes]:
     """The files under data/ that belong to no single table: the catalog, the numbers in sentences, the data package."""
-    everything = as_json(catalog())
+    everything = published.as_json(published.catalog())
     package = {
         "$schema": "https://datapackage.org/profiles/2.0/datapackage.json",
         "name": "headroom",
@@ -75,8 +73,8 @@ def about(record: Record, described: Sequence[dict[str, Any]]) -> dict[str, str 
     }
     return {
         "catalog.json": everything,
-        "spoken.json": as_json([s._asdict() for s in record.spoken]),
-        "datapackage.json": as_json(package),
+        "spoken.json": published.as_json([s._asdict() for s in record.spoken]),
+        "datapackage.json": published.as_json(package),
     }
 
 
@@ -114,34 +112,6 @@ def _described(table: Table, page: str, content: str | bytes) -> dict[str, Any]:
         schema={"fields": fields, "missingValues": [""]},
         alternates=[f"tables/{table.id}.{kind}" for kind in kinds(table) if kind != "csv"],
     )
-
-
-def catalog() -> dict[str, Any]:
-    """The catalog as `calc` read it: GPUs, nodes, and models with their counted parameters."""
-    found = answers.catalog()
-    return {
-        **answers.versions(),
-        "gpus": [answers.plain(g) | {"usable_bytes": g.usable_bytes} for g in found.gpus.values()],
-        "nodes": [answers.plain(n) for n in found.nodes.values()],
-        "models": [
-            answers.plain(m)
-            | {"architecture": _architecture(m.architecture), "parameters": parameters(m.architecture)}
-            | {"seeing": m.seeing and _architecture(m.seeing)}
-            for m in found.models.values()
-        ],
-    }
-
-
-def _architecture(arch: Architecture) -> dict[str, Any]:
-    """An architecture as data, its layers counted and listed by what sets them apart."""
-    facts = {name: value for name, value in answers.plain(arch).items() if name != "specs"}
-    lists = {"sliding_layers": [*arch.sliding_layers], "unrotated_layers": [*arch.unrotated_layers]}
-    return {**facts, "layers": arch.layers, "dense_layers": arch.dense_layers, **lists}
-
-
-def as_json(data: Any) -> str:
-    """Compact JSON."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def _resource(name: str, path: str, content: str | bytes, kind: str, **more: Any) -> dict[str, Any]:

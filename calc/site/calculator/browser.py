@@ -1,7 +1,7 @@
 """The calculator's entry in a reader's browser: one question in, one answer out, both as JSON.
 
-There are no files there: the catalog comes from the site's `data/catalog.json`, which the build wrote from the same
-data.
+There are no files there, and nothing is read or imported: `start` runs when the site is built, and the browser goes on
+from the memory that it leaves.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from calc.base.reading import parse_mapping
 from calc.base.schema import InputError
@@ -23,7 +24,7 @@ from calc.models.hf_config import from_config
 
 
 def catalog(data: Mapping[str, Any]) -> Catalog:
-    """The catalog that `calc.site.build.exports.catalog` wrote, without the measurements, which no estimate reads."""
+    """The catalog that `calc.answers.published.catalog` gave, without the measurements, which no estimate reads."""
     gpus = {record["id"]: _made(GPU, record) for record in data["gpus"]}
     nodes = {record["id"]: _made(Node, record) for record in data["nodes"]}
     models = {r["id"]: _made(Model, r | _architectures(r)) for r in data["models"]}
@@ -44,9 +45,25 @@ def _made(kind: Any, record: Mapping[str, Any]) -> Any:
 
 
 def start(text: str) -> None:
-    """Reads the catalog's JSON and uses it wherever calc would read files."""
+    """Reads the catalog's JSON, uses it wherever calc would read files, and asks a question of each kind.
+
+    So all that an answer imports, reads or compiles once is in memory.
+    """
     found = catalog(json.loads(text))
     files.load = lambda root=None: found  # type: ignore[assignment]
+    model, gpu = next(iter(found.models)), next(iter(found.gpus))
+    job = {"model": model, "task": "sft", "gpu": gpu, "gpus": "1", "framework": "trl", "micro_batch": "1"}
+    lines = "".join(f"{name}: {value}\n" for name, value in job.items())
+    asked = urlencode(job | {"ask": "estimate"})
+    first: tuple[dict[str, Any], ...] = (
+        {"job": job | {"ask": "estimate"}, "language": "zh"},
+        {"file": lines},
+        {"file": "{"},
+        {"compare": [asked, asked], "samples": "1"},
+        {"diagnose": f"{lines}torch.OutOfMemoryError: CUDA out of memory.", "fields": {}},
+    )
+    for question in first:
+        answer(json.dumps({"root": "", **question}), lambda _: None)
 
 
 def answer(text: str, progress: Callable[[str], None]) -> str:

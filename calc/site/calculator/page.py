@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from calc.answers import answers
 from calc.site.calculator import browser_engine
 from calc.site.calculator.calculator import Place
 
@@ -21,7 +20,6 @@ def box(name: str, place: Place, asks: Iterable[str], inner: str, **more: Any) -
         "root": root,
         "translated": sorted(place.translated),
         "engine": f"{root}assets/calculator/{browser_engine.version()}/",
-        "catalog": f"{root}data/catalog.json?v={answers.versions()['catalog']}",
         **more,
     }
     closed = json.dumps(data).replace("<", "\\u003c")  # JSON that cannot close its tag

@@ -453,6 +453,7 @@ HEADINGS = {
 HINTS = {
     "Everything the process takes of the card": "进程在卡上占用的全部",
     "Everything the process takes of the fullest GPU": "进程在占用最多的那张卡上的全部",
+    "Everything the processes take of the card": "各进程在卡上占用的全部",
     "Everything the processes take of the card by then": "到那时各进程在卡上占用的全部",
     "What torch.cuda.max_memory_allocated would show": "torch.cuda.max_memory_allocated 会显示的值",
     "What torch.cuda.memory_allocated would show by then": "到那时 torch.cuda.memory_allocated 会显示的值",
@@ -1518,8 +1519,9 @@ DIAGNOSIS = {
 }
 # What scripts say.
 SCRIPTS = {
-    "Loading the calculator: Python and the formulas, 7 MB, once …": "正在加载计算器：Python 和公式，7 MB，只需一次……",
-    "Reading the formulas …": "正在读取公式……",
+    "Loading the calculator: Python and the formulas, 17 MB, once …": (
+        "正在加载计算器：Python 和公式，17 MB，只需一次……"
+    ),
     "Computing …": "正在计算……",
     "The calculator could not be loaded: check the connection and ask again. The tables below need nothing.": (
         "计算器无法加载：请检查网络后再试。下面的表格不受影响。"
@@ -1817,7 +1819,7 @@ REFUSALS = {
     "1, or with sharding megatron": "1，或与 sharding megatron 一起",
     "1, or with expert_parallel above 1": "1，或在 expert_parallel 大于 1 时",
     "one micro batch a GPU, {n#}": "每卡一个 micro batch，{n}",
-    "eager; Liger has none for it": "eager；Liger 没有它的 kernel",
+    "eager; Liger has none for it that is modelled": "eager；Liger 没有已模拟的对应 kernel",
     "1, or for pretrain and sft": "1，或用于 pretrain 和 sft",
     "sdpa, whose place PyTorch's ring takes": "sdpa，由 PyTorch 的环形注意力代替",
     "16 bits for SDPA's flash kernel": "SDPA 的 flash 内核需要 16 位",

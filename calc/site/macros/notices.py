@@ -149,11 +149,11 @@ def faults(site: Path) -> Iterator[str]:
 
 
 def _inside(site: Path) -> Iterator[tuple[str, str]]:
-    """The packages that files name as their sources, each with the file."""
+    """The packages that files are made of, each with the file."""
     for path in sorted(site.rglob("*.map")):
         sources = json.loads(path.read_bytes())["sources"]
         for package in dict.fromkeys(found[1] for found in map(NODE.match, sources) if found):
             yield path.relative_to(site).as_posix(), package
-    for path in site.glob(f"assets/calculator/*/{browser_engine.ARCHIVE}"):
-        for package in sorted({name.split("/")[0] for name in json.loads(path.read_bytes())} - {"calc"}):
+    for path in site.glob(f"assets/calculator/*/{browser_engine.SNAPSHOT}"):
+        for package in sorted(browser_engine.packages()):
             yield path.relative_to(site).as_posix(), package

@@ -216,10 +216,11 @@ class Preview(LiveReloadServer):
 
     def _export(self, path: str) -> None:
         """Writes the files of a table, or the catalog; files about all tables are left out."""
-        exports, pages, name = _fresh("site.build.exports"), _fresh("site.macros.rendered").pages(DOCS), Path(path)
+        exports, published = _fresh("site.build.exports"), _fresh("answers.published")
+        pages, name = _fresh("site.macros.rendered").pages(DOCS), Path(path)
         made: dict[str, str | bytes] = {}
         if path == "catalog.json":
-            made = {path: exports.as_json(exports.catalog())}
+            made = {path: published.as_json(published.catalog())}
         elif path.startswith("tables/"):
             if name.stem not in pages.record.tables:
                 pages.all()

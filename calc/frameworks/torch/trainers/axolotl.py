@@ -6,9 +6,10 @@ Files are those of axolotl 0.19.0 (`src/axolotl/`) and of trl 1.9.0, which it pi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from calc.base.plan import Path
+from calc.base.plan import DeepSpeed, Path
 from calc.base.refusal import Refusal
 from calc.frameworks import trainer
 from calc.frameworks.releases import NOTHING, Default, Table, stated
@@ -67,6 +68,12 @@ def refuse(s: Scenario) -> Refusal | None:
             "lora.targets", f"{s.lora.targets!r} with quantize_moe_experts", "a list", "with trainer axolotl"
         )
     return shared.refuse(s, TASKS, {"loss": ("full", "fused", "cut"), "checkpointing": ("none", "full")})
+
+
+def deepspeed(s: Scenario) -> DeepSpeed:
+    """DeepSpeed with the file that it ships for the stage (deepspeed_configs/zero2.json, zero3_bf16.json)."""
+    usual = shared.by_width(s) if s.sharding == "zero3" else DeepSpeed(s.versions["deepspeed"])
+    return replace(usual, overlap_comm=True)
 
 
 def keeps(s: Scenario) -> dict[str, Any]:

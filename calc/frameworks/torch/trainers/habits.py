@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
+from calc.base.plan import DeepSpeed
 from calc.base.refusal import Refusal
 from calc.base.versions import nearest, numbers
 from calc.frameworks.base import together
@@ -37,6 +38,16 @@ def batches(values: Mapping[str, Any], given: Mapping[str, Any], accumulation: i
     micro_batch = int(given.get("micro_batch", values["micro_batch"]))
     ranks = max(1, int(given.get("gpus", 1)) // together(given))
     return {"global_batch": micro_batch * ranks * accumulation}
+
+
+def by_width(s: Scenario) -> DeepSpeed:
+    """DeepSpeed's ZeRO-3 with a file that says `auto` of its sizes: Transformers fills in the model's width.
+
+    transformers `integrations/deepspeed.py`, `trainer_config_finalize`: the bucket has h², a parameter of up to 10·h
+    elements stays whole.
+    """
+    h = s.architecture.hidden
+    return DeepSpeed(s.versions["deepspeed"], reduce_bucket=h * h, persistence_threshold=10 * h)
 
 
 def fused(given: Mapping[str, Any], usual: str = "adamw") -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from calc.base.plan import Path
+from calc.base.plan import DeepSpeed, Path
 from calc.base.refusal import Refusal
 from calc.frameworks import trainer
 from calc.frameworks.releases import NOTHING, Default, Table, stated
@@ -74,6 +74,11 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why LLaMA-Factory cannot run `s`, in one line, or None."""
     return shared.refuse(s, TASKS, {"loss": ("full", "fused"), "checkpointing": ("none", "full")})
+
+
+def deepspeed(s: Scenario) -> DeepSpeed:
+    """DeepSpeed with the file of its examples (examples/deepspeed/ds_z2_config.json, ds_z3_config.json)."""
+    return shared.by_width(s) if s.sharding == "zero3" else DeepSpeed(s.versions["deepspeed"])
 
 
 def keeps(s: Scenario) -> dict[str, Any]:

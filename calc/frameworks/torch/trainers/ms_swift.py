@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from calc.base.plan import Path
+from calc.base.plan import DeepSpeed, Path
 from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.frameworks import trainer
@@ -26,6 +26,7 @@ RELEASES: Mapping[str, Pins] = {
     FIRST: Pins("0.17.6", "2.8.0", "4.57.1"),
     "4.6.0": Pins("0.19.8", "2.13.0", "5.19.0"),
 }
+BUCKET = 200_000_000  # reduce_bucket_size of zero1.json and zero2.json (llm/ds_config of 3.12.0)
 TURN = 512  # chunk_size (rlhf_trainers/gkd_loss.py:100)
 TURNS_SINCE = "3.12"  # the first release read that has it; 3.8 has TRL's own loss
 STEP = 16  # sequences of a step over all GPUs, unless a number of micro batches is given (trainers/arguments.py:291)
@@ -81,6 +82,13 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.offload.activations:
         return Refusal("offload.activations", "true with trainer ms-swift", "false; it has no switch for it")
     return shared.refuse(s, TASKS, {"loss": ("full", "fused"), "checkpointing": ("none", "full")})
+
+
+def deepspeed(s: Scenario) -> DeepSpeed:
+    """DeepSpeed with the file that `--deepspeed zero2` names, or another stage (llm/ds_config of 3.12.0)."""
+    if s.sharding == "zero3":
+        return shared.by_width(s)
+    return DeepSpeed(s.versions["deepspeed"], reduce_bucket=BUCKET)
 
 
 def keeps(s: Scenario) -> dict[str, Any]:

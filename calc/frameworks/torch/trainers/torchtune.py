@@ -1,20 +1,23 @@
 """torchtune's recipes: everything in bf16, FSDP 2 with embedding and head as units, logits in chunks.
 
 Files are those of torchtune 0.6.1 unless a release is named. Defaults are those of the configurations for Llama 3.1 8B
-(`recipes/configs/llama3_1/8B_*.yaml`), which those of other models follow. Its layers are taken as Transformers'.
+(`recipes/configs/llama3_1/8B_*.yaml`), which those of other models follow. The layers of Llama, Mistral and Qwen are
+its own, others are taken as Transformers'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from calc.base.plan import Path
 from calc.base.refusal import Refusal
+from calc.base.versions import at_least
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
+from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 
 TASKS = ("pretrain", "sft", "dpo")
@@ -61,6 +64,30 @@ ADAPTERS = Table(
 SPREAD = Table(Default("checkpointing", FIRST, "none", "enable_activation_checkpointing (8B_lora.yaml)"))
 # Micro batches of a step of LoRA on several GPUs, and on one (gradient_accumulation_steps); full fine-tuning has one.
 ACCUMULATION = {FIRST: (32, 64), "0.4.0": (8, 8), "0.5.0": (8, 8), "0.6.1": (8, 8)}
+
+
+# Models whose embedding and head are units of FSDP: custom_sharded_layers of 8B_full.yaml and 70B_full.yaml in llama3
+# and llama3_1; since 0.5.0 of 70B_lora.yaml there, and of 32B_lora.yaml and 72B_lora.yaml in qwen2_5.
+UNITS = ("llama-3-8b", "llama-3.1-8b", "llama-3-70b", "llama-3.1-70b")
+UNITS_WITH_ADAPTERS = ("llama-3-70b", "llama-3.1-70b", "qwen2.5-32b", "qwen2.5-72b")
+SPREAD_ENDS = "0.5.0"
+# Families built of `TransformerSelfAttentionLayer` with its own rotation, of pairs or of Qwen's halves.
+ROTATED: Mapping[str, Literal["", "stacked"]] = {
+    "llama": "stacked", "mistral": "stacked", "qwen2": "",
+}  # fmt: skip
+
+
+def modelled(arch: Architecture, *, packing: bool) -> Architecture:
+    """The model as torchtune has it: keys and values for every query head, rotated before heads are put first.
+
+    Packs pick cos and sin by the positions of their tokens; Qwen's halves else cast those of all positions, for queries
+    and for keys (modules/attention.py, modules/position_embeddings.py, models/qwen2/_positional_embeddings.py).
+    """
+    if arch.family not in ROTATED:
+        return arch
+    rotation = ROTATED[arch.family]
+    tables = 0 if rotation or packing else 4 * arch.head_dim
+    return replace(arch, repeated=True, by_token=True, rotation=rotation, rotary_picked=packing, rotary_tables=tables)
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,8 +137,10 @@ def keeps(s: Scenario) -> dict[str, Any]:
 
     4-bit weights are torchao's.
     """
-    # custom_sharded_layers of recipes/configs/llama3_1/8B_full.yaml, 70B_full.yaml; left out where adapters are trained
-    ends = "freed" if s.sharding == "fsdp2" and s.method == "full" and not s.architecture.tied else ""
+    units = (
+        UNITS if s.method == "full" else UNITS_WITH_ADAPTERS if at_least(s.versions["torchtune"], SPREAD_ENDS) else ()
+    )
+    ends = "freed" if s.sharding == "fsdp2" and s.model in units else ""
     return {"cut_scales": True, "ends": ends} | ({"streams": "stash"} if s.offload.activations else {})
 
 
@@ -125,8 +154,19 @@ def path(s: Scenario, usual: Path) -> Path:
     return Path("chunked-logits") if s.loss == "chunked" else Path("cross-entropy", head_fp32=True, outside=True)
 
 
+def compiles_loss(s: Scenario) -> bool:
+    """True if `compile` reaches the loss: `compile_loss` compiles one in chunks in place, and returns any other.
+
+    All recipes but those for adapters on one GPU drop what it returns (recipes/full_finetune_single_device.py:294, the
+    same in 0.3.1 to 0.6.1; lora_finetune_single_device.py:298).
+    """
+    return s.loss == "chunked" or (s.method != "full" and s.sharding == "none")
+
+
 def notes(s: Scenario) -> Iterator[str]:
     """What of torchtune is computed otherwise."""
     yield from shared.told(s, RELEASES)
+    if s.architecture.family not in ROTATED:
+        yield f"layers of {s.architecture.family} are computed as Transformers'"
     if s.loss == "chunked" and s.compile == "none":
         yield "compile is computed as off: compiled, the loss keeps no fp32 log-softmax"

@@ -24,6 +24,7 @@ RESTS_ON = (
     "The first comparison is that of the code of its day, and is not computed again. Since then a scenario has "
     "changed only where a field came for what it could not say, or where the source or the code says otherwise."
 )
+ROUNDS = ("2026-11-23", "2026-11-26")  # the days on which scenarios that had been written blind were first compared
 SAID = {"all": "the whole job", "part": "a part of it"}
 
 
@@ -86,16 +87,24 @@ def figures() -> list[Kept]:
 
 def figure(what: str) -> str:
     """A figure of the class: `count`, `unsaid`, `whole` (jobs said as a whole), or of the figures said as a whole today
-    `median`, `p90`, `inside`; `first_median`, `first_p90` and `first_inside` of the first comparison, of all then said.
+    `median`, `p90`, `inside`; `first_median`, `first_p90` and `first_inside` of the first round's first comparison, of
+    all then said; `second_count` and the like of the second round's, of jobs then said as a whole.
     """
     every, lost = figures(), sum(job["figure"] for job in unsaid_jobs())
     whole = [(one, one.now) for one in every if one.record["blind"]["said"] == "all"]
-    first = [(one, one.first) for one in every if one.first]
+    first, second = (compared(every, day) for day in ROUNDS)
+    second = [(one, then) for one, then in second if one.record["blind"]["first"]["said"] == "all"]
     values = {"count": str(len(every) + lost), "unsaid": str(lost), "whole": str(len(whole)), **_summed(whole)}
     values |= {f"first_{name}": value for name, value in _summed(first).items()}
+    values |= {"second_count": str(len(second))} | {f"second_{name}": it for name, it in _summed(second).items()}
     if what not in values:
         raise ValueError(f"no {what!r}; there is {', '.join(values)}")
     return values[what]
+
+
+def compared(every: Iterable[Kept], day: str) -> list[tuple[Kept, Compared]]:
+    """Those of `every` that were first compared on `day`, with that comparison."""
+    return [(one, one.first) for one in every if one.first and one.record["blind"]["first"]["date"] == day]
 
 
 def _summed(pairs: Sequence[tuple[Kept, Compared]]) -> dict[str, str]:
@@ -128,12 +137,12 @@ def summary() -> Table:
     )
     rows = []
     for said in (*SAID, None):
-        first = [
-            (one, one.first) for one in found() if one.first and said in (None, one.record["blind"]["first"]["said"])
-        ]
+        for day in ROUNDS:
+            then = compared(found(), day)
+            first = [pair for pair in then if said in (None, pair[0].record["blind"]["first"]["said"])]
+            rows.append((Cell(SAID[said] if said else "either"), Cell(f"first, {day}"), *_cells(first)))
         now = [(one, one.now) for one in found() if said in (None, one.record["blind"]["said"])]
-        for when, pairs in (("at first", first), ("today", now)):
-            rows.append((Cell(SAID[said] if said else "either"), Cell(when), *_cells(pairs)))
+        rows.append((Cell(SAID[said] if said else "either"), Cell("today"), *_cells(now)))
     caption = "Published figures that were kept back: the first comparison, and today's"
     note = (
         "An allocated figure is compared with the allocated peak, a reserved one with what is reserved, any other with "

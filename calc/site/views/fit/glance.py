@@ -15,6 +15,7 @@ from calc.site.tables.tables import WORDS, Cell, Column, Table
 from calc.site.text.inline import inline
 from calc.site.views.fit.lookup import counted
 
+STEP = 1.25  # of the models drawn each is so many times as large as the one before: some forty, which a screen shows
 SHORT = {"sft": "SFT", "rm": "Reward model", "dpo": "DPO", "ppo": "PPO", "grpo": "GRPO"}
 
 
@@ -52,7 +53,19 @@ def on_gpu(card: GPU, root: str) -> Table:
         rows.append((*_counts(case, cells), _model(largest, root), _ask(case, largest, card, root)))
     caption = f"Which of {len(models)} models fit on the {card.name}, by task and size"
     columns = (*COUNTED, Column("largest", "Largest that fits"), ASK)
-    return _table(f"gpu-{card.id}-glance", caption, columns, rows, found, [m.name for m in models])
+    drawn = _spaced(models)
+    marks = {case: [cells[n] for n in drawn] for case, cells in found.items()}
+    notes = f"{NOTES} The drawing has {len(drawn)} of the models, from small to large; the table counts all of them."
+    return _table(f"gpu-{card.id}-glance", caption, columns, rows, marks, [models[n].name for n in drawn], notes)
+
+
+def _spaced(models: Sequence[Model]) -> list[int]:
+    """The places, among models from small to large, of those that are drawn."""
+    drawn: list[int] = []
+    for n, model in enumerate(models):
+        if not drawn or model.parameters >= STEP * models[drawn[-1]].parameters:
+            drawn.append(n)
+    return drawn
 
 
 def of_model(model: Model, root: str) -> Table:
@@ -65,7 +78,7 @@ def of_model(model: Model, root: str) -> Table:
         rows.append((*_counts(case, cells), _card(smallest, root), _ask(case, model, smallest, root)))
     caption = f"On which of {len(cards)} GPUs {model.name} fits, by task"
     columns = (*COUNTED, Column("smallest", "Smallest that fits"), ASK)
-    return _table(f"model-{model.id}-glance", caption, columns, rows, found, [g.name for g in cards])
+    return _table(f"model-{model.id}-glance", caption, columns, rows, found, [g.name for g in cards], NOTES)
 
 
 def summary(model: Model) -> str:
@@ -82,6 +95,10 @@ def summary(model: Model) -> str:
 COUNTED = (
     Column("job", "Job"),
     *(Column(verdict, word[:1].upper() + word[1:], "", "number") for verdict, word in WORDS.items()),
+)
+NOTES = (
+    "Jobs with the usual settings, as in the tables of what fits below. What to run tries more of them, such as "
+    "weights in host memory, and so finds smaller machines."
 )
 ASK = Column("ask", "Another length, another number")
 
@@ -127,6 +144,7 @@ def _table(
     rows: Sequence[tuple[Cell, ...]],
     found: dict[Case, list[Best | None]],
     names: Sequence[str],
+    notes: str,
 ) -> Table:
     marks = [Row(case.drawn, [b and b.verdict for b in cells]) for case, cells in found.items()]
     return Table(
@@ -134,8 +152,7 @@ def _table(
         caption,
         columns,
         tuple(rows),
-        "Jobs with the usual settings, as in the tables of what fits below. What to run tries more of them, such as "
-        "weights in host memory, and so finds smaller machines.",
+        notes,
         versions=answers.versions(),
         folded="How many fit, and the largest or smallest, as a table",
         picture=grid(marks, names),
