@@ -8,6 +8,7 @@ decoders.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -60,18 +61,19 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
     usual = int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden
     rotated = a.get("position-embedding-type") == "rope"
     rms, bias = a.get("normalization") == "RMSNorm", not a.get("disable-bias-linear", False)
-    rows = ROWS * a["tensor-model-parallel-size"]
+    rows = ROWS * a.get("tensor-model-parallel-size", 1)
     experts = a.get("num-experts", 0)
-    low = latent(a)
-    spec = LayerSpec("latent" if low else "attention", "experts" if experts else "dense", rotated=rotated)
+    low, shared = latent(a), a.get("moe-shared-expert-intermediate-size", 0)
+    spec = LayerSpec("latent" if low else "attention", "dense", rotated=rotated)
+    routed = routes(a) if experts else (False,) * a["num-layers"]
     dropped = a.get("hidden-dropout", 0.1) > 0
     return Architecture(
         family="gpt",
         hidden=hidden,
-        specs=(spec,) * a["num-layers"],
+        specs=tuple(spec._replace(mlp="experts") if each else spec for each in routed),
         heads=heads,
         kv_heads=a.get("num-query-groups", heads),
-        head_dim=low.qk_nope_head_dim + low.qk_rope_head_dim if low else hidden // heads,
+        head_dim=low.qk_nope_head_dim + low.qk_rope_head_dim if low else a.get("kv-channels", hidden // heads),
         intermediate=a.get("ffn-hidden-size", usual),
         vocab=-(-a.get("vocab-size", VOCABULARY) // rows) * rows,
         tied=not a.get("untie-embeddings-and-output-weights", False),
@@ -87,6 +89,8 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
         experts=experts,
         experts_per_token=a.get("moe-router-topk", 2) if experts else 0,
         moe_intermediate=a.get("moe-ffn-hidden-size", a.get("ffn-hidden-size", usual)) if experts else 0,
+        shared_experts=int(shared > 0),
+        shared_intermediate=shared,
         mla=low,
         activation="gelu",
         residual_dropout=dropped,
@@ -94,6 +98,15 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
         attention_dropout=a.get("attention-dropout", 0.1) > 0,
         modeling="megatron-local" if a["transformer-impl"] == "local" else "megatron",
     )
+
+
+def routes(a: Mapping[str, Any]) -> tuple[bool, ...]:
+    """For each layer whether it has routed experts: all, every so many, or `([0]*1+[1]*15)` (`moe_freq_type`)."""
+    frequency, layers = a.get("moe-layer-freq", 1), a["num-layers"]
+    if isinstance(frequency, int):
+        return tuple(index % frequency == 0 for index in range(layers))
+    runs = re.findall(r"\[([01])\] ?\* ?(\d+)", frequency)
+    return tuple(kind == "1" for kind, count in runs for _ in range(int(count)))
 
 
 def latent(a: Mapping[str, Any]) -> Mla | None:
@@ -105,12 +118,14 @@ def latent(a: Mapping[str, Any]) -> Mla | None:
 
 
 class Cut(NamedTuple):
-    """How a run cuts its model and its batch: pipeline stages, each of so many chunks of layers; GPUs that have the
-    same layers of other sequences; micro batches in a step, and the tokens of one.
+    """How a run cuts its model and its batch: pipeline stages, each of so many chunks of layers; the layers of the last
+    stage, and of its last chunk; GPUs that have the same layers of other sequences; micro batches in a step, and the
+    tokens of one.
     """
 
     stages: int
     chunks: int
+    last: int
     chunk_layers: int
     ranks: int
     micro: int
@@ -120,17 +135,25 @@ class Cut(NamedTuple):
 def cut(record: Mapping[str, Any]) -> Cut:
     """The cut that a run's arguments and its number of GPUs make."""
     a = record["arguments"]
-    tensor, stages = a["tensor-model-parallel-size"], a["pipeline-model-parallel-size"]
-    context, layers = a.get("context-parallel-size", 1), a["num-layers"] // stages
-    chunk_layers = a.get("num-layers-per-virtual-pipeline-stage", layers)
+    tensor, stages = a.get("tensor-model-parallel-size", 1), a.get("pipeline-model-parallel-size", 1)
+    context = a.get("context-parallel-size", 1)
+    loss = int(a.get("account-for-loss-in-pipeline-split", False))
+    layers = (a["num-layers"] + loss + a.get("account-for-embedding-in-pipeline-split", False)) // stages
+    layers = a.get("decoder-last-pipeline-num-layers", layers)
+    chunks = layers // a.get("num-layers-per-virtual-pipeline-stage", layers)
+    chunks = a.get("num-virtual-stages-per-pipeline-rank", chunks)
     ranks = record["gpus"] // (tensor * stages)
-    micro = a["global-batch-size"] * context // (a["micro-batch-size"] * ranks)
-    return Cut(stages, layers // chunk_layers, chunk_layers, ranks, micro, a["micro-batch-size"] * a["seq-length"])
+    # or a schedule of batches, `0:384 200B:768`, of which the first counts
+    batch = a.get("global-batch-size") or int(re.split("[: ]", a["step-batch-size-schedule"])[1])
+    micro = batch * context // (a["micro-batch-size"] * ranks)
+    tokens = a["micro-batch-size"] * a["seq-length"]
+    # the loss takes a layer's place (`get_num_layers_to_build`)
+    return Cut(stages, chunks, layers - loss, layers // chunks - loss, ranks, micro, tokens)
 
 
 def running(a: Mapping[str, Any], arch: Architecture) -> Run:
     """`arch`, as the run's arguments have one of its ranks compute it."""
-    local, tensor = a["transformer-impl"] == "local", a["tensor-model-parallel-size"]
+    local, tensor = a["transformer-impl"] == "local", a.get("tensor-model-parallel-size", 1)
     unfused = local or a.get("attention-backend") == "unfused"
     split = a.get("expert-tensor-parallel-size", tensor) if arch.experts else 1
     return Run(
@@ -157,10 +180,10 @@ def golden(record: Mapping[str, Any]) -> Golden:
     last = whole
     if stages > 1:
         # the last stage has a copy of a tied embedding, as its head
-        last = replace(whole, specs=whole.specs[: whole.layers // stages], embeds=False, tied=False)
+        last = replace(whole, specs=whole.specs[-c.last :], embeds=False, tied=False)
     run = running(a, last)
     last = run.arch
-    run = replace(run, arch=replace(last, specs=last.specs[: c.chunk_layers]))
+    run = replace(run, arch=replace(last, specs=last.specs[last.layers - c.chunk_layers :]))
     compiled = a.get("cross-entropy-loss-fusion", False)
     model = Replica(
         role="actor",

@@ -129,8 +129,8 @@ def refused(error: InputError) -> Advice:
 
 def _lacks(m: Miss) -> str:
     """The shortfall of the closest configuration, in a few words."""
-    if m.where == "vllm":
-        return "vLLM does not start"
+    if m.reason:
+        return m.reason.verdict
     assert m.shortfall is not None
     short = gib(m.shortfall) if m.where == "gpu" else f"{gb(m.shortfall)} of host memory"
     return f"the closest lacks {short} in {m.phase}"
@@ -170,7 +170,7 @@ def words(best: Configuration) -> str:
     if s.rollout and s.rollout.serves:
         apart = f" on {s.rollout.gpus} GPUs of its own" if s.placement == "separate" else ""
         tp = f" TP {s.rollout.tensor_parallel}" if s.rollout.tensor_parallel > 1 else ""
-        parts.append(f"vLLM{tp}{apart} with {s.rollout.gpu_memory_utilization:g} of the card")
+        parts.append(f"{s.rollout.server}{tp}{apart} with {s.rollout.gpu_memory_utilization:g} of the card")
     return ", ".join(part for part in parts if part)
 
 

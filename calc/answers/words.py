@@ -22,7 +22,7 @@ from calc.scenario.words import PAIRED, Attention, Sharding
 
 CANNOT = "cannot run"  # in place of a verdict
 METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
-FRAMEWORKS = {"trl": "TRL", "openrlhf": "OpenRLHF", "verl": "verl", "torch": "plain PyTorch"}
+FRAMEWORKS = {"trl": "TRL", "openrlhf": "OpenRLHF", "verl": "verl", "slime": "slime", "torch": "plain PyTorch"}
 PRECISIONS = {
     "fp16": "fp16 with a loss scaler",
     "mixed": "mixed precision",
@@ -132,8 +132,8 @@ def settings(s: Scenario) -> list[str]:
             where = "GPUs apart: " + ", ".join(f"{n} for {name}" for name, n in _groups(s).items())
         parts += [
             where,
-            f"vLLM with tensor parallel {s.rollout.tensor_parallel}",
-            f"{s.rollout.gpu_memory_utilization:g} of the card for vLLM",
+            f"{s.rollout.server} with tensor parallel {s.rollout.tensor_parallel}",
+            f"{s.rollout.gpu_memory_utilization:g} of the card for {s.rollout.server}",
             "asleep while others work" if s.rollout.sleep else "never asleep",
         ]
     elif s.rollout:
@@ -142,9 +142,9 @@ def settings(s: Scenario) -> list[str]:
 
 
 def _groups(s: Scenario) -> dict[str, int]:
-    """GPUs by role, for roles that have some of their own, and for vLLM."""
+    """GPUs by role, for roles that have some of their own, and for the rollout engine."""
     own = {name: role["gpus"] for name, role in s.roles.items() if isinstance(role, Mapping) and "gpus" in role}
-    return own | ({"vLLM": s.rollout.gpus} if s.rollout else {})
+    return own | ({s.rollout.server: s.rollout.gpus} if s.rollout else {})
 
 
 def _offloaded(s: Scenario) -> str:
@@ -162,7 +162,7 @@ def _offloaded(s: Scenario) -> str:
 def lacks(miss: Miss) -> str:
     """The reason why a configuration does not fit, in words."""
     if miss.reason:
-        return f"does not start vLLM: {miss.reason.words}"
+        return f"does not start {miss.reason.engine}: {miss.reason.words}"
     assert miss.shortfall is not None
     if miss.where == "host":
         return f"lacks {gb(miss.shortfall)} of host memory in {miss.phase}"

@@ -34,13 +34,15 @@ class Spelling(NamedTuple):
     """The name of an optimizer in each framework; empty where it has none.
 
     `torch`: the class. `openrlhf`: `--optim` (cli/train_sft.py of 0.11.0). `verl`: the key `optim.optimizer`
-    (workers/config/optimizer.py of 0.9.1). `trl`: Transformers' names, by implementation.
+    (workers/config/optimizer.py of 0.9.1). `trl`: Transformers' names, by implementation. `slime`: Megatron-LM's
+    `--optimizer`.
     """
 
     torch: str
     openrlhf: str
     verl: str
     trl: Mapping[str, Optim]
+    slime: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,6 +119,7 @@ _ADAMW = Facts(
         openrlhf="adam",
         verl="AdamW",
         trl={"fused": Optim("adamw_torch_fused"), "foreach": Optim("adamw_torch")},
+        slime="adam",
     ),
 )
 _ADAMW_8BIT = Facts(

@@ -11,7 +11,7 @@ from typing import Any, Literal, assert_never
 LossKind = Literal[
     "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits", "ahead",
     "fused", "cut", "tiled", "pieces", "divergence", "scalar", "vocab-parallel", "vocab-parallel-compiled",
-    "vocab-parallel-te",
+    "vocab-parallel-te", "vocab-parallel-softmax",
     "linear-entropy",
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
@@ -22,6 +22,7 @@ Held = Literal["forward", "inside", "backward", Lasting]
 
 # The words of `Role`.
 Leaves = Literal["weights", "states"]
+Paused = Literal["", "all", "states"]
 Streams = Literal["", "each", "stash", "buffers"]
 Ends = Literal["", "kept", "freed"]
 Exchange = Literal["", "all-to-all", "all-gather", "ring"]
@@ -35,10 +36,11 @@ Recomputed = Literal[
 Does = Literal["train", "score", "generate", "serve", "sync", "save"]
 Awake = Literal["asleep", "weights", "all"]
 Handed = Literal[
-    "parameter", "clone", "units", "root", "copies", "bucket", "whole", "layer", "adapter", "gradients"
+    "parameter", "clone", "units", "root", "copies", "bucket", "flattened", "whole", "layer", "adapter", "gradients"
 ]  # fmt: skip
 Holds = Literal[Handed, "weights", "prompt-logits"]
 HostCopies = Literal["", "first", "every", "shards"]
+Back = Literal["own", "all", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,9 @@ class Path:
     `ahead` (torchtitan's: chunks whose backward runs at once), `fused`, `cut` (cut-cross-entropy), `tiled`, `pieces`
     (litgpt's), `divergence` (of a student's distributions from a teacher's), `scalar` (a value head, no vocabulary),
     `vocab-parallel` (Megatron-core's, in fp32 over a rank's part of the vocabulary), `vocab-parallel-compiled` (the
-    same as compiled kernels), `vocab-parallel-te` (Transformer Engine's kernel) and `linear-entropy` (verl's kernels,
-    which make log-probabilities and entropies from the head's input).
+    same as compiled kernels), `vocab-parallel-te` (Transformer Engine's kernel), `vocab-parallel-softmax` (slime's,
+    log-probabilities and entropies of one softmax) and `linear-entropy` (verl's kernels, which make both from the
+    head's input).
 
     `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides the logits,
     `view` in place through a view, `in-place`, or `copy`. `upcast`: the loss casts the logits, and meanwhile the
@@ -69,7 +72,8 @@ class Path:
     `tile` is the number of tokens whose logits `tiled` or `chunked` has at once (0: an eighth of all), whose gradients
     `pieces` has, or which `divergence` compares at once, 0 for all, in so many `turns`. For `ahead` `summed` has the
     bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for a `vocab-parallel`
-    entropy, for `rows` and for `selective`, that the loss reads a copy of the logits.
+    entropy, for `rows` and for `selective`, that the loss reads a copy of the logits; `apart` says that the entropy
+    reads another.
     `compiled`: the loss runs in kernels that `torch.compile` has fused.
     `nll` is the share of the rows that enter a cross entropy of their own, beside their log-probabilities; `shift_copy`
     then says whether that copies them.
@@ -95,6 +99,7 @@ class Path:
     turns: int = 0
     summed: int = 0
     copied: bool = False
+    apart: bool = False
     compiled: bool = False
     nll: float = 0.0
     picked: bool = False
@@ -110,7 +115,13 @@ class Path:
         match self.kind:
             case "cross-entropy" | "chunked" | "fused" | "cut" | "tiled" | "scalar":
                 return self.held != "turn" and not self.outside
-            case "vocab-parallel" | "vocab-parallel-compiled" | "vocab-parallel-te" | "linear-entropy":
+            case (
+                "vocab-parallel"
+                | "vocab-parallel-compiled"
+                | "vocab-parallel-te"
+                | "vocab-parallel-softmax"
+                | "linear-entropy"
+            ):
                 return True
             case (
                 "log-softmax"
@@ -151,7 +162,11 @@ class Role:
     `path` leads from the model's output to a loss, `scoring` to numbers without gradient; `rows` and `scoring_rows` are
     the sequences of one such forward on one GPU. `leaves` names what moves to the host between the role's own phases:
     `weights`, `states` (of the optimizer). `root_stays`: the root FSDP unit stays gathered after a forward without
-    gradient. `shares`: the role is the trained model with its adapters switched off, without weights of its own.
+    gradient. `shares`: the role has no weights of its own on the GPUs: it is the trained model with its adapters
+    switched off, or its weights are copied over the trained ones. `backups`: copies of weights that stay in pinned host
+    memory, the trained model's own and those that take its place. `paused`: what leaves does so as the blocks of the
+    allocator that it lies in (torch_memory_saver), the buffer of gradients among them; of `all` the host gets a copy,
+    or of the `states` alone.
 
     `reduce_bytes`: bytes per element of the gradients that FSDP's ranks exchange; where it is 0, as many as are kept.
     `exchange`: the context-parallel communication of attention, `all-to-all` (Ulysses), `all-gather` of keys and values
@@ -186,6 +201,8 @@ class Role:
     leaves: frozenset[Leaves] = frozenset()
     root_stays: bool = False
     shares: bool = False
+    backups: int = 0
+    paused: Paused = ""
     reduce_bytes: int = 0
     exchange: Exchange = ""
     dropout: bool = True
@@ -210,12 +227,12 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The rollout engine, vLLM: its release, and the settings that the framework passes to it.
+    """The rollout engine, vLLM or SGLang: its release, and the settings that the framework passes to it.
 
-    `max_num_seqs` and `max_num_batched_tokens`: None where vLLM decides. `graphs`: CUDA graphs are captured (eager mode
-    is not enforced). `share_of_free`: verl's patched worker takes its share of the free memory, where vLLM itself takes
-    its share of the whole card. `sleep_level`: 1 keeps the weights in host memory while the engine sleeps, 2 drops
-    them.
+    `max_num_seqs` and `max_num_batched_tokens`: None where the engine decides. `graphs`: CUDA graphs are captured
+    (eager mode is not enforced). `share_of_free`: verl's patched worker takes its share of the free memory, where vLLM
+    itself takes its share of the whole card. `sleep_level`: 1 keeps the weights in host memory while the engine sleeps,
+    2 drops them.
     """
 
     version: str
@@ -235,7 +252,9 @@ class Stage:
     `does`: `train` (forward, backward, step), `score` (a forward without gradient), `generate` (Transformers' own, on
     the role), `serve` (vLLM generates), `sync` (weights to the rollout engine), `save` (a checkpoint).
 
-    `engine` is the part of a rollout engine that is on the GPU, if it can sleep: `asleep`, `weights`, `all`.
+    `engine` is the part of a rollout engine that is on the GPU, if it can sleep: `asleep`, `weights`, `all`. `back`
+    says what of a trained model is on the GPU again, where parts of it leave: `own`, the weights of the role that runs;
+    `all` that it has; or `none`, as copies on the host are read.
 
     For `train`: `inside` is scored within the forward, while the role's graph is alive; `beside` trains at the same
     time on the same GPUs; `alternating` says that trained roles take turns micro-batch by micro-batch, so that the
@@ -246,10 +265,10 @@ class Stage:
     and generated. For `generate`, `sync` and `save`, `holds` names what the peak takes beside what is resident:
     `parameter` (the largest one gathered), `clone` (a copy of that), `units` (FSDP units gathered in the type they are
     stored in, the root while the layers go by), `root` (the root unit alone), `copies` (of this rank's shards),
-    `bucket` (of 2 GiB), `whole` (all parameters gathered), `layer` (the parameters of one layer, with a copy of this
-    rank's shards of it), `adapter` (one matrix of an adapter gathered), `gradients` (a buffer that has come back with
-    the weights), `prompt-logits` (logits of every position of the prompts). `rows` is the number of sequences of one
-    generation on one GPU.
+    `bucket` (of 2 GiB), `flattened` (buckets as slime makes them), `whole` (all parameters gathered), `layer` (the
+    parameters of one layer, with a copy of this rank's shards of it), `adapter` (one matrix of an adapter gathered),
+    `gradients` (a buffer that has come back with the weights), `prompt-logits` (logits of every position of the
+    prompts). `rows` is the number of sequences of one generation on one GPU.
 
     For `save`, `host` says which ranks hold a copy in host memory, of `host_bytes` per parameter: `first`, `every`, or
     `shards` (each rank its own).
@@ -266,6 +285,7 @@ class Stage:
     rows: int = 0
     host: HostCopies = ""
     host_bytes: int = 2
+    back: Back = "own"
 
     @property
     def handed(self) -> tuple[Handed, ...]:
@@ -279,8 +299,9 @@ class Keeps:
 
     `roles` are the models of the job, `stages` one step in its order. `loading` names the roles, `rollout` among them
     where vLLM serves, in the order in which they arrive on the GPUs. `bare`: nothing but PyTorch allocates beside the
-    models, so that each block that FSDP 2 takes is known. `scores`: the sequences on a GPU for which generation returns
-    fp32 logits of every token of the response, which stay until the next generation has returned others.
+    models, so that each block that FSDP 2 takes is known. `disconnects`: the trainer's process groups, and with them
+    NCCL's buffers, are gone while the rollout engine generates. `scores`: the sequences on a GPU for which generation
+    returns fp32 logits of every token of the response, which stay until the next generation has returned others.
     """
 
     roles: tuple[Role, ...]
@@ -290,6 +311,7 @@ class Keeps:
     deepspeed: DeepSpeed | None = None
     notes: tuple[str, ...] = ()
     bare: bool = False
+    disconnects: bool = False
     scores: int = 0
 
     def without_rollout(self) -> Keeps:
@@ -308,6 +330,10 @@ class Keeps:
     def role(self, name: str) -> Role:
         """The role called `name`; raises KeyError where the job has none."""
         return self._named[name]
+
+    def at(self, name: str, stage: int) -> bool:
+        """True if `name` is that of a role in this pipeline stage."""
+        return name in self._named and self._named[name].pipeline[0] == stage
 
 
 def supervised(

@@ -27,6 +27,7 @@ from calc.diagnose import (
     recipes,
     scripts,
     shell,
+    slime,
     tracker,
     trainer,
     verl,
@@ -46,6 +47,7 @@ FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"/openrlhf/|/openllama2/", "openrlhf"),
     (r"/verl/(?:workers|trainer|single_controller)|\bWorkerDict\b", "verl"),
     (r"/trl/trainer/", "trl"),
+    (r"/slime/(?:backends|ray|rollout)/|MegatronTrainRayActor", "slime"),
 )
 TRAINERS: tuple[tuple[str, str], ...] = (
     (r"llamafactory|LLaMA-Factory|LLaMA-Efficient|llmtuner", "llamafactory"),
@@ -224,6 +226,8 @@ def _reader(own: Flags, text: str) -> tuple[str, str] | None:
         return "easyr1", "verl"
     if verl.recognised(own):
         return "verl", "verl"
+    if slime.recognised(own):
+        return "slime", "slime"
     if megatron_swift.recognised(own):
         return "megatron-swift", "Megatron-SWIFT"
     if program := recipes.project(own):
@@ -238,6 +242,8 @@ def _fields(own: Flags, kind: str, project: str) -> tuple[dict[str, Any], re.Pat
         return easyr1.fields(own), easyr1.IGNORED
     if kind == "verl":
         return verl.fields(own), verl.IGNORED
+    if kind == "slime":
+        return slime.fields(own), slime.IGNORED
     if kind == "megatron-swift":
         return megatron_swift.fields(own), megatron_swift.IGNORED
     if kind == "recipes":

@@ -14,11 +14,17 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::?([-?])([^{}]*))?\}|\$(\w+)")
 _ASSIGNED = re.compile(
     r"\s*(?:export\s+|declare\s+|local\s+|\+\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|]*)\s*(?:#.*)?"
 )
+# NAME=(, lines of words, none of which opens another array, and ); and where bash puts them: ${NAME[@]}
+_ARRAY = re.compile(
+    r"^[ \t]*([A-Za-z_]\w*)=\([ \t]*\n((?:(?![ \t]*\)|.*=\([ \t]*\n).*\n)*)[ \t]*\)[ \t]*$", re.MULTILINE
+)
+_USED = re.compile(r"\"?\$\{(\w+)\[@\]\}\"?([ \t]*\\\n)?")
+_COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
 _LISTED = re.compile(r"""\[\s*(?:'[^'\n]*'|"[^"\n]*")(?:\s*,\s*(?:'[^'\n]*'|"[^"\n]*"))*\s*,?\s*\]""")
 _ITEM = re.compile(r"""'([^']*)'|"([^"]*)\"""")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:\.\w+)+=.*", re.DOTALL)
 _WHOLE = 32_768  # characters of a line that are split into words, which shlex takes the longer over the longer one is
-_ROOM = 100_000  # characters that variables may add to the commands of a text: each may hold another one twice
+_ROOM = 100_000  # characters that variables, or arrays, may add to the commands of a text: each may hold another twice
 _OPERATORS = {"&&", "||", ";", "|", "&"}
 _STARTS = (
     "torchrun", "deepspeed", "accelerate", "trl", "swift", "megatron", "llamafactory-cli", "axolotl", "tune", "litgpt",
@@ -35,7 +41,7 @@ class Command(NamedTuple):
 
 def commands(text: str) -> list[Command]:
     """Every command of a pasted text that has options, overrides, or a launcher in front."""
-    read = pasted.lines(text)
+    read = pasted.lines(_inlined(text))
     variables: dict[str, str] = {}
     found: list[Command] = []
     room = _ROOM
@@ -57,6 +63,25 @@ def commands(text: str) -> list[Command]:
             if is_command(rest):
                 found.append(Command(tuple(rest), environment))
     return found + list(_listed(read))
+
+
+def _inlined(text: str) -> str:
+    """The text with bash's arrays put where they are used, and no longer where they are set."""
+    if not _USED.search(text):
+        return text
+    room = _ROOM
+    arrays = {match[1]: " ".join(_COMMENT.sub("", match[2]).split()) for match in _ARRAY.finditer(text)}
+
+    def words(used: re.Match[str]) -> str:
+        nonlocal room
+        found = arrays.get(used[1])
+        if found is None or len(found) > room:
+            return used[0]
+        room -= len(found)
+        # an empty array leaves no line behind that ends the command
+        return found and found + (used[2] or "")
+
+    return _USED.sub(words, _ARRAY.sub("", text))
 
 
 def is_command(words: list[str]) -> bool:

@@ -19,7 +19,8 @@ from calc.base.plan import Handed, Leaves
 from calc.base.units import MiB
 from calc.engines.replica import Holder, Moments, Replica, Where, times
 from calc.memory import communication, gradients, host, optimizer, weights
-from calc.models.architecture import Tensor, tensors
+from calc.models.architecture import Tensor, layer_kinds, tensors
+from calc.models.lora import megatron_linears
 
 ALIGNED = 64  # elements at a multiple of which each parameter begins (`pad_param_start`)
 CUBLAS = 32 * MiB + 1024  # bytes of Transformer Engine's own workspace
@@ -96,6 +97,30 @@ class Megatron(Holder):
         """The buffer of gradients leaves with the weights, and is made anew (verl `utils/megatron_utils.py`)."""
         return "weights" if line.component == "gradients" else Holder.goes(self, line)
 
+    def resident(self) -> list[Line]:
+        """Weights, what training keeps beside them, and what autograd is given in place of gradients."""
+        return [*Holder.resident(self), *self.placeholders()]
+
+    def staying(self) -> list[Line]:
+        """The states that stay while the role does not train, and the placeholders, but where all blocks pause."""
+        return [*Holder.staying(self), *self.placeholders() * (not self.replica.paused)]
+
+    def placeholders(self) -> list[Line]:
+        """An empty gradient for each shape of a product's weights, from the first backward on, for all micro batches.
+
+        A product that has added its gradient to the buffer itself still owes autograd a tensor. Transformer Engine
+        keeps one from 2.3 on, for experts in groups later (`pytorch/module/base.py`, `get_dummy_wgrad`, called in
+        `linear.py`, `layernorm_linear.py`, `grouped_linear.py`; the head: Megatron-core 0.16.1
+        `core/tensor_parallel/layers.py`).
+        """
+        r = self.replica
+        if not (self.fuses and r.optimizer and r.run.trained):
+            return []
+        made = {(x.outputs, x.inputs) for spec, _ in layer_kinds(r.arch) for x in megatron_linears(r.arch, spec)}
+        if r.head == "lm" and r.arch.ends:
+            made.add((r.arch.vocab_part, r.arch.hidden))
+        return [gradients.placeholders(r.role, sum(n * m for n, m in made), r.weight_bytes)]
+
     def states(self) -> list[Line]:
         """The buffers of gradients, fp32 masters, and the optimizer's moments."""
         r = self.replica
@@ -159,6 +184,8 @@ class Megatron(Holder):
         `core/bridge.py`, `export_weights`).
         """
         r = self.replica
+        if word == "flattened":
+            return communication.flattened(r.role, r.arch.vocab * r.arch.hidden, r.weight_bytes, r.arch.ranks)
         if word == "gradients":
             return communication.handed(r.role, word, sum(own.elements for own in self.buffers), r.grad_bytes)
         part = r.arch.vocab_part * r.arch.hidden
@@ -167,31 +194,53 @@ class Megatron(Holder):
         return communication.handed(r.role, word, elements, r.weight_bytes)
 
     def host(self, ranks: int) -> Moments:
-        """The parts that step on the host, or leave for it between the role's phases."""
-        if self.offload:
-            yield from self.stepping_there(ranks)
-        elif self.replica.leaves:
-            yield from self.leaving(ranks)
+        """The parts that step on the host, or leave for it between the role's phases, and copies that stay there."""
+        if not (self.offload or self.replica.leaves or self.replica.backups):
+            return
+        before, after = self.stepping_there() if self.offload else ([], [])
+        if self.replica.leaves:
+            more, later = self.pausing() if self.replica.paused else self.leaving()
+            before, after = [*before, *more], [*after, *later]
+        kept = [*self.backups(), *before]
+        yield "before the first step", times(kept, ranks)
+        yield "after the first step", times([*kept, *after], ranks)
 
-    def stepping_there(self, ranks: int) -> Moments:
+    def backups(self) -> list[Line]:
+        """Copies of the weights that stay, each parameter's pinned on its own (slime `utils/tensor_backper.py`)."""
+        r = self.replica
+        each = [host.fsdp(r.role, "weights", own.tensors, 1, r.weight_bytes, r.pins) for own in self.buffers]
+        return [line for line in each for _ in range(r.backups)]
+
+    def pausing(self) -> tuple[list[Line], list[Line]]:
+        """What pauses with a copy, block by block as large as it is: what is there at first, and the moments.
+
+        `cudaMallocHost` for each block of the allocator (torch_memory_saver `csrc/core.cpp`,
+        `TorchMemorySaver::pause`).
+        """
+        every = self.replica.paused == "all"
+        lines = [host.paused(line) for line in Holder.resident(self) if every or self.goes(line) == "states"]
+        first = [line for line in lines if line.component != "optimizer_states"]
+        later = [line for line in lines if line.component == "optimizer_states"]
+        return first, [*later, *(host.paused(line) for line in self.placeholders())]
+
+    def stepping_there(self) -> tuple[list[Line], list[Line]]:
         """A rank's part of each parameter and of its gradient in fp32, pinned, and the moments from the first step on.
 
         See `HybridDeviceOptimizer` (`pin_cpu_params`, `pin_cpu_grads`).
         """
         r = self.replica
         if r.optimizer is None:
-            return
+            return [], []
         kept = [
             host.fsdp(r.role, component, own.tensors, own.shards, 4, r.pins)
             for own in self.buffers
             for component in ("master_weights", "gradients")
         ]
-        yield "before the first step", times(kept[::2], ranks)
         states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
         moments = [host.moments(r.role, own.elements // own.shards, states) for own in self.buffers]
-        yield "after the first step", times([*kept, *moments], ranks)
+        return kept[::2], [*kept[1::2], *moments]
 
-    def leaving(self, ranks: int) -> Moments:
+    def leaving(self) -> tuple[list[Line], list[Line]]:
         """Weights, pinned, and states tensor by tensor, pinned too.
 
         `copy_` into `cpu_data` that is pinned; `.to("cpu", non_blocking=True)`, whose copies PyTorch pins. A model that
@@ -209,5 +258,4 @@ class Megatron(Holder):
                 states = int(optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)) // 4
                 before.append(host.shared(r.role, "master_weights", own.tensors, own.shards, 1, r.pins))
                 after.append(host.shared(r.role, "optimizer_states", own.tensors, own.shards, states, r.pins))
-        yield "before the first step", times(before, ranks)
-        yield "after the first step", times([*before, *after], ranks)
+        return before, after

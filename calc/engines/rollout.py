@@ -16,10 +16,16 @@ STARTING: tuple[Starting, ...] = get_args(Starting)
 
 
 class Unstarted(NamedTuple):
-    """The reason that an engine does not start: the setting that it refuses, and the same in words for readers."""
+    """The reason that an `engine` does not start: the setting that it refuses, and the same in words for readers."""
 
     refusal: Refusal
     words: str
+    engine: str = "vLLM"
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on the job, whatever the reason."""
+        return f"{self.engine} does not start"
 
     def __str__(self) -> str:
         """The refusal on one line."""

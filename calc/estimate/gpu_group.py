@@ -210,6 +210,10 @@ class Shared:
         cuBLAS takes its workspaces at the first multiplication, after loading.
         """
         process = [line for line in self.process if line.component != "workspace"] if loading else self.process
+        if self.job.keeps.disconnects and engine in (*STARTING, "all"):
+            # no trainer has process groups or tensors then, and as the engine starts there is none
+            kept = {"context"} if engine == "all" else set[str]()
+            process = [line for line in process if line.component in kept or line.role == "rollout"]
         return [*process, *self.serving(engine)]
 
     @cached_property

@@ -25,7 +25,6 @@ TRAINERS = {
     "ms-swift": "ms-swift", "torchtune": "torchtune", "torchtitan": "torchtitan", "unsloth": "Unsloth",
     "megatron": "Megatron-LM", "megatron-swift": "Megatron-SWIFT",
 }  # fmt: skip
-REFUSED = "vLLM does not start"
 
 
 def text(e: Estimate, gpu_name: str) -> str:
@@ -36,15 +35,15 @@ def text(e: Estimate, gpu_name: str) -> str:
 
 
 def deciding(e: Estimate) -> Group:
-    """The GPU group that decides: one on which vLLM does not start, else the one with the least room."""
+    """The GPU group that decides: one on which an engine does not start, else the one with the least room."""
     return max(e.groups, key=lambda g: (g.refusal is not None, g.peak.moment.device_bytes / g.usable_bytes))
 
 
 def verdict(e: Estimate, gpu_name: str) -> str:
-    """One line: the verdict, its phase, the peak and the usable memory; or the reason that vLLM does not start."""
+    """One line: the verdict, its phase, the peak and the usable memory; or the reason that an engine does not start."""
     group = deciding(e)
     if group.refusal:
-        return f"{REFUSED}: {group.refusal}"
+        return f"{group.refusal.verdict}: {group.refusal}"
     first = f" in {e.verdict_phase}" if e.verdict_phase else ""
     if e.on_host:
         return (
@@ -174,7 +173,7 @@ def rollout(s: Scenario) -> str:
         return f"rollout by Transformers, {many}"
     sleep = "sleeps while others work" if r.sleep else "never sleeps"
     share = f"utilization {r.gpu_memory_utilization:g}, {sleep}"
-    return f"rollout by vLLM {s.versions.get('vllm', '')}, tensor parallel {r.tensor_parallel}, {share}, {many}"
+    return f"rollout by {r.server} {s.versions.get(r.engine, '')}, tensor parallel {r.tensor_parallel}, {share}, {many}"
 
 
 def roles(s: Scenario, names: Mapping[str, str]) -> str:
@@ -192,13 +191,13 @@ def roles(s: Scenario, names: Mapping[str, str]) -> str:
         found.append(f"{role}{model}{where}")
     apart = s.placement == "separate"
     if s.rollout and s.rollout.serves:
-        found.append(f"vLLM on {s.rollout.gpus}" if apart else "vLLM")
+        found.append(f"{s.rollout.server} on {s.rollout.gpus}" if apart else s.rollout.server)
     return f"{'GPUs apart' if apart else 'on all GPUs'}: {', '.join(found)}"
 
 
 def _groups(e: Estimate) -> Iterator[str]:
     for group in e.groups:
-        word = REFUSED if group.refusal else group.verdict
+        word = group.refusal.verdict if group.refusal else group.verdict
         yield f"{group.name}: {word} on {_count(group.gpus, 'GPU')}, per GPU{_cache(group)}"
         moments = [(p.name, p.moment) for p in group.phases]
         rows = [(name, spoken(m.name), _number(m.allocated_bytes), _number(m.device_bytes)) for name, m in moments]
@@ -254,8 +253,13 @@ def seconds(time: float) -> str:
 
 
 def _notes(e: Estimate) -> Iterator[str]:
-    refusals = {str(group.refusal) for group in e.groups if group.refusal}
-    yield from (f"note: {REFUSED + ': ' if note in refusals else ''}{note}" for note in e.notes)
+    yield from (f"note: {note}" for note in noted(e))
+
+
+def noted(e: Estimate) -> Iterator[str]:
+    """The notes, those of an engine that does not start with its name."""
+    refusals = {str(group.refusal): group.refusal.verdict for group in e.groups if group.refusal}
+    yield from (f"{refusals[note]}: {note}" if note in refusals else note for note in e.notes)
 
 
 def _instant(phase: Phase) -> str:

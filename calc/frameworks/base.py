@@ -10,7 +10,7 @@ from calc.base.plan import Keeps
 from calc.base.refusal import Refusal
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import DEEPSPEED, TOGETHER, Sharding
+from calc.scenario.words import DEEPSPEED, TOGETHER, Generates, Sharding
 
 Cut = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 
@@ -25,9 +25,10 @@ class Choices(NamedTuple):
     fp32, unless DeepSpeed keeps a master copy; "" if it offers none. `offloads_apart`: under FSDP weights and optimizer
     states move to the host independently. `weights_stay`: no configuration that the search tries has the weights of a
     trained model leave the GPUs. `megatron`: the model that RL trains may be on Megatron-core in place of FSDP.
-    `sharding`: how several GPUs hold a model that is too large for one.
+    `sharding`: how several GPUs hold a model that is too large for one; Megatron-core's where there is no other.
     `serves_whole`: vLLM is started for sequences of the model's whole length unless it is told another.
     `liger`: trainers with a switch for Liger's kernels, its fused loss among them.
+    `engines`: what may generate the responses of RL.
     `shared`: the degree by which its trainer lets GPUs share a sequence, "" for none; `cuts` tells from a job's fields
     and a rung of them whether sequences are cut.
     """
@@ -43,6 +44,7 @@ class Choices(NamedTuple):
     sharding: Sharding = "zero3"
     serves_whole: bool = False
     liger: frozenset[str] = frozenset()
+    engines: tuple[Generates, ...] = ("vllm", "hf")
     shared: str = ""
     cuts: Cut = lambda job, rung: True
 

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from calc.base.plan import Keeps
 from calc.frameworks.base import Framework
 from calc.frameworks.openrlhf import openrlhf
+from calc.frameworks.slime import slime
 from calc.frameworks.torch import torch
 from calc.frameworks.trl import trl
 from calc.frameworks.verl import verl
 from calc.scenario.scenario import Scenario
 
-FRAMEWORKS: Mapping[str, Framework] = {"torch": torch, "openrlhf": openrlhf, "verl": verl, "trl": trl}
+FRAMEWORKS: Mapping[str, Framework] = {
+    "torch": torch, "openrlhf": openrlhf, "verl": verl, "trl": trl, "slime": slime,
+}  # fmt: skip
 
 
 def framework(name: str) -> Framework:

@@ -19,6 +19,7 @@ READ: Mapping[str, str] = {
     "flash-attn": "2.8.3",
     "litgpt": "0.4.0",
     "peft": "0.21.2",
+    "sglang": "0.5.15",
     "torch": "2.13.0",
     "transformers": "5.23.0",
     "vllm": "0.29.0",

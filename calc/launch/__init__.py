@@ -18,6 +18,7 @@ from calc.launch import (
     megatron_swift,
     ms_swift,
     openrlhf,
+    slime,
     torchtitan,
     torchtune,
     trl,
@@ -39,7 +40,7 @@ class Speller(Protocol):
         """The command that starts `s`."""
 
 
-SPELLERS: Mapping[str, Speller] = {"openrlhf": openrlhf, "verl": verl, "trl": trl}
+SPELLERS: Mapping[str, Speller] = {"openrlhf": openrlhf, "verl": verl, "trl": trl, "slime": slime}
 FORKS: Mapping[str, Speller] = {"easyr1": easyr1}  # of verl
 # With plain PyTorch, by trainer.
 TRAINERS: Mapping[str, Speller] = {

@@ -78,6 +78,25 @@ def handed(role: str, what: Handed, elements: int, b: int) -> Line:
     )
 
 
+FLATTENED = 512 << 20  # slime's update_weight_buffer_size (`utils/arguments.py` of 0.3.1)
+
+
+def flattened(role: str, largest: int, b: int, ranks: int) -> Line:
+    """A bucket of slime's: of whole parameters up to `FLATTENED` bytes, or the largest of `largest` elements alone.
+
+    Each of `ranks` tensor-parallel ranks has its part of it, gathers the parts of all, and joins them; without such
+    ranks, or once they are gone, it is copied into one flat tensor (slime 0.3.1
+    `megatron_utils/update_weight/common.py`, `all_gather_params_async`; sglang 0.5.15 `weight_sync/tensor_bucket.py`,
+    `FlattenedTensorBucket`).
+    """
+    values = {"B": FLATTENED, "b": b, "p": largest, "t": ranks}
+    bucket = max(FLATTENED, b * largest)
+    if ranks == 1:
+        return Line("communication", role, 2 * bucket, "2·max(B, b·p)", values, "communication#handing")
+    size = 2 * bucket + bucket // ranks
+    return Line("communication", role, size, "(2 + 1/t)·max(B, b·p)", values, "communication#handing")
+
+
 def persistent(role: str, elements: int, b: int) -> Line:
     """Small parameters that ZeRO-3 keeps whole on every GPU."""
     return Line("communication", role, b * elements, "b·P_s", {"b": b, "P_s": elements}, "communication#zero-3")

@@ -27,6 +27,11 @@ def new(role: str, making: int, b: int) -> Line:
     return Line("temporary", role, b * making, "g·W", {"g": b, "W": making}, "gradients#accumulation")
 
 
+def placeholders(role: str, elements: int, b: int) -> Line:
+    """Gradients that nothing is written to, of `elements` in all: one for each shape of a weight."""
+    return Line("gradients", role, b * elements, "g·W_s", {"g": b, "W_s": elements}, "parallelism#megatron")
+
+
 def tied_embedding(role: str, elements: int, b: int, *, contiguous: bool) -> Line:
     """A tied embedding's two contributions, from the head and from the input, beside their sum.
 

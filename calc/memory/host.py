@@ -171,6 +171,11 @@ def asleep(role: str, component: str, share: int, b: int, tensors: int = 1, pins
     return _line(component, role, tensors * pins.block(b * share), f"n·{pins.formula('b·P_r')}", values, "asleep")
 
 
+def paused(line: Line) -> Line:
+    """The host's copy of a `line` of the GPU while its memory is given back, of the same size."""
+    return line._replace(source="host#asleep")
+
+
 def shared(
     role: str, component: str, tensors: Sequence[Tensor], ranks: int, copies: int, pins: HostAllocator = ROUNDED
 ) -> Line:

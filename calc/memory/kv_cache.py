@@ -135,6 +135,17 @@ def cache(role: str, blocks: int, arch: Architecture, tensor_parallel: int = 1) 
     return Line("kv_cache", role, blocks * each.bytes, "n·s·b", values, "kv-cache#blocks")
 
 
+def slots(role: str, tokens: int, arch: Architecture, tensor_parallel: int = 1) -> Line:
+    """SGLang's cache: a slot for each token, allocated whole before the first request."""
+    values = {"n": tokens, "b": token_bytes(arch, tensor_parallel)}
+    return Line("kv_cache", role, tokens * values["b"], "n·b", values, "kv-cache#sglang")
+
+
+def kept(role: str, count: int) -> Line:
+    """Memory outside PyTorch's allocator that SGLang's process does not give back while it sleeps."""
+    return Line("context", role, count, "K", {"K": count}, "kv-cache#sglang", False)
+
+
 def swap(role: str, arch: Architecture, tensor_parallel: int = 1, pins: HostAllocator = ROUNDED) -> Line:
     """The V0 engine's blocks in host memory, pinned, one buffer for each layer (worker/cache_engine.py)."""
     block = BLOCK * token_bytes(arch, tensor_parallel)

@@ -110,6 +110,8 @@ class Head(Program):
                 return self.of_logits(path, self.flash)
             case "vocab-parallel" | "vocab-parallel-compiled" | "vocab-parallel-te":
                 return self.of_logits(path, self.vocab_parallel)
+            case "vocab-parallel-softmax":
+                return self.of_logits(path, self.one_softmax)
             case "linear-entropy":
                 return self.linear_entropy()
             case other:
@@ -131,18 +133,19 @@ class Head(Program):
         nll = self.nll(x, path) if path.nll else None
         if sliced(path):
             # backward makes zeros of all positions, into which it copies
-            x = tape.op("logits: slice", [x], V * path.kept, x.b, view=True)
+            x = tape.op("logits: slice", [x], x.width * path.kept, x.b, view=True)
         if path.upcast:
             x = self.cast(x, 4, "logits")
         self.keep(x, path)
         self.aside = x.width * path.aside
         if path.aside and path.held not in LASTING:
             tape.hold(tape.op("aside", [_detached(x)], x.width, path.aside))
-        if path.entropy == "vocab-parallel":
+        if path.entropy == "vocab-parallel" and path.kind != "vocab-parallel-softmax":
             return self.beside_entropy(x, path, loss)
         loss(x, path)
         # a copy of the logits serves the kernel alone
-        self.entropy(x, path)
+        if path.kind != "vocab-parallel-softmax":
+            self.entropy(x, path)
         if nll:
             tape.op("loss", [tape.final, nll], ONE, 4)
         self.measured(x, path)
@@ -254,15 +257,28 @@ class Head(Program):
 
         The entropy keeps the logits and its probabilities, over which backward writes the gradient
         (`utils/megatron/tensor_parallel.py`, `_VocabParallelEntropy`; `_lm_head_logits_processor` of
-        `workers/engine/megatron/transformer_impl.py`).
+        `workers/engine/megatron/transformer_impl.py`). slime has the same function, to 0.3.0, and gives it a copy
+        `apart` (`utils/ppo_utils.py`, `calculate_log_probs_and_entropy`).
         """
         tape = self.tape
         read = tape.hold(tape.op("logits: clone", [x], x.width, x.b)) if path.copied else x
-        p = tape.op("entropy: softmax", [x], x.width, 4, aliases=[x])
-        entropy = tape.op("entropy", [p], ONE, 4, saves=[p, x], overwrites=True)
+        own = tape.op("entropy: clone", [x], x.width, x.b) if path.apart else x
+        p = tape.op("entropy: softmax", [own], own.width, 4, aliases=[own])
+        entropy = tape.op("entropy", [p], ONE, 4, saves=[p, own], overwrites=True)
         loss(read, path)
         tape.op("loss", [tape.final, entropy], ONE, 4)
         return tape
+
+    def one_softmax(self, x: Tensor, path: Path) -> None:
+        """slime's log-probabilities and entropies: one softmax in fp32 beside the logits, kept for backward.
+
+        Its gradient is written over it. The logits are kept, too, where an entropy is part of the loss, whose gradient
+        is made beside the other (slime 0.3.1 `utils/ppo_utils.py`, `_VocabParallelLogProbEntropy`).
+        """
+        learns = path.entropy == "vocab-parallel"
+        p = self.tape.op("softmax", [x], x.width, 4, aliases=[x])
+        kept, own = ([p, x], p.size) if learns else ([p], NOTHING)
+        self.tape.op("log-probability", [p], ONE, 4, saves=kept, overwrites=True, backward_scratch=own)
 
     def cross_entropy(self, x: Tensor, path: Path) -> None:
         """`F.cross_entropy(logits.float())`: log-softmax in fp32 is kept, its backward holds three such tensors.

@@ -163,10 +163,25 @@ class MegatronLayer(MegatronExperts, MegatronDelta):
         return self.tape.op(name, [x], x.width, BF16, saves=[x, Tensor(rows, 4)], weight=weight)
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """cuDNN's or FlashAttention's kernel: keeps q, k, v, its output and a log-sum-exp; dq is summed in fp32."""
+        """cuDNN's or FlashAttention's kernel, on all positions of a part of the heads if those are swapped."""
+        if self.run.context == 1 or self.run.exchange != "all-to-all":
+            return self.attended(q, k, v)
+        q, k, v = self.swapped(q, "q"), self.swapped(k, "k"), self.swapped(v, "v")
+        return self.swapped(self.attended(q, k, v), "attention")
+
+    def swapped(self, x: Tensor, name: str) -> Tensor:
+        """Heads for positions, or positions for heads: what is sent and what is received are copies.
+
+        TransformerEngine `pytorch/attention/dot_product_attention/context_parallel.py`, `flash_attn_a2a_communicate`.
+        """
+        return self.tape.op(f"{name}: all-to-all", [x], x.width, BF16, scratch=x.size, backward_scratch=x.size)
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The kernel keeps q, k, v, its output and a log-sum-exp; dq is summed in fp32."""
         sums = of(q=4, H=4)
         lse = Tensor(of(H=1), 4)
-        passed, back = self.passed(q, k, v) if self.run.context > 1 else (NOTHING, NOTHING)
+        alone = self.run.context == 1 or self.run.exchange == "all-to-all"
+        passed, back = (NOTHING, NOTHING) if alone else self.passed(q, k, v)
         if "core_attn" in self.run.again:
             # output and log-sum-exp are made once more, beside the output that the next product keeps
             back = back + self.context * BF16 + lse.size

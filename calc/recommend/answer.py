@@ -41,10 +41,10 @@ class Recommendation:
 
     @property
     def verdict(self) -> str:
-        """`fits`, `tight`, `vLLM does not start`, or `nothing fits`."""
+        """`fits`, `tight`, `vLLM does not start` (or another engine), or `nothing fits`."""
         if self.recommended:
             return self.recommended.judged.estimate.verdict
-        return "vLLM does not start" if self.fails and self.fails.where == "vllm" else "nothing fits"
+        return self.fails.reason.verdict if self.fails and self.fails.reason else "nothing fits"
 
 
 def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: str = "scenario") -> Recommendation:

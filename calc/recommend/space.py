@@ -290,7 +290,8 @@ def rungs(job: Fields, *, experts: bool = False) -> Iterator[Fields]:
             if job.get("trainer") in _choices_of(job).liger and not {"loss", "kernels"} & set(job):
                 yield {**own, "loss": "fused"}
             yield from _sharing(job, own)
-            spreads = experts and job.get("task") in RL and _choices_of(job).megatron
+            may = _choices_of(job)
+            spreads = experts and job.get("task") in RL and may.megatron and may.sharding != MEGATRON
             if spreads and rung == RUNGS[0] and "sharding" not in job:
                 cut = {**own, "sharding": MEGATRON}
                 yield from (cut, *_sharing(job, cut))
@@ -308,8 +309,8 @@ def _sharing(job: Fields, rung: Fields) -> Iterator[Fields]:
 
 
 def _on_megatron(given: Fields) -> bool:
-    """True if Megatron-core trains: by the sharding, or by a trainer that has no other."""
-    own = OWN_SHARDINGS.get(str(given.get("trainer")), ())
+    """True if Megatron-core trains: by the sharding, or by a trainer or a framework that has no other."""
+    own = OWN_SHARDINGS.get(str(given.get("trainer")), (_choices_of(given).sharding,))
     return bool(given.get("sharding", MEGATRON if MEGATRON in own else "") == MEGATRON)
 
 
@@ -421,10 +422,11 @@ def _as_published(given: Fields) -> dict[str, Any]:
 def _choices(given: Fields, arch: Architecture) -> Iterator[dict[str, Any]]:
     """Every combination of the settings in which the branches of a job differ, except vLLM's tensor parallelism."""
     gpus = int(given.get("gpus", 1))
-    usual = SHARDINGS if gpus > 1 else ALONE
+    may = _choices_of(given)
+    usual = (MEGATRON,) if may.sharding == MEGATRON else SHARDINGS if gpus > 1 else ALONE
     options: dict[str, tuple[Any, ...]] = {"sharding": OWN_SHARDINGS.get(str(given.get("trainer")), usual)}
     if given["task"] in RL:
-        options["rollout.engine"] = ("vllm", "hf")
+        options["rollout.engine"] = may.engines
     free = {name: values for name, values in options.items() if name not in given}
     for values in product(*free.values()):
         chosen = dict(zip(free, values, strict=True))

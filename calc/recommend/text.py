@@ -156,8 +156,8 @@ def _failing(m: Miss, catalog: Catalog, title: str) -> Iterator[str]:
 
 
 def _lacking(m: Miss) -> str:
-    if m.where == "vllm":
-        return f"vLLM does not start: {m.reason}"
+    if m.reason:
+        return f"{m.reason.verdict}: {m.reason}"
     whose = "host memory" if m.where == "host" else "GPU memory"
     assert m.shortfall is not None
     return f"lacks {gib(m.shortfall)} of {whose} in {m.phase}, the estimate's error included"

@@ -278,12 +278,13 @@ def _saved(hungry: Judged, lean: Judged) -> tuple[str, int]:
 
 def _worded(name: str, value: Fields, s: Scenario) -> str:
     """A setting in words."""
+    engine = s.rollout.server if s.rollout else ""
     words = {
         "checkpointing": f"{value.get(name)} activation checkpointing",
         "offload.optimizer": "offloading the optimizer",
         "offload.parameters": "offloading the weights",
         "offload": "offloading weights and optimizer",
-        "rollout.sleep": "letting vLLM sleep while others work",
-        "rollout.gpu_memory_utilization": f"a share of {value.get(name)} of the card for vLLM",
+        "rollout.sleep": f"letting {engine} sleep while others work",
+        "rollout.gpu_memory_utilization": f"a share of {value.get(name)} of the card for {engine}",
     }
     return words.get(name, "offloading the frozen roles")

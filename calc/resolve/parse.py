@@ -50,6 +50,7 @@ NEUTRAL: Mapping[str, Any] = {
     "virtual_pipeline": 1,
     "recompute_modules": None,
     "apply_rope_fusion": False,
+    "create_attention_mask_in_dataloader": False,
     "cp_comm_type": "p2p",
     "cross_entropy_fusion_impl": "native",
     "context_parallel": 1,
@@ -277,6 +278,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         or rules.linear_fault(scenario)
         or rules.rotation_fault(scenario)
         or rules.exchange_fault(scenario)
+        or rules.mask_fault(scenario)
         or rules.loss_fault(scenario)
     )
     models = (model, *[catalog.model(own["model"]) for own in roles.values() if not isinstance(own, str)])

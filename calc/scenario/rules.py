@@ -565,9 +565,23 @@ def rotation_fault(s: Scenario) -> Refusal | None:
 
 def exchange_fault(s: Scenario) -> Refusal | None:
     """The reason why GPUs do not exchange keys and values as is asked for, in one line, or None."""
-    if s.cp_comm_type == "p2p" or (s.context_parallel > 1 and s.architecture.megatron):
+    if s.cp_comm_type == "p2p":
         return None
+    if s.context_parallel > 1 and s.architecture.megatron:
+        arch, ranks = s.architecture, s.tensor_parallel * s.context_parallel
+        if s.cp_comm_type == "all_gather" or not (arch.heads % ranks or arch.kv_heads % ranks):
+            return None
+        return Refusal(
+            "cp_comm_type", "'a2a'", f"p2p, all_gather, or heads of queries and keys that {ranks} GPUs share"
+        )
     return Refusal("cp_comm_type", repr(s.cp_comm_type), "p2p, or with context_parallel under Megatron-core")
+
+
+def mask_fault(s: Scenario) -> Refusal | None:
+    """The reason why no data loader makes masks of all pairs of positions, in one line, or None."""
+    if not s.create_attention_mask_in_dataloader or s.trainer == "megatron":
+        return None
+    return Refusal("create_attention_mask_in_dataloader", f"true with trainer {s.trainer}", "false")
 
 
 def loss_fault(s: Scenario) -> Refusal | None:

@@ -85,7 +85,7 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The way responses are generated: by `engine`, `n` for each of `batch` prompts, vLLM on `gpus` of the job's GPUs.
+    """The way responses are generated: by `engine`, `n` for each of `batch` prompts, on `gpus` of the job's GPUs.
 
     `micro_batch` sequences are scored at once, as many as the actor trains at once if it is None; if batches are
     dynamic, as many as `max_tokens_per_gpu` hold, by default the actor's. `v0`: vLLM's first engine runs, where a
@@ -112,6 +112,11 @@ class Rollout:
     def serves(self) -> bool:
         """True if an engine of its own generates, and not the trainer's model."""
         return self.engine in SERVERS
+
+    @property
+    def server(self) -> str:
+        """The name of that engine as its readers know it; empty if there is none."""
+        return SERVERS.get(self.engine, "")
 
 
 @dataclass(frozen=True)
@@ -163,6 +168,7 @@ class Scenario:
     recompute_modules: tuple[Recomputed, ...] | None
     reentrant: bool
     attention: Attention
+    create_attention_mask_in_dataloader: bool
     cp_comm_type: ContextExchange
     apply_rope_fusion: bool
     linear_attention: LinearAttention

@@ -34,13 +34,13 @@ Freeze = Literal["none", "tower", "vision"]
 Attention = Literal["flash", "sdpa", "eager"]
 Kernels = Literal["eager", "liger"]
 FusedLoss = Literal["native", "te"]
-ContextExchange = Literal["p2p", "all_gather"]
+ContextExchange = Literal["p2p", "all_gather", "a2a"]
 LinearAttention = Literal["torch", "fla"]
 Loss = Literal["full", "chunked", "fused", "cut"]
 Float8 = Literal["none", "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8", "nvfp4"]
 Compile = Literal["none", "model", "loss", "model-and-loss"]
 Logprob = Literal["log-softmax-fp32", "selective", "logsumexp"]
-Generates = Literal["vllm", "hf", "none"]
+Generates = Literal["vllm", "sglang", "hf", "none"]
 Placement = Literal["colocated", "separate"]
 
 Family = Literal["none", "ddp", "zero", "fsdp", "megatron"]
@@ -69,7 +69,8 @@ SHARDED: Mapping[Sharding, Sharded] = {
     "megatron": Sharded("megatron"),
 }
 RL = ("ppo", "grpo", "reinforce++")
-SERVERS: tuple[Generates, ...] = ("vllm",)  # engines of their own, beside a trainer that generates itself
+# engines of their own, beside a trainer that generates itself, and what they are called
+SERVERS: Mapping[Generates, str] = {"vllm": "vLLM", "sglang": "SGLang"}
 NODE = 8  # GPUs of a node, unless given
 PAIRED = ("rm", "dpo", "orpo", "simpo")  # a micro batch counts pairs: chosen and rejected run as one batch
 PREFERENCE = ("dpo", "kto", "orpo", "simpo")  # the loss is one of log-probabilities of given sequences

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import assert_never
 
 from calc.base.ledger import Line, total
-from calc.base.plan import Keeps, Role
+from calc.base.plan import Exchange, Keeps, Role
 from calc.base.units import MiB
 from calc.base.versions import at_least
 from calc.catalog.catalog import GPU
@@ -18,6 +18,7 @@ from calc.engines.megatron import Megatron
 from calc.engines.plain import Plain
 from calc.engines.replica import Replica, TrainingEngine
 from calc.engines.rollout import RolloutEngine
+from calc.engines.sglang import Sglang
 from calc.engines.staged import Staged
 from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
@@ -32,7 +33,7 @@ from calc.models.kernels import SDPA_FLASH_HEAD, replaced
 from calc.models.lora import adapter_matrices, lora_parameters, vision_matrices
 from calc.models.slices import part, stage
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import Attention, Float8, Layout
+from calc.scenario.words import Attention, ContextExchange, Float8, Layout
 
 # bytes of a stored weight, of its gradient, of its fp32 master, and of what the optimizer steps in
 FORMATS: Mapping[Layout, tuple[int, int, int, int]] = {
@@ -55,6 +56,7 @@ TAPES: Mapping[Layout, Format] = {
     "autocast": "autocast",
     "fp32": "fp32",
 }
+EXCHANGES: Mapping[ContextExchange, Exchange] = {"all_gather": "all-gather", "a2a": "all-to-all"}
 VALUED = ("critic", "reward")  # roles with a value head in place of one over the vocabulary
 
 
@@ -162,7 +164,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         linear_kernels=s.linear_attention == "fla",
         again=s.recomputed,
         rotates=s.apply_rope_fusion,
-        exchange="all-gather" if s.cp_comm_type == "all_gather" else role.exchange,
+        exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank)),
         quantised=s.method == "qlora",
         nested=s.double_quantization,
@@ -234,6 +236,8 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         ranks=s.shards,
         micro_batches=s.accumulation,
         leaves=role.leaves,
+        backups=role.backups,
+        paused=role.paused,
         reduce_bytes=role.reduce_bytes or grad,
         defers=s.no_sync,
         stays=role.pipeline[1] > 1,
@@ -263,9 +267,9 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
                 model, 3, keeps.deepspeed, offload_parameters=s.offload.parameters, recomputes=s.checkpointing != "none"
             )
         case "megatron":
+            fuses = model.arch.modeling != "megatron-plain"
             # a framework that moves states between phases does without Megatron-core's own offload
-            fuses, offload = model.arch.modeling != "megatron-plain", s.offload.optimizer and not model.leaves
-            return Megatron(model, fuses=fuses, offload=offload)
+            return Megatron(model, fuses=fuses, offload=s.offload.optimizer and "states" not in model.leaves)
         case "none" | "ddp" | "zero" if keeps.deepspeed:
             again = s.checkpointing != "none"
             return Zero(
@@ -322,7 +326,7 @@ def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
 
 
 def around(s: Scenario, keeps: Keeps, gpu: GPU) -> list[Line]:
-    """The lines of vLLM's own process beside its pool; none if vLLM lives in a trainer's process."""
+    """The lines of a rollout engine's own process beside its pool; none if it lives in a trainer's process."""
     assert keeps.serving and s.rollout
     own = keeps.serving.process not in {role.process for role in keeps.roles}
     lines = process(gpu.architecture, int(s.rollout.tensor_parallel > 1), gpu.linked, int(own), "rollout")
@@ -330,13 +334,23 @@ def around(s: Scenario, keeps: Keeps, gpu: GPU) -> list[Line]:
 
 
 def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> RolloutEngine | None:
-    """The vLLM engine that serves the rollout, or None if Transformers generates or nothing does."""
+    """The engine that serves the rollout, or None if Transformers generates or nothing does."""
     if keeps.serving is None or s.rollout is None:
         return None
     lines = around(s, keeps, gpu)
     growth = sum([line.bytes for line in lines if line.component == "nccl"])
+    arch = (s.role("actor") or s).architecture
+    if s.rollout.engine == "sglang":
+        return Sglang(
+            arch=arch,
+            serving=keeps.serving,
+            tensor_parallel=s.rollout.tensor_parallel,
+            static=s.rollout.gpu_memory_utilization,
+            total=gpu.usable_bytes,
+            around=total(lines),
+        )
     return Vllm(
-        arch=(s.role("actor") or s).architecture,
+        arch=arch,
         serving=keeps.serving,
         tensor_parallel=s.rollout.tensor_parallel,
         utilization=s.rollout.gpu_memory_utilization,
@@ -352,11 +366,14 @@ def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> RolloutEngine | None:
 def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:
     """The GPU groups: the roles that live on each, in the order in which they load, and its number of GPUs."""
     if s.pipeline_parallel > 1:
+        beside = ("rollout",) if s.placement == "colocated" else ()
         stages = [
-            tuple(name for name in keeps.loading if name == "rollout" or keeps.role(name).pipeline[0] == index)
+            tuple(name for name in keeps.loading if name in beside or keeps.at(name, index))
             for index in range(s.pipeline_parallel)
         ]
-        return [(names, s.gpus // s.pipeline_parallel) for names in stages]
+        apart = [] if beside or "rollout" not in keeps.loading else [(("rollout",), s.gpus_of("rollout"))]
+        own = s.gpus_of("actor") if apart else s.gpus
+        return [*[(names, own // s.pipeline_parallel) for names in stages], *apart]
     if s.placement == "colocated":
         return [(keeps.loading, s.gpus)]
     found: dict[str, list[str]] = {}

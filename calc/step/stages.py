@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, assert_never
 
 from calc.base.ledger import Line, Sums, staying
-from calc.base.plan import Awake, Does, Path, Stage
+from calc.base.plan import Awake, Back, Does, Path, Stage
 from calc.base.versions import at_least
 from calc.engines.megatron import Megatron
 from calc.engines.replica import TrainingEngine, Where
@@ -139,11 +139,12 @@ class Stages:
         return [line for line in loaded if placed.engine.goes(line) not in leaves]
 
     def beside(self, stage: Stage, *running: str) -> list[Line]:
-        """The lines that the roles that do not run keep on the GPU."""
+        """The lines that the roles that do not run have on the GPU."""
         lines = self.scores()
         for name, placed in self.placed.items():
             if name not in running:
-                lines += self.idle(placed)
+                back = stage.back == "all" and placed.trained
+                lines += placed.engine.resident() if back else self.idle(placed)
                 if stage.alternating and placed.trained:
                     lines += [x for x in placed.engine.at(BETWEEN) if x.component == "gradients"]
         return lines
@@ -198,17 +199,20 @@ class Stages:
                     most = max(most, *[i.total.bytes(*own.batch) - len(i.parts) for i in own.backward()])
         return most
 
-    def present(self, placed: Placed) -> list[Line]:
-        """The lines that a role has on the GPU while it computes without training."""
+    def present(self, placed: Placed, back: Back = "own") -> list[Line]:
+        """The lines that a role has on the GPU while it computes without training, or hands its weights on."""
         if placed.role.shares:
             return []
+        if back != "own" and placed.trained:
+            return placed.engine.resident() if back == "all" else self.idle(placed)
         return [*placed.engine.weights(), *self.unjoined(placed.role.name, placed.engine.staying())]
 
     def score(self, stage: Stage) -> Moments:
         """The peak instant of a forward without gradient, with everything else that is on the GPU."""
         placed = self.placed[stage.role]
         at, lines = self.scoring(placed)
-        yield "score", f"{stage.role}: {at}", [*self.beside(stage, stage.role), *self.present(placed), *lines]
+        there = [*self.beside(stage, stage.role), *self.present(placed, stage.back)]
+        yield "score", f"{stage.role}: {at}", [*there, *lines]
 
     def scoring(self, placed: Placed) -> tuple[str, list[Line]]:
         """The peak instant of a forward without gradient."""
@@ -437,7 +441,7 @@ class Stages:
         """The lines that are alive while a role's weights are handed on."""
         placed = self.placed[stage.role]
         held = [line for word in stage.handed if (line := placed.engine.handing(word)).bytes]
-        return [*self.beside(stage, stage.role), *self.present(placed), *held]
+        return [*self.beside(stage, stage.role), *self.present(placed, stage.back), *held]
 
 
 def _complete(placed: Placed) -> list[Line]:

@@ -115,8 +115,8 @@ def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None, *, serv
             case "score" | "train":
                 for name in dict.fromkeys(filter(None, (stage.role, stage.beside, stage.joint, stage.inside))):
                     trained = stage.does == "train" and name != stage.inside
-                    group = s.group(name) if s.placement == "separate" else ""
                     known = keeps.role(name).model or name
+                    group = s.group(known) if s.placement == "separate" else ""
                     label = f"{known}, scoring" if not trained else known
                     ran = within(label, role(s, keeps, r, name, trained=trained))
                     side[stage.does].setdefault(group, []).extend(ran)
@@ -134,8 +134,10 @@ def role(s: Scenario, keeps: Keeps, r: Rates, name: str, *, trained: bool) -> li
     known = keeps.role(name)
     name = known.model or name
     own = s.role(name) or s
-    if known.leaves:  # what the framework moves to the host between phases is on the GPU during the role's own phase
-        own = changed(own, {"offload": Offload(False, False)})
+    # what the framework moves to the host between phases is on the GPU during the role's own phase
+    if known.leaves:
+        stepping = own.offload.optimizer and "states" not in known.leaves
+        own = changed(own, {"offload": Offload(stepping, False)})
     rows = known.rows if trained else known.scoring_rows
     mine = max(1, _responses(s) // own.data_parallel)
     rows = min(rows, mine)

@@ -72,6 +72,71 @@ def test_commands_for_verls_megatron_engine_are_read_back() -> None:
     assert count > 20
 
 
+def test_commands_of_slime_are_read_back() -> None:
+    count = 0
+    for s in grid.accepted(grid.slime(), every=3):
+        fields = stated(s)
+        assert {"tensor_parallel", "expert_parallel", "checkpointing", "rollout.gpu_memory_utilization"} <= set(fields)
+        for place, value in fields.items():
+            if place not in ("roles.reference", "roles.actor.gpus"):
+                grid.same({place: value}, s)
+        count += 1
+    assert count > 50
+
+
+SCRIPT = """\
+source "${SCRIPT_DIR}/models/qwen3-30B-A3B.sh"
+CKPT_ARGS=(
+   --hf-checkpoint /root/Qwen3-30B-A3B
+   #--hf-checkpoint /root/Qwen3-30B-A3B-FP8
+)
+ROLLOUT_ARGS=(
+   --rollout-batch-size 32
+   --n-samples-per-prompt 8   # a group
+   --rollout-max-response-len 8192
+)
+PERF_ARGS=(
+   --tensor-model-parallel-size 4
+   --expert-model-parallel-size 8
+
+   --recompute-granularity full
+   # --micro-batch-size 1
+   --use-dynamic-batch-size
+   --max-tokens-per-gpu 20480
+)
+WANDB_ARGS=(
+   # --use-wandb
+)
+SGLANG_ARGS=(
+   --rollout-num-gpus-per-engine 8
+   --sglang-cuda-graph-bs 1 2 4 8 $(seq 16 8 256)
+   --sglang-mem-fraction-static 0.6
+)
+ray job submit --address="http://127.0.0.1:8265" \
+   -- python3 train.py \
+   --actor-num-nodes 1 \
+   --actor-num-gpus-per-node 8 \
+   --colocate \
+   ${MODEL_ARGS[@]} \
+   ${CKPT_ARGS[@]} \
+   "${ROLLOUT_ARGS[@]}" \
+   ${WANDB_ARGS[@]} \
+   ${PERF_ARGS[@]} \
+   ${SGLANG_ARGS[@]}
+"""
+
+
+def test_flags_in_arrays_of_a_script_are_read_where_they_are_used() -> None:
+    """Comments are none, an empty array ends no line, and one that another file sets stays unknown."""
+    found = read(SCRIPT, CATALOG)
+    assert found.fields == {
+        "framework": "slime", "task": "grpo", "model": "qwen3-30b-a3b", "gpus": 8, "tensor_parallel": 4,
+        "expert_parallel": 8, "checkpointing": "full", "max_tokens_per_gpu": 20480, "response_len": 8192,
+        "rollout.batch": 32, "rollout.n": 8, "rollout.tensor_parallel": 8, "rollout.gpu_memory_utilization": 0.6,
+    }  # fmt: skip
+    assert found.unread == []
+
+
 def test_commands_of_megatron_swift_are_read_back() -> None:
     """All but the layers of stages, which a command says of the first and the last alone."""
     count = 0

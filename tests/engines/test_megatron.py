@@ -62,6 +62,16 @@ def test_weights_and_gradients_are_whole_and_the_optimizer_is_shared() -> None:
     assert total(engine(8, distributed=False).resident()) == 18 * P
 
 
+def test_products_that_add_gradients_themselves_give_autograd_one_a_shape() -> None:
+    """2·512·(1,536 + 512 + 2·2,048 + 50,304): all layers have the same shapes, and the head is the embedding's."""
+    assert engine().placeholders() == []
+    (line,) = engine(fuses=True).placeholders()
+    assert line.bytes == 2 * 512 * (1536 + 512 + 2 * 2048 + 50_304)
+    assert engine(fuses=True).staying()[-1] == line
+    fused = engine(fuses=True)
+    assert replace(fused, replica=replace(fused.replica, paused="all")).staying() == fused.states()
+
+
 def test_a_buffer_ends_at_a_multiple_of_the_ranks_and_of_128() -> None:
     """Three ranks: lcm(3, 128) = 384."""
     assert [own.elements for own in engine(3).buffers] == [-(-P // 384) * 384]

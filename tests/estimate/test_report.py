@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from calc.base.ledger import Line, Moment, Phase
+from calc.base.refusal import Refusal
 from calc.base.units import GiB
+from calc.engines.rollout import Unstarted
 from calc.estimate.host_memory import HostMemory
 from calc.estimate.report import deciding, lengths, needed, roles, rollout, table, text, verdict
 from calc.estimate.result import Estimate, Group
@@ -124,12 +126,15 @@ def test_a_tables_columns_line_up() -> None:
 
 
 REFUSAL = "rollout.gpu_memory_utilization: given 0.9, allowed: less; vLLM finds less than that free"
+UNSTARTED = Unstarted(
+    Refusal("rollout.gpu_memory_utilization", 0.9, "less; vLLM finds less than that free"), "too full"
+)
 
 
 def test_an_engine_that_does_not_start_decides_whatever_another_group_needs() -> None:
     (group,) = FITS.groups
     full = replace(group, name="actor", usable_bytes=GiB, verdict="oom", verdict_phase="load")
-    serving = replace(group, name="rollout", refusal=REFUSAL, verdict="oom", verdict_phase="load")
+    serving = replace(group, name="rollout", refusal=UNSTARTED, verdict="oom", verdict_phase="load")
     died = replace(FITS, groups=(full, serving), verdict="oom", verdict_phase="load", notes=(REFUSAL,))
     assert deciding(died) is serving
     assert verdict(died, "A100") == f"vLLM does not start: {REFUSAL}"

@@ -20,6 +20,7 @@ LLAMA = {
     "seq_len": 4096,
 }  # fmt: skip
 P, V, H, LAYERS = 8_030_261_248, 128_256, 4096, 32
+SHAPES = (6144 + 4096 + 3 * 14_336 + V) * H  # of queries, keys and values, of what follows attention, fc1, fc2, head
 
 
 def job(**fields: Any) -> Scenario:
@@ -45,11 +46,34 @@ def test_its_own_habits() -> None:
 
 
 def test_buffers_are_whole_and_the_optimizer_is_shared() -> None:
-    """2 + 4 bytes a parameter, and 12 over eight ranks; every tensor is a multiple of 64 elements."""
+    """2 + 4 bytes a parameter, and 12 over eight ranks; every tensor is a multiple of 64 elements.
+
+    Beside them one 16-bit gradient that nobody writes for each shape of a product's weights.
+    """
     found = lines(job())
     assert found["weights"] == 2 * P
-    assert found["gradients"] == 4 * P
+    assert found["gradients"] == 4 * P + 2 * SHAPES
     assert found["master_weights"] + found["optimizer_states"] == 12 * P // 8
+
+
+def test_all_experts_give_autograd_one_gradient_a_shape() -> None:
+    """Qwen3 30B-A3B: 2·2,048·(5,120 + 4,096 + 2·768 + 768 + 151,936), however many experts there are."""
+    for ranks in (1, 8):
+        s = job(model="qwen3-30b-a3b", expert_parallel=ranks)
+        (line,) = Roles(s).placed["actor"].engine.placeholders()  # type: ignore[attr-defined]
+        assert line.bytes == 2 * 2048 * (5120 + 4096 + 3 * 768 + 151_936)
+
+
+def test_a_data_loader_makes_a_mask_unless_it_is_told_not_to() -> None:
+    """One byte for each pair of positions of a micro batch, of which every rank has its own rows."""
+    long = {"seq_len": 16_384, "context_parallel": 8, "checkpointing": "full"}
+    made, none = (
+        sum(lines(job(**long, **said), "backward").values())
+        for said in ({}, {"create_attention_mask_in_dataloader": False})
+    )
+    assert made - none == 16_384**2 // 8
+    with pytest.raises(ScenarioError, match="create_attention_mask_in_dataloader"):
+        parse({"model": "llama-3.1-8b", "task": "sft", "gpu": "h100-sxm", "create_attention_mask_in_dataloader": True})
 
 
 def test_the_vocabulary_is_padded_to_a_multiple_of_128_on_each_rank() -> None:
@@ -161,7 +185,7 @@ def test_an_optimizer_on_the_host_leaves_weights_and_gradients() -> None:
     """16 bytes a parameter there: masters and gradients, pinned, so each shard a power of two, and two moments."""
     s = job(**{"offload.optimizer": True})
     found = lines(s)
-    assert found["weights"] + found["gradients"] == 6 * P
+    assert found["weights"] + found["gradients"] == 6 * P + 2 * SHAPES
     assert "master_weights" not in found and "optimizer_states" not in found
     (last,) = [p.moment for p in estimate(s).host_phases if p.name == "after the first step"]
     on_host = {component: 0 for component in ("master_weights", "gradients", "optimizer_states")}
@@ -189,7 +213,9 @@ def test_linear_attention_is_cut_by_heads_and_its_states_are_shared() -> None:
     own = Roles(s).placed["actor"].engine.replica.parameters
     found, filled = lines(s), 24 * 2 * (64 - 16)
     assert found["weights"] == 2 * (own + filled)
-    assert found["gradients"] == 4 * (own + filled)
+    # a half of queries with their gate, keys and values, of both outputs, of in_proj, fc1, fc2, and the tied head
+    shapes = 2560 * (10_240 + 4096 + 12_352 + 2 * 9216 + 9216 + 248_320) // 2
+    assert found["gradients"] == 4 * (own + filled) + 2 * shapes
     assert found["master_weights"] + found["optimizer_states"] == pytest.approx(12 * (own + filled) / 4, rel=1e-6)
 
 

@@ -133,6 +133,29 @@ def verl_megatron() -> Iterator[dict[str, Any]]:
         yield {**of, **lengths, **{name: value for part in parts for name, value in part.items()}}
 
 
+def slime() -> Iterator[dict[str, Any]]:
+    """slime's jobs, with SGLang on the same GPUs or on others."""
+    of = {"framework": "slime", "gpu": "h100-sxm", "gpus": 32, "gpus_per_node": 8}
+    lengths = {"prompt_len": 1024, "response_len": 3072, "rollout.batch": 64, "rollout.n": 4}
+    tasks = ({"task": "grpo"}, {"task": "reinforce++", "entropy_coeff": 0.001})
+    models = (
+        {"model": "qwen3-4b"}, {"model": "qwen3-4b", "pipeline_parallel": 4, "virtual_pipeline": 3},
+        {"model": "qwen3-30b-a3b", "expert_parallel": 8, "pipeline_parallel": 2},
+        {"model": "moonlight-16b-a3b", "expert_parallel": 4, "expert_tensor_parallel": 2},
+    )  # fmt: skip
+    cuts = ({}, {"tensor_parallel": 2, "context_parallel": 2})
+    again = {"checkpointing": "selective", "recompute_modules": ["layernorm", "moe_act"]}
+    kept = ({}, {"offload.optimizer": True, **again})
+    roles = ({}, {"roles": {"reference": {}}})
+    batches = ({"micro_batch": 2}, {"max_tokens_per_gpu": 8192, "rollout.max_tokens_per_gpu": 16384})
+    places = (
+        {"rollout.tensor_parallel": 4},
+        {"placement": "separate", "rollout.gpus": 16, "rollout.tensor_parallel": 8},
+    )
+    for parts in itertools.product(tasks, models, cuts, kept, roles, batches, places):
+        yield {**of, **lengths, **{name: value for part in parts for name, value in part.items()}}
+
+
 STEPPED: tuple[dict[str, Any], ...] = (
     *({"optimizer": name} for name, facts in OPTIMIZERS.items() if facts.spelled.trl and name != USUAL),
     {"optimizer": USUAL, "optimizer_impl": "foreach"}, {"optimizer": USUAL, "optimizer_impl": "single"}, {},

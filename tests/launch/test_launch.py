@@ -270,6 +270,7 @@ NOT_CHANGED = {
     "virtual_pipeline", "sequence_parallel", "expert_parallel", "expert_tensor_parallel", "expert_imbalance",
     "host_memory",
     "loss", "lora.units", "quantize_moe_experts", "apply_rope_fusion", "cp_comm_type", "cross_entropy_fusion_impl",
+    "create_attention_mask_in_dataloader",
     "async_tensor_parallel", "memory_efficient_linear", "optimizer_in_backward",
     "recompute_modules", "compile", "float8", "float8_all_gather", "bf16_layers_at_end",
     "linear_attention",
@@ -422,8 +423,8 @@ def test_what_no_flag_says_is_noted() -> None:
     [
         (
             {"framework": "torch"},
-            "framework: given torch, which has no command, allowed: openrlhf, verl, trl, or a trainer: llamafactory, "
-            "axolotl, ms-swift, torchtune, torchtitan, unsloth, megatron-swift",
+            "framework: given torch, which has no command, allowed: openrlhf, verl, trl, slime, or a trainer: "
+            "llamafactory, axolotl, ms-swift, torchtune, torchtitan, unsloth, megatron-swift",
         ),
         (
             {"framework": "torch", "trainer": "ms-swift", "versions__ms-swift": "3.9"},
@@ -496,11 +497,12 @@ def test_a_job_without_a_command_is_refused_in_one_line(fields: dict[str, Any], 
 def test_an_optimizer_is_spelled_as_its_row_says_or_refused(framework: str, name: str) -> None:
     """A framework that has no word for it must not run another."""
     spelled = getattr(OPTIMIZERS[name].spelled, framework)
+    job = {"framework": framework, "task": "grpo" if framework == "slime" else "sft", "optimizer": name}
     if not spelled:
-        with pytest.raises((ScenarioError, LaunchError), match=f"optimizer: given {name!r}, allowed"):
-            command(framework=framework, task="sft", optimizer=name)
+        with pytest.raises((ScenarioError, LaunchError), match=f"optimizer: given {name!r}.*allowed"):
+            command(**job)
         return
-    said = command(framework=framework, task="sft", optimizer=name).command
+    said = command(**job).command
     words = [spelled] if isinstance(spelled, str) else [word for word in spelled[OPTIMIZERS[name].usual] if word]
     if framework == "trl" and "fused" in spelled:  # what the Trainer does unasked
         words = [spelled["fused"].optim]

@@ -152,6 +152,17 @@ def test_gathered_keys_and_values_are_there_at_once_and_once_more_for_each_half_
     assert sizes[1] == [2 * 4 * 4 * kv + 2 * q + 2 * 2 * q, sums + 4 * 4 * 4 * kv + 2 * 2 * q + 2 * 2 * q]
 
 
+def test_heads_swapped_for_positions_keep_attentions_output_twice() -> None:
+    """2·q bytes a token more than around a ring: what the kernel made, and what came back of it."""
+    q = DENSE.heads * DENSE.head_dim
+    assert saved(DENSE, context=4, exchange="all-to-all") - saved(DENSE, context=4) == 2 * q
+    job = {"model": "qwen3-8b", "task": "sft", "trainer": "megatron", "gpu": "h100-sxm", "gpus": 8, "seq_len": 8192,
+           "cp_comm_type": "a2a"}  # fmt: skip
+    assert parse(job | {"context_parallel": 4}).cp_comm_type == "a2a"
+    with pytest.raises(ScenarioError, match="heads of queries and keys that 16 GPUs share"):
+        parse(job | {"context_parallel": 8, "tensor_parallel": 2, "gpus": 16})
+
+
 def test_keys_and_values_are_gathered_only_among_context_parallel_gpus_of_megatron() -> None:
     job = {"model": "qwen3-8b", "task": "sft", "framework": "torch", "gpu": "h100-sxm", "gpus": 8, "seq_len": 8192,
            "cp_comm_type": "all_gather", "attention": "flash"}  # fmt: skip

@@ -239,8 +239,8 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "an engine that is not modelled": (
         GRPO,
-        {"rollout.engine": "sglang"},
-        "rollout.engine: given 'sglang', allowed: vllm, hf, none",
+        {"rollout.engine": "tgi"},
+        "rollout.engine: given 'tgi', allowed: vllm, sglang, hf, none",
     ),
     "a misspelt engine": (GRPO, {"rollout.engine": "vlm"}, "did you mean 'vllm'?"),
     "vllm in plain PyTorch": (
@@ -298,7 +298,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a misspelt framework": (
         GRPO,
         {"framework": "vrl"},
-        "allowed: torch, openrlhf, verl, trl, each with ==version; did you",
+        "allowed: torch, openrlhf, verl, trl, slime, each with ==version; did you",
     ),
     "a task that a release lacks": (
         PPO,

@@ -65,7 +65,8 @@ NAMES = {
     "entropy", "flash", "fp", "fsdp", "full", "fused", "generate", "gkd", "grpo", "hf", "json", "kernel", "kto", "kv",
     "lengths", "litgpt", "log", "logits", "logsumexp", "lora", "max", "medium", "megatron", "mini", "mixed", "mod",
     "mul", "none", "norm", "nvidia", "openrlhf", "optimizer", "orpo", "parquet", "perf", "ppo", "pretrain", "price",
-    "proj", "qlora", "rm", "rollout", "scenario", "sdpa", "selective", "sft", "simpo", "sleep", "softmax", "state",
+    "proj", "qlora", "rm", "rollout", "scenario", "sdpa", "selective", "sft", "sglang", "simpo", "sleep", "slime",
+    "softmax", "state",
     "tinyzero", "token", "torch", "torchao", "torchtitan", "transformers", "trl", "up", "verl", "vllm", "zero",
 }  # fmt: skip
 MARKUP = re.compile(

@@ -11,7 +11,6 @@ import pytest
 from calc.answers import answers, words
 from calc.answers.answers import Answer
 from calc.base.units import GB, GiB
-from calc.estimate.report import REFUSED
 from calc.site.tables.tables import Table, to_dict, to_html
 from calc.site.views.jobs import hosts, ledgers, roles
 
@@ -71,8 +70,8 @@ def test_a_phases_table_says_what_the_cache_holds_and_why_an_engine_does_not_sta
     answer = ask(VERL)
     assert f"KV cache of each engine: {answer.group.cache_tokens:,} tokens" in ledgers.phases(answer, "x", "x").note
     died = refused(VERL)
-    assert ledgers.verdict_text(died.estimate) == ledgers.verdict_text(died.group) == REFUSED
-    assert f"{REFUSED}: rollout.gpu_memory_utilization: given 0.98" in ledgers.phases(died, "x", "x").note
+    assert ledgers.verdict_text(died.estimate) == ledgers.verdict_text(died.group) == "vLLM does not start"
+    assert "vLLM does not start: rollout.gpu_memory_utilization: given 0.98" in ledgers.phases(died, "x", "x").note
 
 
 def test_a_group_whose_engine_does_not_start_is_the_one_that_decides() -> None:

@@ -181,8 +181,9 @@ def refuse(s: Scenario) -> Refusal | None:
         return fault
     if s.sharding != "zero3" and (fault := linear_fault(s)):
         return fault
-    if s.rollout and s.rollout.engine == "vllm":
-        return Refusal("rollout.engine", "'vllm'", "hf, none; a framework places vLLM beside a trainer", "with torch")
+    if s.rollout and s.rollout.serves:
+        allowed = f"hf, none; a framework places {s.rollout.server} beside a trainer"
+        return Refusal("rollout.engine", repr(s.rollout.engine), allowed, "with torch")
     if fault := kernels_fault(s) or in_backward_fault(s) or states_fault(s) or streams_fault(s):
         return fault
     if s.trainer != "own" and (fault := TRAINERS[s.trainer].refuse(s)):

@@ -28,7 +28,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "optimizer": {name: facts.label + facts.in_bits for name, facts in OPTIMIZERS.items()},
     "checkpointing": {"full": "every layer"},
     "loss": {"full": "all tokens at once", "chunked": "in chunks", "cut": "in kernels alone"},
-    "rollout.engine": {"vllm": "vLLM", "hf": "Transformers", "none": "nothing"},
+    "rollout.engine": {"vllm": "vLLM", "sglang": "SGLang", "hf": "Transformers", "none": "nothing"},
     "placement": {"colocated": "all on the same GPUs", "separate": "GPUs apart"},
 }
 

@@ -198,6 +198,8 @@ VERDICTS = {
     "far too small": "差得太远",
     "vLLM does not start": "vLLM 无法启动",
     "vLLM does not start: {reason*}": "vLLM 无法启动：{reason}",
+    "SGLang does not start": "SGLang 无法启动",
+    "SGLang does not start: {reason*}": "SGLang 无法启动：{reason}",
     "nothing can be run: {reason*}": "没有可以运行的配置：{reason}",
 }
 # What describes a job: model, task, machine, settings.
@@ -210,6 +212,7 @@ JOBS = {
     "full": "全量",
     "full fine-tuning": "全量微调",
     "verl": "verl",
+    "slime": "slime",
     "verl {version!}": "verl {version}",
     "plain PyTorch": "纯 PyTorch",
     "plain PyTorch {version}": "纯 PyTorch {version}",
@@ -294,6 +297,7 @@ JOBS = {
     "rollout by Transformers": "由 Transformers 生成",
     "rollout by vLLM {version}": "由 vLLM {version} 生成",
     "rollout by vLLM": "由 vLLM 生成",
+    "rollout by SGLang {version}": "由 SGLang {version} 生成",
     "Transformers generates": "由 Transformers 生成",
     "one for each of {prompts} prompts": "{prompts} 条提示各一个回答",
     "{n#} for each of {prompts} prompts": "{prompts} 条提示各 {n} 个回答",
@@ -305,7 +309,9 @@ JOBS = {
     "never sleeps": "从不休眠",
     "never asleep": "从不休眠",
     "vLLM with tensor parallel {n#}": "vLLM 张量并行 {n}",
+    "SGLang with tensor parallel {n#}": "SGLang 张量并行 {n}",
     "{share} of the card for vLLM": "显存的 {share} 给 vLLM",
+    "{share} of the card for SGLang": "显存的 {share} 给 SGLang",
     "on all GPUs": "共用全部显卡",
     "GPUs apart": "各用各的显卡",
     "{role} on {n#}": "{role} 用 {n} 张",
@@ -505,8 +511,10 @@ LINES = {
     "{what} stay on the GPU": "{what}留在显卡上",
     "states": "优化器状态",
     "the actor, its adapters off": "关掉适配器的 actor",
+    "the actor's place, its weights copied there": "actor 的位置，权重复制到那里",
     "LoRA r={rank#}": "LoRA r={rank}",
     "vLLM {version}": "vLLM {version}",
+    "SGLang {version}": "SGLang {version}",
     "what a process can use": "进程可用",
     "what a process can use: {size}": "进程可用：{size}",
     "{size} over": "超出 {size}",
@@ -696,6 +704,9 @@ ADVICE = {
     "Next faster: {settings*}: does not start vLLM: {reason*}.": "更快一档：{settings}：vLLM 无法启动：{reason}。",
     "{settings*}: does not start vLLM: {reason*}": "{settings}：vLLM 无法启动：{reason}",
     "does not start vLLM: {reason*}": "vLLM 无法启动：{reason}",
+    "Next faster: {settings*}: does not start SGLang: {reason*}.": "更快一档：{settings}：SGLang 无法启动：{reason}。",
+    "{settings*}: does not start SGLang: {reason*}": "{settings}：SGLang 无法启动：{reason}",
+    "does not start SGLang: {reason*}": "SGLang 无法启动：{reason}",
     "it asks for {wanted} and finds {free} free": "它要用 {wanted}，而空闲 {free}",
     "its share of {share} leaves no room for a KV cache": "占比 {share} 没有给 KV 缓存留下显存",
     "its share of {share} leaves a KV cache of {n} tokens, less than one sequence of {length}": (
@@ -757,7 +768,9 @@ ADVICE = {
     "offloading weights and optimizer": "卸载权重和优化器",
     "offloading the frozen roles": "卸载冻结的角色",
     "letting vLLM sleep while others work": "别的角色工作时让 vLLM 休眠",
+    "letting SGLang sleep while others work": "别的角色工作时让 SGLang 休眠",
     "a share of {share} of the card for vLLM": "把显存的 {share} 给 vLLM",
+    "a share of {share} of the card for SGLang": "把显存的 {share} 给 SGLang",
     "{n#} GPUs instead of {given} suffice": "把 {given} 张卡换成 {n} 张就够",
     "method {method!} fits on this machine": "在这台机器上用 {method} 放得下",
     "seq_len {length} fits on this machine": "在这台机器上 seq_len {length} 放得下",
@@ -1052,8 +1065,8 @@ CALCULATOR = {
     ),
     "Rank r of an adapter, a count.": "适配器的秩 r，一个数目。",
     "What runs the job, optionally with its version: torch (plain PyTorch and Transformers, nothing hidden), openrlhf, "
-    "verl or trl, as in openrlhf==0.6. The newest known version when none is named.": (
-        "由什么运行任务，可带版本：torch（纯 PyTorch 和 Transformers，没有隐藏的东西）、openrlhf、verl 或 trl，"
+    "verl, trl or slime, as in openrlhf==0.6. The newest known version when none is named.": (
+        "由什么运行任务，可带版本：torch（纯 PyTorch 和 Transformers，没有隐藏的东西）、openrlhf、verl、trl 或 slime，"
         "如 openrlhf==0.6。不写版本时为已知的最新版本。"
     ),
     "Length cap of a sequence, in tokens; RL tasks use prompt_len and response_len.": (
@@ -1108,11 +1121,18 @@ CALCULATOR = {
     "GPUs that share each layer's matrices, a count.": "共同分担每层矩阵的卡数。",
     "GPUs that share the tokens of a sequence, a count.": "共同分担一条序列的 token 的卡数。",
     "Whether all roles share the same GPUs or each has its own.": "所有角色共用显卡，还是各用各的。",
-    "What generates: vLLM, Transformers' generate, or nothing in this job.": (
-        "由谁生成：vLLM、Transformers 的 generate，或这个任务中不生成。"
+    "What generates: vLLM, SGLang, Transformers' generate, or nothing in this job.": (
+        "由谁生成：vLLM、SGLang、Transformers 的 generate，或这个任务中不生成。"
     ),
-    "Share of the card that an engine may take, above 0 to 1, no unit.": (
-        "引擎可占用的显存比例，大于 0、不大于 1，无单位。"
+    "Whether Megatron-LM's data loader makes a mask of all pairs of a sequence's positions, a byte each, which its "
+    "fused kernels do not read: off with --no-create-attention-mask-in-dataloader.": (
+        "Megatron-LM 的数据加载器是否为序列的所有位置对生成掩码（每对一个字节，其融合内核并不读取）："
+        "用 --no-create-attention-mask-in-dataloader 关闭。"
+    ),
+    "Share of the card that an engine may take, above 0 to 1, no unit: vLLM's gpu_memory_utilization, or SGLang's "
+    "mem_fraction_static, weights and KV cache alone.": (
+        "引擎可占用的显存比例，大于 0、不大于 1，无单位：vLLM 的 gpu_memory_utilization，或 SGLang 的 "
+        "mem_fraction_static，后者只含权重和 KV 缓存。"
     ),
     "GPUs that share one engine's model, a count.": "共同分担一个引擎的模型的卡数。",
     "Responses for one prompt, a count.": "一条提示的回答数。",
@@ -1709,6 +1729,9 @@ REFUSALS = {
     "native, or with loss fused and trainer megatron, megatron-swift": (
         "native，或在 trainer megatron、megatron-swift 下与 loss fused 一起"
     ),
+    "p2p, all_gather, or heads of queries and keys that {n} GPUs share": (
+        "p2p、all_gather，或能由 {n} 张卡平分的查询头和键头"
+    ),
     "p2p, or with context_parallel under Megatron-core": "p2p，或在 Megatron-core 下与 context_parallel 一起",
     "mean and longest, data, or counts": "mean 和 longest，或 data，或 counts",
     "counts alone, data alone, or mean and longest": "只给 counts，或只给 data，或者 mean 和 longest",
@@ -1846,6 +1869,7 @@ REFUSALS = {
     "megatron, as the actor's": "megatron，与 actor 的一样",
     "a divisor of a stage's {n} GPUs": "一段的 {n} 张卡的约数",
     "none; not modelled": "none；没有模拟",
+    "{}, or none; it runs in the actor's place": "{} 或 none；它在 actor 的位置上运行",
     "none, loss; modelled with {names!}": "none、loss；只模拟了 {names}",
     "none, loss; modelled for {what?}": "none、loss；只模拟了{what}",
     "none; modelled for {names!}": "none；只模拟了 {names}",
@@ -1927,6 +1951,8 @@ REFUSALS = {
     "own; its scripts are for {tasks!}": "own；它的脚本用于 {tasks}",
     "own; the Trainer is for {tasks!}": "own；这个 Trainer 用于 {tasks}",
     "hf, none; a framework places vLLM beside a trainer": "hf、none；由框架把 vLLM 放在训练旁边",
+    "hf, none; a framework places SGLang beside a trainer": "hf、none；由框架把 SGLang 放在训练旁边",
+    "more; loaded weights leave no memory for SGLang's KV cache": "更大；载入权重后没有显存可放 SGLang 的 KV 缓存",
     "none; nothing is trained": "none；不训练任何东西",
     "none; modelled with compiled layers": "none；只模拟了编译的层",
     "none; its linears are no multiples of {n#}": "none；它的线性层不是 {n} 的倍数",

@@ -40,6 +40,7 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         "attention": "flash",  # attention_backend auto: a fused kernel
         "reentrant": False,  # its own `CheckpointFunction`, which keeps the input of a layer alone
         "sequence_parallel": int(given.get("tensor_parallel", 1)) > 1,
+        "create_attention_mask_in_dataloader": True,  # unless a flag says no (training/arguments.py)
     }
 
 
@@ -120,8 +121,8 @@ def experts_fault(s: Scenario) -> Refusal | None:
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields that it sets in a trained `Role`: its data sets make masks (`create_attention_mask`)."""
-    return {"masks": True}
+    """The fields that it sets in a trained `Role`: its data sets make masks, if asked (`create_attention_mask`)."""
+    return {"masks": s.create_attention_mask_in_dataloader}
 
 
 def path(s: Scenario, usual: Path) -> Path:

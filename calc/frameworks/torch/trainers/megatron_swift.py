@@ -80,6 +80,7 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         **values,
         **shared.batches(values, given, max(1, -(-STEP // one))),
         "checkpointing": "none",
+        "create_attention_mask_in_dataloader": False,  # `padding_free`
     }
 
 

@@ -50,7 +50,7 @@ def verdict_text(found: Estimate | Group) -> str:
     """A verdict in words, with the first phase that does not fit, or an engine that does not start."""
     refusal = report.deciding(found).refusal if isinstance(found, Estimate) else found.refusal
     if refusal:
-        return report.REFUSED
+        return refusal.verdict
     if found.verdict == "oom":
         memory = "host memory" if isinstance(found, Estimate) and found.on_host else "memory"
         return f"out of {memory} in {found.verdict_phase}"
@@ -135,9 +135,7 @@ def _notes(answer: Answer) -> str:
         for g in answer.serving
         if g.cache_tokens and serving
     ]
-    refusals = {str(g.refusal) for g in answer.estimate.groups if g.refusal}
-    said = [f"{report.REFUSED}: {note}" if note in refusals else note for note in answer.estimate.notes]
-    return "<br>".join(escape(note) for note in (*holds, *said))
+    return "<br>".join(escape(note) for note in (*holds, *report.noted(answer.estimate)))
 
 
 def find_phase(answer: Answer, name: str | None, group: str | None = None) -> Phase:

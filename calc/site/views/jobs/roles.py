@@ -41,7 +41,9 @@ def roles(answer: Answer, table_id: str, caption: str) -> Table:
         states = _lying(placed.engine.states(), "master_weights", "optimizer_states")
         adapters = f", LoRA r={own.lora.rank}" if own.lora and r.adapter else ""
         held_in = f"{words.SHARDINGS[own.sharding]}, {words.PRECISIONS.get(own.precision, own.precision)}"
-        by = "the actor, its adapters off" if placed.role.shares else f"{held_in}{adapters}"
+        by = f"{held_in}{adapters}"
+        if placed.role.shares:
+            by = "the actor, its adapters off" if own.lora else "the actor's place, its weights copied there"
         rows.append(
             (
                 Cell(name),
@@ -67,7 +69,7 @@ def roles(answer: Answer, table_id: str, caption: str) -> Table:
                 held(weights, answer),
                 Cell(None, "—"),
                 Cell(f"sleeps: its {asleep}" if s.rollout.sleep else "stays on the GPU"),
-                Cell(f"vLLM {job.keeps.serving.version}, tensor parallel {s.rollout.tensor_parallel}"),
+                Cell(f"{s.rollout.server} {job.keeps.serving.version}, tensor parallel {s.rollout.tensor_parallel}"),
                 Cell(parameters(s.architecture)),
             )
         )

@@ -32,7 +32,7 @@ from calc.site.views.jobs import ledgers, speed
 from calc.throughput import Unrated
 
 FOLDER = ROOT / "docs" / "strategies"
-FRAMEWORKS = {"openrlhf": "OpenRLHF 0.11", "verl": "verl 0.9", "trl": "TRL 1", "torch": "PyTorch"}
+FRAMEWORKS = {"openrlhf": "OpenRLHF 0.11", "verl": "verl 0.9", "trl": "TRL 1", "slime": "slime 0.3", "torch": "PyTorch"}
 # The five posts that the guide recomputes: title, month, and the case study that does so.
 POSTS = {
     "sizes": ("OpenRLHF项目中模型参数量与显存占用的关系分析", "June 2025", "ppo-qwen1.5-8x4090"),

@@ -1,0 +1,62 @@
+"""What arguments of Megatron-LM's tests say of a model and of the last rank's part of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.accuracy.megatron_golden import Cut, architecture, cut, routes
+from calc.models.architecture import parameters
+
+GPT: dict[str, Any] = {
+    "num-layers": 12, "hidden-size": 512, "num-attention-heads": 8, "max-position-embeddings": 1024,
+    "tensor-model-parallel-size": 1, "pipeline-model-parallel-size": 4, "transformer-impl": "transformer_engine",
+    "micro-batch-size": 4, "global-batch-size": 32, "seq-length": 1024, "untie-embeddings-and-output-weights": True,
+    "disable-bias-linear": True,
+}  # fmt: skip
+
+
+def of(**fields: Any) -> Cut:
+    own = {name.replace("_", "-"): value for name, value in fields.items()}
+    return cut({"gpus": 8, "arguments": GPT | own})
+
+
+@pytest.mark.parametrize(
+    ("fields", "last", "chunks", "chunk"),
+    [
+        ({}, 3, 1, 3),
+        ({"num_layers_per_virtual_pipeline_stage": 1}, 3, 3, 1),
+        ({"decoder_first_pipeline_num_layers": 2, "decoder_last_pipeline_num_layers": 2,
+          "num_layers_per_virtual_pipeline_stage": 1}, 2, 2, 1),
+        ({"num_layers": 16, "num_virtual_stages_per_pipeline_rank": 4}, 4, 4, 1),
+        # (6 + embedding + loss) / 4 stages / 2 pieces: the last piece is the loss alone
+        ({"num_layers": 6, "account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True,
+          "num_virtual_stages_per_pipeline_rank": 2}, 1, 2, 0),
+    ],
+    ids=["even", "pieces", "uneven", "virtual stages", "embedding and loss take a place"],
+)  # fmt: skip
+def test_layers_of_the_last_stage_and_of_its_last_piece(
+    fields: dict[str, Any], last: int, chunks: int, chunk: int
+) -> None:
+    found = of(**fields)
+    assert (found.last, found.chunks, found.chunk_layers) == (last, chunks, chunk)
+
+
+def test_heads_can_be_wider_than_their_share_of_the_stream() -> None:
+    """Per layer 4·512 weights for each of 8 heads' 64 more channels."""
+    more = parameters(architecture({**GPT, "kv-channels": 128})) - parameters(architecture(GPT))
+    assert more == 12 * 4 * 512 * 8 * 64
+
+
+def test_layers_are_dense_or_routed_as_their_frequency_says() -> None:
+    experts = {**GPT, "num-experts": 8, "moe-ffn-hidden-size": 1024, "moe-layer-freq": "([0]*1+[1]*11)"}
+    assert routes(experts) == (False, *[True] * 11)
+    assert routes({**experts, "moe-layer-freq": 2}) == (True, False) * 6
+    assert [spec.mlp for spec in architecture(experts).specs[:2]] == ["dense", "experts"]
+
+
+def test_a_shared_expert_is_an_mlp_of_each_routed_layer() -> None:
+    experts = {**GPT, "num-experts": 8, "moe-ffn-hidden-size": 1024}
+    shared = architecture({**experts, "moe-shared-expert-intermediate-size": 512})
+    assert parameters(shared) - parameters(architecture(experts)) == 12 * 2 * 512 * 512
