@@ -1,4 +1,4 @@
-"""The checks of what stands beside the records: answers of other calculators, jobs that no scenario says, stored peaks.
+"""The checks of what stands beside the records: other calculators' answers and peaks, jobs unsaid, stored peaks.
 
 No estimate reads these files, and pages show them: each is held to the schema of its folder, and the names in it to the
 catalog.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from calc.accuracy import simumax
 from calc.base.reading import FILE, decode, parse_json, parse_mapping, read_bytes
 from calc.base.schema import InputError, closest, show, validator
 from calc.base.units import GiB
@@ -70,6 +71,16 @@ def peak(data: Data, catalog: Catalog) -> Iterator[str]:
         yield fault("max_allocated_bytes", data["max_allocated_bytes"], allowed)
 
 
+def published(data: Data, catalog: Catalog) -> Iterator[str]:
+    """Each case can be estimated, and its card has room for its peak."""
+    for index, case in enumerate(data["cases"]):
+        where = f"cases[{index}]"
+        yield from _refused(where, simumax.scenario, data, case=case, catalog=catalog)
+        gpu = catalog.gpus.get(data["scenario"]["gpu"])
+        if gpu and case["peak"] > gpu.memory_gb:
+            yield fault(f"{where}.peak", case["peak"], f"up to {gpu.memory_gb} GiB, the memory of {gpu.id}")
+
+
 def suite(data: Data, catalog: Catalog) -> Iterator[str]:
     """Each field of a suite is one of a scenario, and each model and each card that it names is in the catalog."""
     known: Mapping[str, Callable[[str], object]] = {"model": catalog.model, "gpu": catalog.gpu}
@@ -107,6 +118,7 @@ FOLDERS = (
     Beside("measurements/peers", "measurements/peers/schema.json", answers),
     Beside("measurements/blind", "measurements/blind/schema.json", unsaid),
     Beside("measurements/megatron", "measurements/megatron/schema.json", peak),
+    Beside("measurements/simumax", "measurements/simumax/schema.json", published),
     Beside("measurements/suites", "measurements/bench/suite.schema.json", suite),
 )
 

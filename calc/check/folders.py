@@ -27,12 +27,25 @@ FOLDERS: Mapping[str, Folder] = {
     "models": Folder(".yaml", ("schema.json",)),
     "measurements": Folder(
         ".jsonl",
-        ("schema.json", "*.py", "bench", "blind", "exhausted", "megatron", "peers", "suites", "trace", "__pycache__"),
+        (
+            "schema.json",
+            "*.py",
+            "bench",
+            "blind",
+            "exhausted",
+            "megatron",
+            "peers",
+            "simumax",
+            "suites",
+            "trace",
+            "__pycache__",
+        ),
     ),
     "measurements/blind": Folder(".yaml", ("schema.json",)),
     "measurements/exhausted": Folder(".jsonl", ("schema.json",)),
     "measurements/megatron": Folder(".jsonl", ("schema.json",)),
     "measurements/peers": Folder(".yaml", ("schema.json",)),
+    "measurements/simumax": Folder(".yaml", ("*.json",)),
     "measurements/suites": Folder(".yaml"),
 }
 # Temporary files that an editor, or a command that was killed, leaves beside a file.

@@ -11,7 +11,7 @@ from calc.site.macros.bound import Bound
 from calc.site.tables import tables
 from calc.site.text import glossary
 from calc.site.text.inline import inline
-from calc.site.views.accuracy import accuracy, blind, golden, measured, odds, peers, rates, reports, scatter
+from calc.site.views.accuracy import accuracy, blind, golden, measured, odds, peers, rates, reports, scatter, simumax
 from calc.site.views.advice import advised, symptoms
 from calc.site.views.catalog import reference, sheets
 from calc.site.views.fit import glance, heat, lookup
@@ -186,6 +186,14 @@ class Lookups(Bound):
     def peers_range(self, what: str) -> str:
         """The range of answers to the six jobs, as shares of the reference: see `peers.spread`."""
         return self._say(f"peers_range({what})", f"{self._or_fault('peers', lambda: peers.spread(what)):.2f}")
+
+    def simumax_table(self) -> str:
+        """Peaks that SimuMax publishes, beside estimates."""
+        return self._place(simumax.each())
+
+    def simumax_error(self, what: str) -> str:
+        """An error on these peaks in per cent: see `simumax.error`."""
+        return self._say(f"simumax_error({what})", f"{self._or_fault('simumax', lambda: simumax.error(what)):.2f} %")
 
     def published_tables(self) -> str:
         """Estimates against what others published: numbers, ranges, verdicts, and every disagreement."""
