@@ -65,10 +65,10 @@ def copy(target: Path) -> Path:
         for name in kept:
             shutil.copy(ROOT / folder / f"{name}.yaml", target / folder)
     shutil.copy(ROOT / "models" / "schema.json", target / "models")
-    for name in ("exhausted/schema.json", *BESIDE):
-        (target / "measurements" / name).parent.mkdir(parents=True, exist_ok=True)
     for path in (*(ROOT / "measurements").glob("**/schema.json"), *(ROOT / "measurements" / name for name in BESIDE)):
-        shutil.copy(path, target / path.relative_to(ROOT))
+        copied = target / path.relative_to(ROOT)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copied)
     for folder in ("measurements", "measurements/exhausted"):
         for path in sorted((ROOT / folder).glob("*.jsonl")):
             lines = path.read_text("utf-8").splitlines(keepends=True)

@@ -21,7 +21,7 @@ from strategies import valid
 from calc.base.units import MiB
 from calc.catalog.catalog import GPU, Catalog, load
 from calc.estimate import verdict
-from calc.estimate.estimate import as_dict, estimate
+from calc.estimate.estimate import as_dict, estimate, on_gpus
 from calc.estimate.gpu_group import PHASES
 from calc.estimate.result import Estimate
 from calc.resolve.parse import parse
@@ -131,7 +131,8 @@ def test_a_verdict_is_its_probability_and_names_a_phase_unless_the_job_fits() ->
 
     def judged(job: Drawn) -> Iterator[str]:
         e = job.estimate
-        lacks = any([e.host_memory.lacks(p.moment.device_bytes) for p in e.host_phases])
+        beside = on_gpus(e.scenario, e.groups)
+        lacks = any([e.host_memory.lacks(p.moment.device_bytes, beside) for p in e.host_phases])
         if e.fit_probability != (0.0 if lacks else min(g.fit_probability for g in e.groups)):
             yield f"{e.fit_probability} of {[g.fit_probability for g in e.groups]}"
         if e.on_host and not lacks:

@@ -36,7 +36,6 @@ _SOUND = "hears or speaks, which is not modelled"
 UNMODELLED = tuple(
     (re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), what)
     for pattern, what in {
-        r"[a-z0-9.]+[ _-]vl[ _-]?[0-9a-z.]*|internvl2": _IMAGES,
         r"deepseek[ _-]?v4": "has attention of a kind that is not modelled; deepseek-v3.2 is the nearest",
         r"exaone[ _-]?(?:[23]|deep)": "is of the first EXAONE, whose code lies beside its weights; exaone-4-32b is "
         "modelled",
@@ -69,6 +68,7 @@ UNMODELLED = tuple(
         r"intern[ _-]?s1": f"{_IMAGES}; internvl3.5-8b is of like build",
         r"llava|bakllava|paligemma|smolvlm|idefics|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
         r"llama-?3\.2-(?:11|90)b|deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye": _IMAGES,
+        r"[a-z0-9.]+[ _-]vl[ _-]?[0-9a-z.]*|internvl2": _IMAGES,
         r"voxtral|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|orpheus|csm-1b": _SOUND,
         r"(?:flan-?|m|u|by|code|long)?t5|t5gemma|bart|mbart|pegasus|nllb": "has an encoder beside its decoder, "
         "which is not modelled",

@@ -421,8 +421,7 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         shares = self.modalities(out, up, again=True)
         news = tape.op("altup: innovation", [out, active], WIDTH, out.b, aliases=[out])
         news = tape.op("altup: repeat", [news], all_streams, news.b)
-        weight = self.elements["correction_coefs"] if self.run.trained else 0
-        shares = tape.op("altup: correction", [shares], Size({"": n}), self.c, saves=[shares], weight=weight)
+        shares = self.linear("correction_coefs", shares, Size({"": n}))
         shares = tape.op("altup: correction + 1", [shares], Size({"": n}), shares.b, aliases=[shares])
         y = tape.op("altup: correct", [news, shares], all_streams, max(news.b, shares.b), saves=[news, shares],
                     backward_scratch=all_streams * news.b)  # fmt: skip

@@ -161,7 +161,6 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
     Linear layers, experts and the padded vocabulary are divided; norms, routers, latent attention's down projections
     and the biases of what is summed over the ranks are not.
     """
-    vocabulary = -(-arch.vocab // PADDING) * PADDING
     merged = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"} | _MERGED
     names = arch.names
     if arch.attends:
@@ -174,7 +173,7 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
         if module == names.positions:
             elements = t.elements
         elif t.kind in ("embedding", "head"):
-            elements = vocabulary * t.shape[1] // tensor_parallel
+            elements = -(-t.shape[0] // PADDING) * PADDING * t.shape[1] // tensor_parallel
         elif t.kind in ("norm", "router", "patches") or module in _WHOLE:
             elements = t.elements
         elif module in ("k_proj", "v_proj"):

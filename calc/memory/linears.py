@@ -279,7 +279,8 @@ class Linears:
             source = tape.op(f"{label} dropout", [source], x.width, source.b, saves=[mask])
         b = self.c if self.autocast else adapter.b
         dims = {**dimensions(self.arch), **self.widths}
-        n_in, n_out = (int(amount(t.width, dims).tokens / self.row_share) * adapter.rank for t in (x, y))
+        rank = adapter.rank if self.elements.get(name, 1) else 0  # no gradients: an earlier use has made them
+        n_in, n_out = (int(amount(t.width, dims).tokens / self.row_share) * rank for t in (x, y))
         down = self.through(f"{label} A", source, of(r=self.row_share), n_in)
         up = self.through(f"{label} B", down, y.width, n_out)
         scaled = tape.op(f"{label} scale", [up], y.width, b)

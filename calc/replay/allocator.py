@@ -18,6 +18,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from functools import lru_cache
+from math import inf
 from typing import NamedTuple, Self
 
 from calc.base.units import MiB
@@ -89,7 +90,7 @@ class Process:
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.reserved = self.most_reserved = self.allocated = self.most = self.released = 0
-        self.refused = ENDLESS
+        self.refused = inf
         self.recorded = self.issued = self.met = 0
         self.seen = Event(0, 0)
         self.streams: list[Allocator] = []

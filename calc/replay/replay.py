@@ -172,7 +172,7 @@ class Tried(NamedTuple):
     """
 
     low: int
-    high: int
+    high: float
     broke: bool
 
 

@@ -362,6 +362,7 @@ IN_CODE = {
     "grad_dtype",
 }
 IN_CODE |= {"lora.dtype", "lora.units", "lora.targets", "double_quantization", "expandable_segments", "global_batch"}
+IN_CODE |= {"create_attention_mask_in_dataloader"}
 UNTOLD = {"llamafactory": {"micro_batch"}, "torchtune": {"packing"}, "torchtitan": {"packing"}}
 
 

@@ -1581,6 +1581,72 @@ REFUSALS = {
     "Apple's GPUs are not modelled, which share the memory of the whole Mac": (
         " Apple 的 GPU 不在计算范围内，它们与整台 Mac 共用内存"
     ),
+    "{place@}: given {given!}, which {why*}; allowed: {allowed?}": "{place}：给定 {given}，它{why}；允许：{allowed}",
+    "{place@}: given {given!}, not {original!}: its weights are stored as {form!}, which is not modelled; "
+    "allowed: {allowed?}": (
+        "{place}：给定 {given}，不是 {original}：它的权重以 {form} 存储，不在计算范围内；允许：{allowed}"
+    ),
+    "another model; did you mean {near!}?": "别的模型；是不是想写 {near}？",
+    # what is not modelled of a model that no file describes
+    "reads images, and its vision tower is not modelled": "会读图像，其视觉塔不在计算范围内",
+    "reads images, and its vision tower is not modelled; its language model has the shapes of moonlight-16b-a3b": (
+        "会读图像，其视觉塔不在计算范围内；它的语言模型形状与 moonlight-16b-a3b 相同"
+    ),
+    "reads images, and its vision tower is not modelled; glm-4-9b and glm-4.5-air are language models of its kind": (
+        "会读图像，其视觉塔不在计算范围内；glm-4-9b 和 glm-4.5-air 是同类的语言模型"
+    ),
+    "reads images, and its vision tower is not modelled; internvl3.5-8b is of like build": (
+        "会读图像，其视觉塔不在计算范围内；internvl3.5-8b 结构相近"
+    ),
+    "reads images, and its layers are not those of the Mistral models that are modelled": (
+        "会读图像，它的层也不同于可计算的 Mistral 模型"
+    ),
+    "hears or speaks, which is not modelled": "处理语音，不在计算范围内",
+    "has attention of a kind that is not modelled; deepseek-v3.2 is the nearest": (
+        "的注意力不在计算范围内；最接近的是 deepseek-v3.2"
+    ),
+    "has attention of a kind that is not modelled; qwen3-8b is of like size": (
+        "的注意力不在计算范围内；大小相近的有 qwen3-8b"
+    ),
+    "is of the first EXAONE, whose code lies beside its weights; exaone-4-32b is modelled": (
+        "属于最早的 EXAONE，其代码随权重发布；可计算的有 exaone-4-32b"
+    ),
+    "is of an architecture that few train today, and that is not modelled": "的架构如今很少有人训练，不在计算范围内",
+    "has Kimi's delta attention, which is not modelled; Qwen3-Next has a gated delta rule": (
+        "用的是 Kimi 的 delta attention，不在计算范围内；Qwen3-Next 用的是 gated delta rule"
+    ),
+    "is of BailingMoE, whose code is in no release of Transformers and is not modelled; glm-4.5-air, qwen3-30b-a3b and "
+    "kimi-k2 are of like build": (
+        "属于 BailingMoE，任何 Transformers 版本都没有它的代码，不在计算范围内；"
+        "结构相近的有 glm-4.5-air、qwen3-30b-a3b 和 kimi-k2"
+    ),
+    "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have Mamba-2's": (
+        "用的是 Mamba-1 的状态空间，不在计算范围内；granite-4-h-tiny 和 nemotron-nano-9b-v2 用的是 Mamba-2"
+    ),
+    "has a state space or recurrence of another kind than Mamba-2's and the gated delta rule, which are modelled": (
+        "的状态空间或循环结构不是可计算的 Mamba-2 和 gated delta rule"
+    ),
+    "has positions that slope attention's scores (ALiBi), which are not modelled": "用 ALiBi 位置编码，不在计算范围内",
+    "has lightning attention, which is not modelled; minimax-m2 is": (
+        "用的是 lightning attention，不在计算范围内；可计算的有 minimax-m2"
+    ),
+    "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is": (
+        "的层有特殊的窗口和 attention sink，不在计算范围内；可计算的有 mimo-7b"
+    ),
+    "has layers of a kind that is not modelled": "的层不在计算范围内",
+    "has gated attention beside sigmoid routing, which is not modelled together; the nearest is qwen3-30b-a3b": (
+        "同时有门控注意力和 sigmoid 路由，这种组合不在计算范围内；最接近的是 qwen3-30b-a3b"
+    ),
+    "routes with a sparse mixer, which is not modelled; mixtral-8x7b is the nearest": (
+        "用 sparse mixer 路由，不在计算范围内；最接近的是 mixtral-8x7b"
+    ),
+    "has layers that were cut one by one, or latent experts, which are not modelled; nemotron-3-nano-30b-a3b is": (
+        "的层是逐层裁剪的，或有潜在空间专家，不在计算范围内；可计算的有 nemotron-3-nano-30b-a3b"
+    ),
+    "has an encoder beside its decoder, which is not modelled": "除解码器外还有编码器，不在计算范围内",
+    "is an encoder, which is not modelled": "是编码器，不在计算范围内",
+    "makes text by diffusion, which is not modelled": "用扩散生成文本，不在计算范围内",
+    "makes images, which is no job of this guide": "生成图像，不是本指南的任务",
     "TPUs are not modelled, where XLA plans the memory": " TPU 不在计算范围内，那里由 XLA 规划内存",
     "a job without a GPU is not modelled": "没有 GPU 的任务不在计算范围内",
     "{place@}: given {given!}, allowed with {release!}: {allowed?}": "{place}：给定 {given}，{release} 允许：{allowed}",
