@@ -30,3 +30,13 @@ def test_images_bring_the_tower_and_a_job_without_them_the_language_model_alone(
     model = load().models["qwen3.5-35b-a3b"]
     assert model.architecture.vision is None
     assert model.seeing and model.seeing.family == "qwen3_5_moe"
+
+
+def test_the_checkpoint_of_9b_holds_both_and_the_layer_that_predicts_a_second_token() -> None:
+    """Its index gives 19,306,216,416 bytes: that layer has queries with a gate for 16 heads of 256, 4 of keys and
+    values, an MLP of 12,288, a projection of two states, and norms; of 24 layers `A_log` and the gated norm are fp32.
+    """
+    model, h = load().models["qwen3.5-9b"], 4096
+    second = 2 * 16 * 256 * h + 2 * 4 * 256 * h + 16 * 256 * h + 3 * h * 12_288 + 2 * h * h + 5 * h + 2 * 256
+    wide = 24 * (32 + 128)
+    assert model.seeing and 2 * (parameters(model.seeing) + second + wide) == 19_306_216_416

@@ -37,18 +37,8 @@ from calc.frameworks.constraints import (
 )
 from calc.frameworks.releases import pinned
 from calc.frameworks.torch.releases import RELEASES
-from calc.frameworks.torch.trainers import (
-    axolotl,
-    litgpt,
-    llamafactory,
-    megatron,
-    megatron_swift,
-    ms_swift,
-    torchtitan,
-    torchtune,
-    unsloth,
-)
-from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
+from calc.frameworks.torch.trainers import litgpt, megatron, megatron_swift, torchtitan, torchtune, unsloth
+from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, SHIPPED, TRAINERS
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, PREFERENCE, RL
@@ -247,15 +237,8 @@ def configured(s: Scenario) -> DeepSpeed | None:
     """DeepSpeed with the file that the trainer ships, or with its own defaults; None where it does not run."""
     if s.sharding not in DEEPSPEED:
         return None
-    match s.trainer:
-        case "axolotl":
-            return axolotl.deepspeed(s)
-        case "llamafactory":
-            return llamafactory.deepspeed(s)
-        case "ms-swift":
-            return ms_swift.deepspeed(s)
-        case _:
-            return DeepSpeed(s.versions["deepspeed"])
+    shipped = SHIPPED.get(s.trainer)
+    return shipped(s) if shipped else DeepSpeed(s.versions["deepspeed"])
 
 
 def _plan(s: Scenario) -> Keeps:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from calc.base.plan import Path
+from calc.base.plan import DeepSpeed, Path
 from calc.base.refusal import Refusal
 from calc.frameworks import trainer
 from calc.frameworks.torch.trainers import (
@@ -52,5 +52,11 @@ RELEASED: Mapping[str, Trainer] = {
     "megatron-swift": megatron_swift,
 }
 TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt, "megatron": megatron, **RELEASED}
+# Those that ship a configuration file for each stage of DeepSpeed's, with that file.
+SHIPPED: Mapping[str, Callable[[Scenario], DeepSpeed]] = {
+    "axolotl": axolotl.deepspeed,
+    "llamafactory": llamafactory.deepspeed,
+    "ms-swift": ms_swift.deepspeed,
+}
 # Those whose loop is Transformers' Trainer on Accelerate.
 ON_TRANSFORMERS = ("transformers", "llamafactory", "axolotl", "ms-swift", "unsloth")
