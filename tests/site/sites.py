@@ -45,9 +45,11 @@ def copy(target: Path) -> Path:
 
 
 def named(folder: str) -> set[str]:
-    """The files of a catalog folder that the code or a page written by hand names, by id."""
+    """The files of a catalog folder that the code, other calculators' jobs or a page by hand name, by id."""
     pages = [
         *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "measurements").glob("peers/*.yaml"),
+        *(ROOT / "measurements").glob("simumax/*.yaml"),
         ROOT / "calc/recommend/published.py",
         ROOT / "calc/answers/topics.py",
     ]
@@ -115,7 +117,7 @@ def tiny(target: Path) -> Path:
         for path in (target / folder).glob("*.yaml"):
             if path.stem not in kept:
                 path.unlink()
-    for name in ("peers", "suites"):
+    for name in ("peers", "simumax", "suites"):
         shutil.rmtree(target / "measurements" / name)
     for path in (target / "measurements").rglob("*.jsonl"):
         path.unlink()
