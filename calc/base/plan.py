@@ -16,7 +16,7 @@ LossKind = Literal[
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
 Cut = Literal["", "slice", "unpad"]
-Entropy = Literal["", "compiled", "eager", "vocab-parallel"]
+Entropy = Literal["", "compiled", "eager", "vocab-parallel", "softmax"]
 Lasting = Literal["step", "next", "turn"]  # outputs outlive their own backward
 Held = Literal["forward", "inside", "backward", Lasting]
 
@@ -63,7 +63,7 @@ class Path:
     the real tokens whose backward still needs all logits. `shift_copy`: logits without the last position are copied.
     `in_place`: `flash` writes its gradient over the logits. `entropy`: the entropy of every position is computed beside
     the log-probability, in a `compiled` kernel, `eager`, under autocast, or `vocab-parallel`, by verl's own function
-    for a rank's part of the vocabulary.
+    for a rank's part of the vocabulary; or of the same `softmax` as that.
 
     `held`: how long the caller's variables keep the outputs: to the end of `forward`, of another model's forward
     `inside` it, of `backward`, the `step`, the `next` forward, or, in a step of several micro-batches, of the `turn`

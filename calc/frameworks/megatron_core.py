@@ -84,6 +84,16 @@ def notes(s: Scenario) -> Iterator[str]:
         yield "the language model alone is counted: the first stage has the checkpoint's vision tower, too"
 
 
+def spread_fault(s: Scenario, given: str) -> Refusal | None:
+    """Why the GPUs of a stage cannot share experts as `s` asks, `given` beside that, in one line; None if they can."""
+    ranks, asked = s.gpus // s.pipeline_parallel, s.expert_parallel * s.expert_tensor_parallel
+    if ranks % asked:
+        return Refusal("expert_parallel", f"{s.expert_parallel} {given}", f"a divisor of a stage's {ranks} GPUs")
+    if s.expert_imbalance > 1 and asked == 1:
+        return Refusal("expert_imbalance", f"{s.expert_imbalance:g}", "1, or with expert_parallel above 1")
+    return None
+
+
 def stages_fault(s: Scenario) -> Refusal | None:
     """The reason why Megatron-core cannot divide its layers over stages as `s` asks, in one line, or None.
 

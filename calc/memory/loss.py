@@ -140,12 +140,11 @@ class Head(Program):
         self.aside = x.width * path.aside
         if path.aside and path.held not in LASTING:
             tape.hold(tape.op("aside", [_detached(x)], x.width, path.aside))
-        if path.entropy == "vocab-parallel" and path.kind != "vocab-parallel-softmax":
+        if path.entropy == "vocab-parallel":
             return self.beside_entropy(x, path, loss)
         loss(x, path)
         # a copy of the logits serves the kernel alone
-        if path.kind != "vocab-parallel-softmax":
-            self.entropy(x, path)
+        self.entropy(x, path)
         if nll:
             tape.op("loss", [tape.final, nll], ONE, 4)
         self.measured(x, path)
@@ -231,7 +230,7 @@ class Head(Program):
         """
         tape, log_probability, wide = self.tape, self.tape.final, x.width * 4
         match path.entropy:
-            case "":
+            case "" | "softmax":  # the latter by the loss itself: see `one_softmax`
                 return
             case "compiled":
                 parts = [tape.op("entropy", [x], ONE, 4, saves=[x], scratch=wide)]
@@ -275,7 +274,7 @@ class Head(Program):
         Its gradient is written over it. The logits are kept, too, where an entropy is part of the loss, whose gradient
         is made beside the other (slime 0.3.1 `utils/ppo_utils.py`, `_VocabParallelLogProbEntropy`).
         """
-        learns = path.entropy == "vocab-parallel"
+        learns = path.entropy == "softmax"
         p = self.tape.op("softmax", [x], x.width, 4, aliases=[x])
         kept, own = ([p, x], p.size) if learns else ([p], NOTHING)
         self.tape.op("log-probability", [p], ONE, 4, saves=kept, overwrites=True, backward_scratch=own)

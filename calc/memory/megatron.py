@@ -164,10 +164,15 @@ class MegatronLayer(MegatronExperts, MegatronDelta):
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """cuDNN's or FlashAttention's kernel, on all positions of a part of the heads if those are swapped."""
-        if self.run.context == 1 or self.run.exchange != "all-to-all":
+        if not self.swaps:
             return self.attended(q, k, v)
         q, k, v = self.swapped(q, "q"), self.swapped(k, "k"), self.swapped(v, "v")
         return self.swapped(self.attended(q, k, v), "attention")
+
+    @property
+    def swaps(self) -> bool:
+        """True if GPUs that share sequences swap positions for heads, so that attention runs without its neighbours."""
+        return self.run.context > 1 and self.run.exchange == "all-to-all"
 
     def swapped(self, x: Tensor, name: str) -> Tensor:
         """Heads for positions, or positions for heads: what is sent and what is received are copies.
@@ -180,7 +185,7 @@ class MegatronLayer(MegatronExperts, MegatronDelta):
         """The kernel keeps q, k, v, its output and a log-sum-exp; dq is summed in fp32."""
         sums = of(q=4, H=4)
         lse = Tensor(of(H=1), 4)
-        alone = self.run.context == 1 or self.run.exchange == "all-to-all"
+        alone = self.run.context == 1 or self.swaps
         passed, back = (NOTHING, NOTHING) if alone else self.passed(q, k, v)
         if "core_attn" in self.run.again:
             # output and log-sum-exp are made once more, beside the output that the next product keeps

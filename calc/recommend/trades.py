@@ -36,12 +36,12 @@ def methods(problem: Problem, chosen: Fields, recommended: Configuration) -> Ite
             best = search.chosen(found)
             adapters = best.scenario.lora
             had.add(rung["method"])
-            if not _gains(configured(search, best), recommended):
-                continue
             base = "4-bit weights that stay frozen" if rung["method"] == "qlora" else "frozen weights"
             whole = "serves the weights whole" if best.scenario.task == "inference" else "trains all weights"
             trains = f"trains adapters of rank {adapters.rank} beside {base}" if adapters else whole
-            yield configured(search, best, trains if best.scenario.optimizer != "none" or not adapters else base)
+            other = configured(search, best, trains if best.scenario.optimizer != "none" or not adapters else base)
+            if _gains(other, recommended):
+                yield other
 
 
 def _gains(other: Configuration, recommended: Configuration) -> bool:

@@ -45,7 +45,6 @@ STEPPED = 1 << 29  # the slot of the temporaries of a step in backward
 OUTLIVING = 1 << 30  # the first slot of blocks that outlive their piece
 INFLIGHT = 2  # broadcasts at once (torch 2.13 `csrc/distributed/c10d/comm.cpp`, `max_in_flight`)
 
-
 Both = tuple[Blocks, Blocks | None]  # a model, and one that scores inside its forward, if any
 
 
@@ -116,9 +115,7 @@ def act(roles: Roles) -> Act | None:
     )
 
 
-def _others(
-    own: Placed, models: Callable[[int], tuple[Blocks, Blocks | None]]
-) -> tuple[tuple[Blocks, Blocks | None], ...]:
+def _others(own: Placed, models: Callable[[int], Both]) -> tuple[Both, ...]:
     """The models in batches that are padded to their own longest sequence, where the lengths of the data are known."""
     s = own.s
     if s.lengths is None or s.packing:

@@ -87,8 +87,8 @@ def test_commands_of_slime_are_read_back() -> None:
 SCRIPT = """\
 source "${SCRIPT_DIR}/models/qwen3-30B-A3B.sh"
 CKPT_ARGS=(
-   --hf-checkpoint /root/Qwen3-30B-A3B
-   #--hf-checkpoint /root/Qwen3-30B-A3B-FP8
+   --hf-checkpoint /models/Qwen3-30B-A3B
+   #--hf-checkpoint /models/Qwen3-30B-A3B-FP8
 )
 ROLLOUT_ARGS=(
    --rollout-batch-size 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -63,8 +64,16 @@ def test_the_archive_is_calc_as_it_stands_and_the_same_on_every_machine(monkeypa
     assert {name.split("/")[0] for name in names} == {"calc", "yaml", "fastjsonschema"}
 
 
-def test_the_snapshot_is_the_same_whenever_it_is_made() -> None:
-    assert browser_engine._made() == browser_engine.snapshot()
+def test_the_snapshot_is_the_same_whenever_and_wherever_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = browser_engine.snapshot()
+    for name, value in {"TZ": "XXX-14", "LC_ALL": "de_DE.UTF-8", "USER": "nobody"}.items():
+        monkeypatch.setenv(name, value)
+    elsewhere = shutil.copytree(browser_engine.PYODIDE, tmp_path / "pyodide")
+    monkeypatch.setattr(browser_engine, "PYODIDE", elsewhere)
+    monkeypatch.setattr(browser_engine, "MAKER", shutil.copy(browser_engine.MAKER, tmp_path))
+    assert browser_engine._made() == here
 
 
 def test_node_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from calc.base.plan import Keeps, Leaves, Path, Role, Serving, Stage
@@ -87,12 +88,13 @@ def refuse(s: Scenario) -> Refusal | None:
         "cp_comm_type": ("p2p",),
     }
     for field, allowed in fixed.items():
-        value: Any = s
-        for part in field.split("."):
-            value = getattr(value, part)
-        if value not in allowed:
+        if (value := attrgetter(field)(s)) not in allowed:
             return Refusal(field, f"{show(value)} with slime", ", ".join(map(show, allowed)))
-    return placed_fault(s) or shared_fault(s) or megatron_core.parts_fault(s, known=False)
+    if s.sequence_parallel is not (cut := s.tensor_parallel > 1):
+        # "needed with MoE"; every script has it, too
+        return Refusal("sequence_parallel", f"{show(s.sequence_parallel)} with slime", show(cut))
+    spread = placed_fault(s) or megatron_core.spread_fault(s.role("actor") or s, "with slime")
+    return spread or megatron_core.stages_fault(s) or megatron_core.parts_fault(s, known=False)
 
 
 def placed_fault(s: Scenario) -> Refusal | None:
@@ -102,24 +104,10 @@ def placed_fault(s: Scenario) -> Refusal | None:
     if sequences % s.global_batch:  # utils/arguments.py: num_steps_per_rollout
         return Refusal("global_batch", s.global_batch, f"a divisor of rollout.batch x rollout.n = {sequences}")
     reference = s.role("reference")
-    if reference and (own := sorted(set(s.roles["reference"]) - {"model"}) or reference.model != s.model):
-        given = ", ".join(own) if isinstance(own, list) else repr(reference.model)
+    own = ", ".join(sorted(set(s.roles["reference"]) - {"model"})) if reference else ""
+    if reference and (given := own or (repr(reference.model) if reference.model != s.model else "")):
         return Refusal("roles.reference", given, "{}, or none; it runs in the actor's place", "with slime")
     return cut_alike(s)
-
-
-def shared_fault(s: Scenario) -> Refusal | None:
-    """The reason why GPUs cannot share layers or experts as they are asked to, in one line, or None."""
-    if s.sequence_parallel is not (cut := s.tensor_parallel > 1):
-        # "needed with MoE"; every script has it, too
-        return Refusal("sequence_parallel", f"{show(s.sequence_parallel)} with slime", show(cut))
-    actor = s.role("actor") or s
-    ranks = actor.gpus // s.pipeline_parallel
-    if ranks % (asked := s.expert_parallel * s.expert_tensor_parallel):
-        return Refusal("expert_parallel", f"{s.expert_parallel} with slime", f"a divisor of a stage's {ranks} GPUs")
-    if s.expert_imbalance > 1 and asked == 1:
-        return Refusal("expert_imbalance", f"{s.expert_imbalance:g}", "1, or with expert_parallel above 1")
-    return megatron_core.stages_fault(s)
 
 
 def one_thread(s: Scenario) -> bool:
@@ -137,7 +125,7 @@ def loss_path(s: Scenario, *, training: bool) -> Path:
     """
     if at_least(s.framework_version, "0.3.1"):
         learns = training and s.entropy_coeff != 0
-        return Path("vocab-parallel-softmax", head_fp32=True, entropy="vocab-parallel" if learns else "")
+        return Path("vocab-parallel-softmax", head_fp32=True, entropy="softmax" if learns else "")
     cuts = not at_least(s.framework_version, "0.3.0")
     return Path(
         "vocab-parallel-compiled",

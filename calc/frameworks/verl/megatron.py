@@ -84,11 +84,8 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.sequence_parallel is not (cut := s.tensor_parallel > 1):
         # `sequence_parallel` of the configuration, which is on, counts only then (config_converter.py:49 of 0.4.1)
         return Refusal("sequence_parallel", f"{show(s.sequence_parallel)} {given}", show(cut), "with verl")
-    ranks = s.data_parallel * s.context_parallel * s.tensor_parallel
-    if ranks % (shared := s.expert_parallel * s.expert_tensor_parallel):
-        return Refusal("expert_parallel", f"{s.expert_parallel} {given}", f"a divisor of a stage's {ranks} GPUs")
-    if s.expert_imbalance > 1 and shared == 1:
-        return Refusal("expert_imbalance", f"{s.expert_imbalance:g}", "1, or with expert_parallel above 1")
+    if fault := megatron_core.spread_fault(s, given):
+        return fault
     if s.max_tokens_per_gpu and s.max_tokens_per_gpu * s.context_parallel < s.seq_len:
         least = -(-s.seq_len // s.context_parallel)
         return Refusal("max_tokens_per_gpu", s.max_tokens_per_gpu, f"at least {least}", "with verl")

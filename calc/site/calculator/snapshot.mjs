@@ -1,19 +1,29 @@
 // Python's memory once calc is loaded and has read the catalog, so that a reader's browser need not do that again.
 // Usage: node snapshot.mjs ENGINE ARCHIVE CATALOG OUT    (a folder of Pyodide, two files to read, and the one to write)
-// The same sources give the same bytes: clocks stand still here, and chance starts from 0.
+// The same sources give the same bytes: clocks stand still here, chance starts from 0, and nothing of this machine gets
+// into Python's environment: neither its time zone nor its language, nor the path of this file.
 import { readFileSync, writeFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 import { gzipSync } from "node:zlib";
 
 const [engine, archive, catalog, out] = process.argv.slice(2);
 const { loadPyodide } = await import(pathToFileURL(`${engine}/pyodide.mjs`));
-Date.now = () => 0;
+process.env.TZ = "UTC";
+globalThis.Date = class extends Date {
+  constructor(...given) {
+    super(...(given.length ? given : [0]));
+  }
+  static now() {
+    return 0;
+  }
+};
 performance.now = () => 0;
+process.argv[1] = "snapshot.mjs"; // Python's own name there
 
 const py = await loadPyodide({
   _makeSnapshot: true,
   // without the columns of each instruction, which only tracebacks show: a sixth of the memory
-  env: { HOME: "/", PYTHONHASHSEED: "0", PYTHONNODEBUGRANGES: "1" },
+  env: { HOME: "/", LANG: "C.UTF-8", PYTHONHASHSEED: "0", PYTHONNODEBUGRANGES: "1" },
 });
 for (const [name, text] of Object.entries(JSON.parse(readFileSync(archive, "utf8")))) {
   py.FS.mkdirTree(`/engine/${name.slice(0, name.lastIndexOf("/"))}`);

@@ -72,8 +72,7 @@ def refuse(s: Scenario) -> Refusal | None:
 
 def deepspeed(s: Scenario) -> DeepSpeed:
     """DeepSpeed with the file that it ships for the stage (deepspeed_configs/zero2.json, zero3_bf16.json)."""
-    usual = shared.by_width(s) if s.sharding == "zero3" else DeepSpeed(s.versions["deepspeed"])
-    return replace(usual, overlap_comm=True)
+    return replace(shared.shipped(s), overlap_comm=True)
 
 
 def keeps(s: Scenario) -> dict[str, Any]:

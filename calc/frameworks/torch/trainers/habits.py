@@ -41,14 +41,16 @@ def batches(values: Mapping[str, Any], given: Mapping[str, Any], accumulation: i
     return {"global_batch": micro_batch * ranks * accumulation}
 
 
-def by_width(s: Scenario) -> DeepSpeed:
-    """DeepSpeed's ZeRO-3 with a file that says `auto` of its sizes: Transformers fills in the model's width.
+def shipped(s: Scenario) -> DeepSpeed:
+    """DeepSpeed with a trainer's file for the stage, where that of ZeRO-3 says `auto` of its sizes.
 
-    transformers `integrations/deepspeed.py`, `trainer_config_finalize`: the bucket has h², a parameter of up to 10·h
-    elements stays whole.
+    Transformers fills in the model's width (`integrations/deepspeed.py`, `trainer_config_finalize`): the bucket has h²,
+    a parameter of up to 10·h elements stays whole.
     """
-    h = s.architecture.hidden
-    return DeepSpeed(s.versions["deepspeed"], reduce_bucket=h * h, persistence_threshold=10 * h)
+    version, h = s.versions["deepspeed"], s.architecture.hidden
+    if s.sharding != "zero3":
+        return DeepSpeed(version)
+    return DeepSpeed(version, reduce_bucket=h * h, persistence_threshold=10 * h)
 
 
 def fused(given: Mapping[str, Any], usual: str = "adamw") -> dict[str, str]:

@@ -78,7 +78,7 @@ def refuse(s: Scenario) -> Refusal | None:
 
 def deepspeed(s: Scenario) -> DeepSpeed:
     """DeepSpeed with the file of its examples (examples/deepspeed/ds_z2_config.json, ds_z3_config.json)."""
-    return shared.by_width(s) if s.sharding == "zero3" else DeepSpeed(s.versions["deepspeed"])
+    return shared.shipped(s)
 
 
 def keeps(s: Scenario) -> dict[str, Any]:

@@ -86,9 +86,8 @@ def refuse(s: Scenario) -> Refusal | None:
 
 def deepspeed(s: Scenario) -> DeepSpeed:
     """DeepSpeed with the file that `--deepspeed zero2` names, or another stage (llm/ds_config of 3.12.0)."""
-    if s.sharding == "zero3":
-        return shared.by_width(s)
-    return DeepSpeed(s.versions["deepspeed"], reduce_bucket=BUCKET)
+    usual = shared.shipped(s)
+    return usual if s.sharding == "zero3" else replace(usual, reduce_bucket=BUCKET)
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
