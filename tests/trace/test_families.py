@@ -40,6 +40,9 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v3": DEEPSEEK,
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "gemma3_text": {"sliding_window": 512},
+    "gemma3n_text": {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 2,
+                     "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 16384, "num_kv_shared_layers": 2,
+                     "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0]},
     "gemma4_text": {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 2,
                     "global_head_dim": 128, "num_global_key_value_heads": 2, "attention_k_eq_v": True,
                     "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 16384, "num_kv_shared_layers": 2,
@@ -94,6 +97,8 @@ SEEN: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": EYES,
     "qwen3_vl": {**EYES, "deepstack_visual_indexes": [0, 1]},
     "qwen3_vl_moe": {**EYES, "deepstack_visual_indexes": [0, 1]},
+    "qwen3_5": EYES,
+    "qwen3_5_moe": EYES,
     "gemma3": {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
         "image_size": 448, "patch_size": 14, "vision_use_head": False,
@@ -127,7 +132,8 @@ def lines(items: list[dict[str, Any]]) -> str:
 def test_tensors_are_those_of_transformers_by_name_and_shape() -> None:
     found = answers(HERE / "modules.py", given=lines([config(family) for family in FAMILIES]))
     for family, theirs in zip(FAMILIES, found, strict=True):
-        named = Counter((re.sub(r"\.(layers|h)\.\d+\.", r".\1.*.", name), tuple(s)) for name, s in theirs.items())
+        numbered = r"\.(layers|h|altup_projections|altup_unembed_projections)\.\d+\."
+        named = Counter((re.sub(numbered, r".\1.*.", name), tuple(s)) for name, s in theirs.items())
         assert Counter({(t.name, t.shape): t.count for t in tensors(from_config(config(family)))}) == named, family
 
 
