@@ -92,6 +92,8 @@ def metric(record: Record, _: Catalog) -> Iterator[str]:
     if (measured is None) != (of == "verdict"):
         given = f"given {show(measured)} with metric {of}"
         yield f"measured_bytes: {given}, allowed: bytes, or null with metric verdict"
+    if measured is not None and verdict == "oom":
+        yield fault("verdict", verdict, "fits or null, as measured_bytes is the peak of a job that ran")
     if of == "verdict" and verdict is None:
         yield "verdict: given null with metric verdict, allowed: fits, oom, failed, untested"
     if of == "held" and "moment" not in record:

@@ -132,10 +132,14 @@ class Shared:
         return memo.once(("largest", *self.names, serving), lambda: self.stages.largest(serving=serving))
 
     @cached_property
+    def beside_resident(self) -> int:
+        """Bytes beside what is resident as roles train, whatever they recompute; below 0 if the card has too few."""
+        return self.job.gpu.usable_bytes - self.job.roles.training.once(("resident", *self.names), self.stages.resident)
+
+    @cached_property
     def free_at_most(self) -> int:
         """An upper bound of `room` in the phases without vLLM, in bytes; below 0 for most jobs that never fit."""
-        memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
-        free = usable - memo.once(("resident", *self.names), self.stages.resident)
+        memo, usable, free = self.job.roles.training, self.job.gpu.usable_bytes, self.beside_resident
         return free if free < 0 else min(free, usable - memo.once(("working", *self.names), self.stages.working))
 
     @property

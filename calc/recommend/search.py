@@ -80,6 +80,11 @@ class Fit:
         return min([each.free_at_most for each in self._sets])
 
     @cached_property
+    def overfull(self) -> bool:
+        """True if weights, gradients and states alone are too much for a GPU, whatever is recomputed."""
+        return any(each.beside_resident < 0 for each in self._sets)
+
+    @cached_property
     def tensors(self) -> int:
         """The most bytes of tensors on a GPU in the training phases; the same on any card."""
         return max([known.allocated for each in self._sets for known in each.training], default=0)
@@ -468,20 +473,27 @@ class Search:
 
     def any(self) -> bool:
         """True if anything fits."""
-        known = self.leanest()
+        known = self.leanest(looking=False)
         return self.best() is not None if known is None else known
 
-    def leanest(self) -> bool | None:
+    def leanest(self, *, looking: bool = True) -> bool | None:
         """True if anything fits, judged by the leanest places alone; None if they leave it open.
 
         Along the lean axes, a hungrier place fits on the device only if the leanest with which vLLM starts does.
         Branches are asked from the last, as they are ordered from shardings that shard nothing to those that shard all.
+        With `looking`, each place is looked at, as the closest miss may be any of them.
         """
         known: bool | None = False
+        overfull: set[Hashable] = set()
         for b, branch in reversed([*enumerate(self.branches)]):
             for turn in product(*[reversed(range(n + 1)) for n in branch.leanest[: branch.turns]]):
                 at = (*turn, *branch.leanest[branch.turns :])
+                held = branch.kin, branch.micro(at), branch.kept(turn)
+                if not looking and held in overfull:
+                    continue
                 if not self.possible(b, at) or self.too_much_for_the_host(b, at):
+                    if not looking and (met := self._fits.get((b, at))) and met.overfull:
+                        overfull.add(held)
                     continue
                 found = self.starting(b, at)
                 if found and found.fits:

@@ -140,6 +140,10 @@ class Branch:
         """The micro batch at `place`."""
         return int(self.axes[-1].values[place[-1]]["micro_batch"])
 
+    def kept(self, turn: tuple[int, ...]) -> tuple[int, ...]:
+        """Those values of the turns that decide what stays on a GPU: all but what is recomputed."""
+        return tuple([n for axis, n in zip(self.axes, turn, strict=False) if axis.name != "checkpointing"])
+
     def at(self, place: tuple[int, ...]) -> Scenario | None:
         """The scenario with the values at `place`; None if the framework refuses them together."""
         roles = self.roles(place)

@@ -321,21 +321,29 @@ class Allocator:
 
         Such a block ranks by the size that it can grow to, so that a larger block that cannot grow may come before it.
         """
-        fitting = self._from(size)
-        found = next(fitting)
-        for following in fitting:
-            more, beyond = (self._unmapped.get(start + have, 0) for have, start in (found, following))
+        fitting, unmapped = self._from(size), self._unmapped
+        have, start = next(fitting)
+        grown = have + unmapped.get(start + have, 0)
+        for more, following in fitting:
+            growing = more + unmapped.get(following + more, 0)
             # a block that cannot grow is smaller than the next anyway
-            if not more or found[0] + more <= following[0] + beyond:
+            if grown == have or grown <= growing:
                 break
-            found = following
-        return found
+            have, start, grown = more, following, growing
+        return have, start
 
     def _from(self, size: int) -> Iterator[tuple[int, int]]:
         """Size and start of each free block of at least `size` bytes, the smallest first."""
-        for have in self._sizes[bisect_left(self._sizes, size) :]:
-            for start in self._free[have]:
+        sizes, free = self._sizes, self._free
+        place = bisect_left(sizes, size)
+        while place < len(sizes):
+            have = sizes[place]
+            if not free[have]:
+                del free[sizes.pop(place)]
+                continue
+            for start in free[have]:
                 yield have, start
+            place += 1
 
     def _segment(self, size: int) -> tuple[int, int]:
         """Reserve a new segment for `size` bytes; a gap keeps blocks of two segments from being neighbours."""

@@ -9,7 +9,7 @@ Information Theory and Statistical Mechanics, 1957).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -28,6 +28,8 @@ NEVER = 1e-12  # a probability left out
 # of the distribution, in the order of multiples of the golden ratio, which fall into all parts alike.
 BATCHES, PARTS = 48, 24
 GOLDEN = (sqrt(5) - 1) / 2
+
+Sum = tuple[int, list[float]]  # the distribution of a sum by cells: the first one, and the probabilities from there on
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +134,18 @@ def fullest(lengths: Lengths, cap: int, rows: int, met: float = 0.95) -> int:
         return longest * rows
     weights = _weights(lengths, cap)
     mean = lengths.mean_below(cap)
-    deviation = sqrt(rows * sum([weight * (length - mean) ** 2 for length, weight in weights]))
-    width = max(1, ceil(min(longest * rows / CELLS, deviation / FINE)))
-    start, cells = _together(_cells(weights, width), rows)
+    deviation = sqrt(sum([weight * (length - mean) ** 2 for length, weight in weights]))
+
+    def width(rows: int) -> int:
+        return max(1, ceil(min(longest * rows / CELLS, sqrt(rows) * deviation / FINE)))
+
+    start, cells = _together(weights, rows, width)
     exceeded = 1 - met ** min(1.0, rows / lengths.samples)  # by one batch
     rest = 0.0
     for cell in range(len(cells) - 1, -1, -1):
         rest += cells[cell]
         if rest > exceeded:
-            return min(longest * rows, max(longest, (start + cell) * width))
+            return min(longest * rows, max(longest, (start + cell) * width(rows)))
     return longest
 
 
@@ -154,26 +159,32 @@ def in_turn(lengths: Lengths, cap: int, rows: int) -> tuple[int, ...]:
     return tuple([of_part[int(GOLDEN * n % 1 * PARTS)] for n in range(1, BATCHES + 1)])
 
 
-def _cells(weights: tuple[tuple[int, float], ...], width: int) -> list[float]:
+def _cells(weights: Iterable[tuple[int, float]], width: int) -> Sum:
     """The probabilities of lengths by multiples of `width`, each shared by its neighbours so that the mean stays."""
-    cells = [0.0] * (weights[-1][0] // width + 2)
+    shared: dict[int, float] = {}
     for length, weight in weights:
         cell, over = divmod(length, width)
-        cells[cell] += weight * (1 - over / width)
-        cells[cell + 1] += weight * over / width
-    return cells
+        shared[cell] = shared.get(cell, 0.0) + weight * (1 - over / width)
+        shared[cell + 1] = shared.get(cell + 1, 0.0) + weight * over / width
+    start = min(shared)
+    return start, [shared.get(cell, 0.0) for cell in range(start, max(shared) + 1)]
 
 
-def _together(cells: list[float], rows: int) -> tuple[int, list[float]]:
-    """The distribution of the sum of `rows` independent draws from `cells`: its first cell, and all from there on."""
+def _together(weights: Iterable[tuple[int, float]], rows: int, width: Callable[[int], int]) -> Sum:
+    """The distribution of the sum of `rows` independent lengths, in multiples of `width(rows)`.
+
+    Cells grow with the sum: as wide as at the end, a single length would be spread over far more than it varies.
+    """
     if rows == 1:
-        return 0, cells
-    half = _together(cells, rows // 2)
-    whole = _sums(half, half)
-    return _sums(whole, (0, cells)) if rows % 2 else whole
+        return _cells(weights, width(1))
+    fine = width(rows // 2)
+    half = _together(weights, rows // 2, width)
+    start, cells = _sums(half, half)
+    whole = _cells([(cell * fine, share) for cell, share in enumerate(cells, start)], width(rows))
+    return _sums(whole, _cells(weights, width(rows))) if rows % 2 else whole
 
 
-def _sums(one: tuple[int, list[float]], other: tuple[int, list[float]]) -> tuple[int, list[float]]:
+def _sums(one: Sum, other: Sum) -> Sum:
     """The distribution of a sum, without ends that never happen: of many rows only what is near their mean is left."""
     (start, cells), (more, others) = one, other
     back, last = others[::-1], len(others) - 1

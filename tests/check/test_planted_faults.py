@@ -570,6 +570,11 @@ RECORD_FAULTS = [
         "no verdict", "edge", record("edge", verdict=None),
         ": verdict: given null with metric verdict",
     ),
+    Fault(
+        "peak of a job that died", "gib", record("gib", verdict="oom"),
+        ": verdict: given 'oom', allowed: fits or null, as measured_bytes is",
+    ),
+    Fault("id that leads upwards", "traced", record("traced", id="traced/../x"), ": id: given 'traced/../x'"),
     Fault("verdict in capitals", "died", record("died", verdict="OOM"), ": verdict: given 'OOM', allowed: fits, oom, "),
     Fault(
         "died and fits", "died", record("died", verdict="fits"),
@@ -654,7 +659,10 @@ RECORD_FAULTS = [
         "task unlike the id", "measured", record("measured", scenario__task="dpo"),
         ": scenario.task: given 'dpo', allowed: sft, as id says",
     ),
-    Fault("died without a message", "measured", record("measured", verdict="oom"), ": missing field 'observed.oom'"),
+    Fault(
+        "died without a message", "measured", record("measured", verdict="oom", metric="verdict", measured_bytes=None),
+        ": missing field 'observed.oom'",
+    ),
     Fault(
         "died of something else", "died", record("died", observed__oom__message="it broke"),
         ": observed.oom.message: given 'it broke', allowed: ",

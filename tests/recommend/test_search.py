@@ -83,6 +83,20 @@ def test_a_step_takes_no_less_time_further_along_an_axis(both: tuple[Search, Sea
 
 @settings(max_examples=40)
 @given(searches(4000), st.data())
+def test_what_is_resident_is_the_same_whatever_is_recomputed(both: tuple[Search, Search], data: st.DataObject) -> None:
+    """A search that only asks whether anything fits looks at one of the places that differ in this alone."""
+    search, _ = both
+    for _ in range(6):
+        b, place, _ = a_place(search, data)
+        axes = search.branches[b].axes
+        for axis in [n for n, axis in enumerate(axes) if axis.name == "checkpointing"]:
+            places = [(*place[:axis], n, *place[axis + 1 :]) for n in range(len(axes[axis].values))]
+            fits = [fit for at in places if (fit := search.fit(b, at))]
+            assert len({tuple(each.beside_resident for each in fit._sets) for fit in fits}) <= 1
+
+
+@settings(max_examples=40)
+@given(searches(4000), st.data())
 def test_what_fits_on_the_device_fits_with_leaner_values_too(both: tuple[Search, Search], data: st.DataObject) -> None:
     search, _ = both
     for _ in range(6):

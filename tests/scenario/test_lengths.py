@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import product
+from math import sqrt
 from statistics import mean
 from typing import Any
 
@@ -184,11 +185,22 @@ def test_lengths_that_cannot_be_are_refused_in_one_line(changes: dict[str, Any],
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("rows", [1_000, 20_000, 200_000])
+def test_a_batch_of_many_rows_is_as_near_to_its_mean_as_their_deviation_says(rows: int) -> None:
+    """By the central limit theorem: 1.645 deviations above the mean, which one batch in twenty exceeds."""
+    given = Lengths(mean=500, longest=4096, samples=rows)
+    weights = lengths._weights(given, CAP)
+    middle = sum(length * weight for length, weight in weights)
+    deviation = sqrt(rows * sum(weight * (length - middle) ** 2 for length, weight in weights))
+    above = (fullest(given, CAP, rows) - rows * middle) / deviation
+    assert above == pytest.approx(1.645, abs=0.15)
+
+
 def test_of_many_rows_only_what_is_near_their_mean_is_summed() -> None:
     """Else the sum of 200,000 sequences takes minutes."""
     many = lengths.fullest(Lengths(mean=512, longest=1024, samples=200_000), 1024, 200_000)
-    assert 200_000 * 512 < many < 1.03 * 200_000 * 512
-    start, cells = lengths._together([0.5, 0.5], 20_000)
+    assert 200_000 * 512 < many < 1.003 * 200_000 * 512
+    start, cells = lengths._together([(0, 0.5), (1, 0.5)], 20_000, lambda rows: 1)
     assert start > 9_000
     assert len(cells) < 2_000
     assert sum(cells) == pytest.approx(1)

@@ -248,6 +248,14 @@ def test_a_fault_is_told_on_the_page_and_gone_when_it_is_mended(served: Served) 
         served.wait("hardware/index.html", "23.64")
 
 
+def test_a_table_that_was_never_published_is_not_sought_on_every_page(served: Served) -> None:
+    (served.project / "calc/site/build/ids.txt").write_text("known\n", "utf-8")
+    (served.project / "docs/broken.md").write_text("# Broken\n\n[[ nope() ]]\n", "utf-8")
+    served.wait("broken.html", "This page cannot be made")
+    assert b"docs/broken.md" in served.send(b"GET /data/tables/known.json HTTP/1.1\r\n" + HOST)[1]
+    assert served.send(b"GET /data/tables/nope.json HTTP/1.1\r\n" + HOST)[0] == 404
+
+
 def test_whatever_it_is_sent_it_touches_nothing_elsewhere_and_goes_on(served: Served, tmp_path: Path) -> None:
     served.wait("index.html", "A job")
     (folder,) = tmp_path.glob("headroom-*/site")

@@ -223,7 +223,7 @@ class Preview(LiveReloadServer):
         if path == "catalog.json":
             made = {path: published.as_json(published.catalog())}
         elif path.startswith("tables/"):
-            if name.stem not in pages.record.tables:
+            if name.stem not in pages.record.tables and _published(name.stem):
                 pages.all()
             if name.stem in pages.record.tables:
                 twins = exports.twins(*pages.record.tables[name.stem])
@@ -252,6 +252,12 @@ def _known(error: Exception) -> bool:
 def _fresh(name: str) -> ModuleType:
     """A module of calc, freshly imported after a change."""
     return import_module(f"calc.{name}")
+
+
+def _published(table: str) -> bool:
+    """True if some page may have a table: it was published once, or nothing says which were."""
+    known = _fresh("site.build.ids").known()
+    return not known or table in known
 
 
 def _state() -> int:
