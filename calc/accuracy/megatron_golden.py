@@ -161,6 +161,7 @@ def running(a: Mapping[str, Any], arch: Architecture) -> Run:
         training=True,
         kernel="eager" if unfused else "flash",
         sequences=a.get("sequence-parallel", False) and tensor > 1,
+        deterministic=a.get("deterministic-mode", False),
     )
 
 
