@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from calc.base.ledger import total
 from calc.base.plan import Path
 from calc.engines.megatron import Megatron
+from calc.engines.megatron_fsdp import MegatronFsdp
 from calc.engines.replica import Replica
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
@@ -161,7 +162,14 @@ def running(a: Mapping[str, Any], arch: Architecture) -> Run:
         training=True,
         kernel="eager" if unfused else "flash",
         sequences=a.get("sequence-parallel", False) and tensor > 1,
+        deterministic=a.get("deterministic-mode", False),
     )
+
+
+def shares(a: Mapping[str, Any]) -> dict[str, bool]:
+    """The buffers of which Megatron-FSDP gives each rank a part, beside those of masters and moments."""
+    strategy = a["data-parallel-sharding-strategy"]
+    return {"cuts_gradients": strategy != "optim", "cuts_weights": strategy == "optim_grads_params"}
 
 
 def dispatched(record: Mapping[str, Any]) -> float:
@@ -198,19 +206,20 @@ def golden(record: Mapping[str, Any]) -> Golden:
         adapter_bytes=2,
         trainable=parameters(last),
         trained_tensors=tensors(last),
-        grad_bytes=4 if a.get("bf16") else 2,
+        grad_bytes=4 if a.get("bf16") and a.get("megatron-fsdp-main-grads-dtype", "fp32") == "fp32" else 2,
         master_bytes=4,
         step_bytes=4,
         optimizer=Optimizer("adamw", "fused"),
         ranks=c.ranks // a.get("num-distributed-optimizer-instances", 1),
         micro_batches=c.micro,
     )
-    engine = Megatron(
-        model,
-        a.get("use-distributed-optimizer", False),
-        fuses=not a.get("no-gradient-accumulation-fusion", False),
-        groups=a.get("moe-grouped-gemm", False),
-    )
+    how: dict[str, bool] = {
+        "distributed": a.get("use-distributed-optimizer", False),
+        "fuses": not a.get("no-gradient-accumulation-fusion", False),
+        "groups": a.get("moe-grouped-gemm", False),
+    }
+    parts = a.get("use-megatron-fsdp", False)
+    engine = MegatronFsdp(model, **how, **shares(a)) if parts else Megatron(model, **how)
     batch = Batch(c.tokens // context, a["seq-length"])
     recompute = "full" if a.get("recompute-granularity") == "full" else "none"
     own = step("actor", run, model.path, model.trainable, batch, masked=False, checkpointing=recompute)  # type: ignore[arg-type]

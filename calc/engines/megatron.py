@@ -141,16 +141,17 @@ class Megatron(Holder):
         """Memory that the layers' library takes once: for cuBLAS, or in the `local` spec for attention scores.
 
         32 MiB from Hopper on, counted for all cards, where older ones take 4 (TransformerEngine
-        `pytorch/cpp_extensions/gemm.py`, `get_cublas_workspace_size_bytes`). Scores are written into one
-        global buffer, 16 bits for each head and pair of positions of a micro batch of `tokens` in sequences of `length`
-        (`dot_product_attention.py`).
+        `pytorch/cpp_extensions/gemm.py`, `get_cublas_workspace_size_bytes`), and in either spec for a router
+        (`moe/moe_utils.py`, `RouterGatingLinearFunction`). Scores are written into one global buffer, 16 bits for each
+        head and pair of positions of a micro batch of `tokens` in sequences of `length` (`dot_product_attention.py`).
         """
         r = self.replica
-        if r.arch.modeling != "megatron-local":
-            n = 1 + STREAMS * (self.groups and r.arch.experts > 0)
-            return [Line("workspace", r.role, n * CUBLAS, "n·w", {"n": n, "w": CUBLAS}, "runtime#cublas")]
+        local, routes = r.arch.modeling == "megatron-local", r.arch.experts > 0
+        n = (not local or routes) + STREAMS * (self.groups and routes and not local)
+        library = Line("workspace", r.role, n * CUBLAS, "n·w", {"n": n, "w": CUBLAS}, "runtime#cublas")
         values = {"b": 2, "H": r.arch.heads, "T": tokens, "S": length}
-        return [Line("workspace", r.role, 2 * r.arch.heads * tokens * length, "b·H·T·S", values, "runtime#cublas")]
+        scores = Line("workspace", r.role, 2 * r.arch.heads * tokens * length, "b·H·T·S", values, "runtime#cublas")
+        return [library] * (n > 0) + [scores] * local
 
     def root(self) -> list[Line]:
         """Empty: nothing is gathered to compute, since weights are gathered in place after the step."""

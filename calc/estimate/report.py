@@ -134,7 +134,7 @@ def runs(s: Scenario) -> str:
 
 
 def degrees(s: Scenario) -> list[str]:
-    """The degrees of parallelism within a layer, a model or a sequence that are above 1."""
+    """The degrees of parallelism within a layer, a model or a sequence that are above 1; what Megatron-FSDP cuts."""
     found = [
         ("tensor parallel", s.tensor_parallel),
         ("pipeline parallel", s.pipeline_parallel),
@@ -143,6 +143,8 @@ def degrees(s: Scenario) -> list[str]:
         ("expert tensor parallel", s.expert_tensor_parallel),
     ]
     shared = [f"{name} {count}" for name, count in found if count > 1]
+    if (strategy := s.data_parallel_sharding_strategy) != "no_shard":
+        shared.insert(0, f"Megatron-FSDP {strategy}")
     return [*shared, "sequence parallel"] if s.sequence_parallel else shared
 
 

@@ -43,7 +43,9 @@ class MegatronExperts(MegatronLinears):
             y = tape.op("experts: reduce-scatter", [y], got, BF16)
         back = tape.op("experts: all-to-all back", [y], sent.width, BF16) if self.arch.expert_ranks > 1 else y
         tape.returns(sent, there)
-        return tape.op("experts: unpermute", [back], self.stream, BF16)
+        # `index_add_`, which is deterministic, keeps what it adds; `scatter_add_` does not (`unpermute`)
+        added = [back] if self.run.deterministic else []
+        return tape.op("experts: unpermute", [back], self.stream, BF16, saves=added)
 
     def route(self, x: Tensor) -> Tensor:
         """The router: a number for each token and expert, the best of them, and the load-balancing loss's scores.

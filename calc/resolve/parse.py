@@ -45,6 +45,7 @@ NEUTRAL: Mapping[str, Any] = {
     "float8_all_gather": False,
     "bf16_layers_at_end": None,
     "tensor_parallel": 1,
+    "data_parallel_sharding_strategy": "no_shard",
     "pipeline_parallel": 1,
     "pipeline_layers": None,
     "virtual_pipeline": 1,
@@ -280,6 +281,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         or rules.exchange_fault(scenario)
         or rules.mask_fault(scenario)
         or rules.loss_fault(scenario)
+        or rules.strategy_fault(scenario)
     )
     models = (model, *[catalog.model(own["model"]) for own in roles.values() if not isinstance(own, str)])
     if kind := released.lacked(scenario, models):

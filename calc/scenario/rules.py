@@ -584,6 +584,20 @@ def mask_fault(s: Scenario) -> Refusal | None:
     return Refusal("create_attention_mask_in_dataloader", f"true with trainer {s.trainer}", "false")
 
 
+def strategy_fault(s: Scenario) -> Refusal | None:
+    """The reason why Megatron-FSDP does not share what is asked for, or is not modelled so, in one line, or None."""
+    field, asked = "data_parallel_sharding_strategy", s.data_parallel_sharding_strategy
+    if asked == "no_shard":
+        return None
+    if s.trainer != "megatron":
+        return Refusal(field, f"{asked} with trainer {s.trainer}", "no_shard, or with megatron")
+    if s.pipeline_parallel > 1:
+        return Refusal("pipeline_parallel", f"{s.pipeline_parallel} with Megatron-FSDP", "1; not modelled")
+    if s.offload.optimizer:
+        return Refusal("offload.optimizer", "true with Megatron-FSDP", "false; not modelled")
+    return None
+
+
 def loss_fault(s: Scenario) -> Refusal | None:
     """The reason why a loss is not fused as is asked for, in one line, or None."""
     known = s.loss == "fused" and s.trainer in ("megatron", "megatron-swift")

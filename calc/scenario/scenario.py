@@ -39,6 +39,7 @@ from calc.scenario.words import (
     LinearAttention,
     Logprob,
     Loss,
+    MegatronShards,
     Method,
     Placement,
     Precision,
@@ -149,6 +150,7 @@ class Scenario:
     optimizer_impl: str
     optimizer_in_backward: bool
     sharding: Sharding
+    data_parallel_sharding_strategy: MegatronShards
     tensor_parallel: int
     pipeline_parallel: int
     pipeline_layers: tuple[int, ...] | None
@@ -208,6 +210,11 @@ class Scenario:
     def sharded(self) -> Sharded:
         """`sharding` as its family, and its stage or version."""
         return SHARDED[self.sharding]
+
+    @property
+    def gathers(self) -> bool:
+        """True if a rank has a part of the weights, and gathers whole ones to compute with."""
+        return self.sharded.gathers or self.data_parallel_sharding_strategy == "optim_grads_params"
 
     @property
     def recomputed(self) -> frozenset[Recomputed]:

@@ -15,6 +15,7 @@ from calc.catalog.catalog import GPU
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
 from calc.engines.megatron import Megatron
+from calc.engines.megatron_fsdp import MegatronFsdp
 from calc.engines.plain import Plain
 from calc.engines.replica import Replica, TrainingEngine
 from calc.engines.rollout import RolloutEngine
@@ -268,6 +269,9 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
             )
         case "megatron":
             fuses = model.arch.modeling != "megatron-plain"
+            if (strategy := s.data_parallel_sharding_strategy) != "no_shard":
+                cuts = strategy == "optim_grads_params"
+                return MegatronFsdp(model, fuses=fuses, cuts_gradients=strategy != "optim", cuts_weights=cuts)
             # a framework that moves states between phases does without Megatron-core's own offload
             return Megatron(model, fuses=fuses, offload=s.offload.optimizer and "states" not in model.leaves)
         case "none" | "ddp" | "zero" if keeps.deepspeed:

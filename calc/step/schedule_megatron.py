@@ -2,8 +2,8 @@
 
 A stage runs forwards ahead of its first backward. Each micro batch under way keeps what its layers saved and the input
 that the stage received; outputs are freed once they are sent (`deallocate_output_tensor`). With several model chunks a
-stage, micro batches go through a chunk in groups of as many as there are stages. Read in Megatron-LM d98e8a64dd
-`megatron/core/pipeline_parallel/schedules.py`.
+stage, micro batches go through a chunk in groups of as many as there are stages. What the loop's variables name
+outlives its turn. Read in Megatron-LM d98e8a64dd `megatron/core/pipeline_parallel/schedules.py`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,22 @@ def warmup(index: int, stages: int, chunks: int, micro: int) -> int:
     return min(ahead, micro * chunks)
 
 
+def outliving(turns: int, chunks: int) -> tuple[int, int]:
+    """Tensors of the stream of earlier turns that the loop's variables hold, in a forward and in a backward.
+
+    Of `turns`, each a forward and a backward, the last. 1F1B: the output, whose graph ends in its input with a
+    gradient, until the next forward has returned; the gradient until the next backward has. Interleaved, with its
+    communication overlapped: the input that warmup received last with its gradient, and the last gradient
+    (`forward_backward_pipelining_{without,with}_interleaving`).
+    """
+    if turns < 2:
+        return 0, 0
+    if chunks == 1:
+        return 2, 1
+    past = 2 if turns == 2 else 3
+    return past, past
+
+
 def training(
     engine: Megatron,
     own: Step,
@@ -47,7 +63,8 @@ def training(
     outputs of forwards without gradient.
     """
     layout = own.plan.layout
-    waiting = min(warmup(index, stages, chunks, micro), micro * chunks - 1)
+    ahead = warmup(index, stages, chunks, micro)
+    waiting = min(ahead, micro * chunks - 1)
     kept = [part._replace(times=part.times * waiting) for part in layout.layers()] if waiting else []
     # a first stage makes its inputs itself, and its layers keep them; of several chunks only the first begins there
     inputs = 0 if layout.stack.embeds else waiting + 1
@@ -58,7 +75,12 @@ def training(
     beside = [*fixed, *own.lines([*kept, *received, *mask])]
     gradient = own.lines([stream])
     others = own.lines([stream._replace(times=handed - 1)]) if handed > 1 and not layout.stack.ends else []
-    yield "forward", *peaks.beside([*beside, *others], peaks.peak(engine, own, own.plan.forward))
-    back = beside if layout.stack.ends else [*beside, *gradient]
+    past, behind = outliving(micro * chunks - ahead, chunks) if inputs else (0, 0)
+    if not layout.stack.ends:
+        # the gradient that was received last
+        past += micro * chunks - ahead > 1
+    over, left = (own.lines([stream._replace(times=handed * n)] if n else []) for n in (past, behind))
+    yield "forward", *peaks.beside([*beside, *others, *over], peaks.peak(engine, own, own.plan.forward))
+    back = [*beside, *left] if layout.stack.ends else [*beside, *left, *gradient]
     yield "backward", *peaks.beside(back, peaks.peak(engine, own, own.backward()))
     yield "step", *peaks.beside(fixed, peaks.largest(engine.stepping()))

@@ -209,7 +209,7 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p:
         return
     bus, b = r.link(ranks, s.tensor_parallel), 4 if s.layout == "autocast" else 2
     staged = s.pipeline_parallel > 1
-    if s.sharded.gathers:
+    if s.gathers:
         gathered = PACKED if s.method == "qlora" else b
         often = load.steps if staged else load.micro * (1 + p.inputs)
         yield traffic.collective("gather", elements, gathered, often, ranks, bus)
@@ -221,12 +221,13 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p:
             often = load.steps if staged or s.no_sync else load.micro
             yield traffic.collective("reduce", given, reduced, often, ranks, bus)
         case "zero1" | "megatron":
-            yield traffic.collective("reduce", given, reduced, load.steps, ranks, bus)
+            often = load.micro if s.data_parallel_sharding_strategy.startswith("optim_grads") else load.steps
+            yield traffic.collective("reduce", given, reduced, often, ranks, bus)
         case "none" | "ddp":
             yield traffic.collective("all-reduce", given, reduced, 2 * load.steps, ranks, bus)
         case other:
             assert_never(other)
-    if s.sharding in ("zero1", "zero2", "megatron"):
+    if s.sharding in ("zero1", "zero2", "megatron") and not s.gathers:
         yield traffic.collective("gather", given, b, load.steps, ranks, bus)
 
 

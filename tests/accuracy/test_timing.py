@@ -41,9 +41,14 @@ def test_what_steps_set_is_what_the_records_say(catalog: Catalog) -> None:
 
 
 def test_steps_of_megatron_that_wait_for_the_host_are_met_within_the_spread_of_hosts() -> None:
-    """The constant is a median of runs between two thirds and twice of it; wide layers keep their card busy longer."""
+    """The constant is a median of runs between two thirds and twice of it; wide layers keep their card busy longer.
+
+    Megatron-FSDP's hooks and collectives take more of the host.
+    """
     each = {True: [], False: []}
     for run in records():
+        if run["arguments"].get("use-megatron-fsdp"):
+            continue
         each[run["arguments"]["hidden-size"] <= timing.NARROW].append(run["iteration_seconds"] / dispatched(run))
     narrow, wide = each[True], each[False]
     assert len(narrow) >= 25 and min(narrow) > 0.6 * MEGATRON_LAUNCH and max(narrow) < 2.3 * MEGATRON_LAUNCH

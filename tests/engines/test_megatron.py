@@ -21,7 +21,7 @@ from calc.models.architecture import Architecture, LayerSpec, Mla, parameters, t
 from calc.models.lora import lora_parameters
 from calc.models.slices import part
 from calc.step.placement import adapter_tensors
-from calc.step.schedule_megatron import warmup
+from calc.step.schedule_megatron import outliving, warmup
 
 GPT = architecture({
     "num-layers": 12, "hidden-size": 512, "num-attention-heads": 8, "max-position-embeddings": 1024,
@@ -197,13 +197,24 @@ def test_forwards_ahead(index: int, stages: int, chunks: int, micro: int, ahead:
     assert warmup(index, stages, chunks, micro) == ahead
 
 
+@pytest.mark.parametrize(
+    ("turns", "chunks", "held"), [(1, 1, (0, 0)), (2, 1, (2, 1)), (8, 1, (2, 1)), (2, 3, (2, 2)), (4, 3, (3, 3))]
+)
+def test_variables_of_the_loop_hold_tensors_of_earlier_turns(turns: int, chunks: int, held: tuple[int, int]) -> None:
+    """1F1B: the last input and its gradient, in backward that alone. Interleaved: warmup's last input, its gradient,
+    and the last gradient of all, which is the same after one turn."""
+    assert outliving(turns, chunks) == held
+
+
 def test_the_library_of_the_layers_has_a_workspace_of_its_own() -> None:
-    """Transformer Engine 32 MiB; the local spec 2·H·T·S."""
+    """Transformer Engine 32 MiB; the local spec 2·H·T·S, beside Transformer Engine's for a router."""
     assert total(engine().workspace(4096, 1024)) == CUBLAS
     local = replace(GPT, modeling="megatron-local")
     e = engine()
     other = replace(e, replica=replace(e.replica, arch=local))
     assert total(other.workspace(4096, 1024)) == 2 * 8 * 4096 * 1024
+    routed = replace(e, replica=replace(e.replica, arch=replace(local, experts=8)))
+    assert total(routed.workspace(4096, 1024)) == 2 * 8 * 4096 * 1024 + CUBLAS
 
 
 def test_experts_have_a_buffer_whose_states_fewer_ranks_share() -> None:
@@ -231,19 +242,23 @@ def test_products_of_several_experts_have_workspaces_of_their_own() -> None:
 
 
 def test_stored_peaks_of_runs_with_experts() -> None:
-    """Tokens are taken to be spread evenly, which no router does: estimates are too low."""
+    """Tokens are taken to be spread evenly, which no router does: estimates are too low, but for one older run.
+
+    Megatron-FSDP's is too high; its run interleaves two micro batches, which is not modelled.
+    """
     errors = sorted(g.error for g in all_golden() if g.experts)
-    assert len(errors) == 9
-    assert abs(median(errors)) <= 0.02
-    assert errors[0] >= -0.1
-    assert errors[-1] <= 0
+    assert len(errors) == 10
+    assert abs(median(errors)) <= 0.012
+    assert errors[0] >= -0.05
+    assert errors[-2] <= 0.005
+    assert errors[-1] <= 0.015
 
 
 def test_stored_peaks_of_megatrons_own_tests() -> None:
-    """The arguments decide everything: half of the runs within 1 %, all within 2 %, and none of many settings apart."""
+    """The arguments decide everything: half of the runs within 0.5 %, all within 2 %, no setting apart."""
     errors = sorted(abs(g.error) for g in all_golden() if not g.experts)
     assert len(errors) == 23
-    assert median(errors) <= 0.01
+    assert median(errors) <= 0.005
     assert errors[-1] <= 0.02
 
 

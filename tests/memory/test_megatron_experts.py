@@ -43,6 +43,11 @@ def test_an_activation_without_a_gate_is_weighed_on_its_own() -> None:
     assert saved(plain) - saved(dense) == ROUTED + 2 * 2 * 512 + 6 * 2 * 256 + 2 * 2 - 4 * 1024
 
 
+def test_deterministic_sums_keep_what_they_add() -> None:
+    """The experts' output of each token and expert, 2·k·h, which `index_add_` saves for its backward."""
+    assert saved(MOE, deterministic=True) - saved(MOE) == 2 * 2 * 512
+
+
 def test_expert_ranks_hold_their_experts_and_all_of_the_rest() -> None:
     """One expert has 3·h·j, the router of 8·h stays whole."""
     whole, half = (parameters(part(MOE, 1, ranks)) for ranks in (1, 4))

@@ -1798,6 +1798,7 @@ REFUSALS = {
     "p2p, all_gather, or heads of queries and keys that {n} GPUs share": (
         "p2p、all_gather，或能由 {n} 张卡平分的查询头和键头"
     ),
+    "no_shard, or with megatron": "no_shard，或用 megatron",
     "p2p, or with context_parallel under Megatron-core": "p2p，或在 Megatron-core 下与 context_parallel 一起",
     "mean and longest, data, or counts": "mean 和 longest，或 data，或 counts",
     "counts alone, data alone, or mean and longest": "只给 counts，或只给 data，或者 mean 和 longest",

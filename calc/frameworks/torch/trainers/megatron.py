@@ -29,12 +29,14 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Its defaults, by dotted key.
 
     With `--bf16` gradients are added up and reduced in fp32 (`accumulate_allreduce_grads_in_fp32`, `validate_args`),
-    beside fp32 masters. Tensor parallelism is taken with the sequence parallelism that its guide asks for.
+    beside fp32 masters; by Megatron-FSDP in the weights' type (`megatron_fsdp_main_grads_dtype` auto). Tensor
+    parallelism is taken with the sequence parallelism that its guide asks for.
     """
+    shards = given.get("data_parallel_sharding_strategy", "no_shard") != "no_shard"
     return {
         "sharding": "megatron",  # --use-distributed-optimizer
         "precision": "mixed",  # --bf16
-        "grad_dtype": "fp32",
+        "grad_dtype": "bf16" if shards else "fp32",
         "optimizer": "adamw",
         "optimizer_impl": "fused",  # Transformer Engine's FusedAdam
         "attention": "flash",  # attention_backend auto: a fused kernel
@@ -56,7 +58,7 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
         "sharding": ("megatron",),
         "method": ("full",),
         "precision": ("mixed",),
-        "grad_dtype": ("fp32",),
+        "grad_dtype": ("fp32",) if s.data_parallel_sharding_strategy == "no_shard" else ("bf16", "fp32"),
         "optimizer": ("adamw",),
         "optimizer_impl": ("fused",),
         "attention": ("flash",),
