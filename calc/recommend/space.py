@@ -438,7 +438,9 @@ def _spares(optimizer: str) -> bool:
 
 def _choices_of(job: Fields) -> Choices:
     found = framework(str(job.get("framework", "torch")).partition("==")[0]).CHOICES
-    return found._replace(own_loop=False) if job.get("trainer") in found.trainers else found
+    if (trainer := job.get("trainer")) not in found.trainers:
+        return found
+    return found._replace(own_loop=False, precision="bf16" if trainer in found.pure else found.precision)
 
 
 def _as_published(given: Fields) -> dict[str, Any]:

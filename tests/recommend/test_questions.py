@@ -599,3 +599,29 @@ def test_stages_and_ranks_that_are_given_have_megatron_core_train() -> None:
     """Once 'pipeline_parallel: given 8, allowed with verl: 1; it has no stages'."""
     s = run("--model qwen3-8b --task grpo --framework verl --gpu h100-sxm --gpus 8 --pipeline-parallel 2 --method full")
     assert (s.sharding, s.pipeline_parallel) == ("megatron", 2)
+
+
+def test_weights_of_16_bits_alone_are_tried_where_a_trainer_has_a_switch_for_them() -> None:
+    """Once 'tight' with paged states of 8 bits beside weights in fp32, which `pure_bf16` halves."""
+    words = "--model gemma-3-4b --task sft --trainer llamafactory --gpu rtx4090 --gpus 1 --seq-len 2048 --method full"
+    r = ask(words)
+    assert r.verdict == "fits"
+    assert r.launch
+    assert "pure_bf16: true" in "".join(r.launch.files.values())
+
+
+def test_torchtunes_configurations_of_70b_are_for_several_gpus() -> None:
+    """Once 'no command', though its registry has llama3_1/70B_full."""
+    r = ask("--model llama-3.1-70b --task sft --trainer torchtune --gpu mi300x --gpus 8 --seq-len 4096 --method full")
+    assert r.launch
+    assert "full_finetune_distributed" in r.launch.command
+    assert "--config llama3_1/70B_full " in r.launch.command
+    alone = ask("--model llama-3.1-70b --task sft --trainer torchtune --gpu mi300x --gpus 1 --method lora")
+    assert alone.launch is None
+
+
+def test_a_miss_says_what_its_estimate_assumes() -> None:
+    """Once 'nothing fits' for QLoRA of a mixture of experts, without a word that its experts stay in 16 bits."""
+    r = ask("--model gpt-oss-20b --task sft --trainer unsloth --gpu rtx4090 --gpus 1 --seq-len 2048")
+    assert r.verdict == "nothing fits"
+    assert any(note.startswith("routed experts stay in 16 bits") for note in r.notes)
