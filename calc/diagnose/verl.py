@@ -8,8 +8,8 @@ from typing import Any
 from calc.base.optimizers import OPTIMIZERS
 from calc.diagnose.flags import Flags, listed, without_none
 from calc.launch.shell import ATTENTION
-from calc.launch.verl import ACTOR, DTYPES, MODEL, REF, ROLLOUT
-from calc.launch.verl_keys import ESTIMATORS, IMPLEMENTATIONS, STRATEGIES
+from calc.launch.verl import ACTOR, MODEL, REF, ROLLOUT
+from calc.launch.verl_keys import DTYPES, ESTIMATORS, IMPLEMENTATIONS, STRATEGIES
 from calc.launch.verl_megatron import DEGREES, RECOMPUTED
 
 METHODS = {word: task for task, word in ESTIMATORS.items()} | {
@@ -68,14 +68,22 @@ def _engine(flags: Flags, where: str, optim: str, strategy: str) -> dict[str, An
     steps = {word: name for name, word in IMPLEMENTATIONS.items()}
     optimizers = {facts.spelled.verl: name for name, facts in OPTIMIZERS.items() if facts.spelled.verl}
     config = (flags.text(f"{optim}.override_optimizer_config") or "").replace(" ", "")
-    flags.has(f"{where}.model_dtype", f"{where}.fsdp_size")
+    flags.has(f"{where}.fsdp_size")
     return {
+        "precision": _precision(flags, f"{where}.model_dtype"),
         "sharding": spelled.get(flags.text(strategy) or ""),
         "offload.parameters": flags.switch(f"{where}.param_offload"),
         "offload.optimizer": flags.switch(f"{where}.optimizer_offload"),
         "optimizer": optimizers.get(flags.text(f"{optim}.optimizer") or ""),
         "optimizer_impl": steps.get(config),
     }
+
+
+def _precision(flags: Flags, name: str) -> str | None:
+    """The number formats by the type in which FSDP holds weights (`PrecisionType` of utils/torch_dtypes.py)."""
+    spelled = {word: precision for precision, word in DTYPES.items()}
+    spelled |= {"float32": spelled["fp32"], "bfloat16": spelled["bf16"]}
+    return spelled.get(flags.text(name) or "")
 
 
 def _supervised(flags: Flags) -> dict[str, Any]:
@@ -209,9 +217,8 @@ def _reference(flags: Flags, gpus: int | None, *, dated: bool, config: str) -> d
     names = (f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
     said = [flags.on(name) for name in names if flags.text(name) is not None]
     found: dict[str, Any] = {"roles.reference": None if dated or not said else {} if any(said) else "none"}
-    dtype = flags.text(f"{REF}.fsdp_config.model_dtype")
     own = {
-        "roles.reference.precision": next((name for name, word in DTYPES.items() if word == dtype), None),
+        "roles.reference.precision": _precision(flags, f"{REF}.fsdp_config.model_dtype"),
         "roles.reference.micro_batch": _micro(flags, REF, "log_prob_micro_batch_size", gpus),
         "roles.reference.max_tokens_per_gpu": flags.integer(f"{REF}.log_prob_max_token_len_per_gpu")
         if flags.on(f"{REF}.log_prob_use_dynamic_bsz")

@@ -28,6 +28,7 @@ class Choices(NamedTuple):
     `sharding`: how several GPUs hold a model that is too large for one; Megatron-core's where there is no other.
     `serves_whole`: vLLM is started for sequences of the model's whole length unless it is told another.
     `liger`: trainers with a switch for Liger's kernels, its fused loss among them.
+    `pure`: trainers that train in bf16 alone if they are told to, and in fp32 else.
     `engines`: what may generate the responses of RL.
     `shared`: the degree by which its trainer lets GPUs share a sequence, "" for none; `cuts` tells from a job's fields
     and a rung of them whether sequences are cut.
@@ -44,6 +45,7 @@ class Choices(NamedTuple):
     sharding: Sharding = "zero3"
     serves_whole: bool = False
     liger: frozenset[str] = frozenset()
+    pure: frozenset[str] = frozenset()
     engines: tuple[Generates, ...] = ("vllm", "hf")
     shared: str = ""
     cuts: Cut = lambda job, rung: True

@@ -70,6 +70,7 @@ def settings(s: Scenario) -> dict[str, Any]:
             "fsdp_version": s.sharded.stage,
             "fsdp_config": {
                 "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "cpu_ram_efficient_loading": True,  # else every rank of a node builds the whole model in host memory
                 "reshard_after_forward": True,
                 "offload_params": s.offload.parameters or s.offload.optimizer,
             },

@@ -111,11 +111,18 @@ def arguments(s: Scenario) -> dict[str, Any]:
 
 
 def fsdp(s: Scenario) -> dict[str, Any]:
-    """`fsdp` and `fsdp_config` of TrainingArguments; they offload parameters and states together."""
+    """`fsdp` and `fsdp_config` of TrainingArguments; they offload parameters and states together.
+
+    Unless told otherwise every rank of a node builds the whole model in host memory (`training_args.py:2805` of 5.19).
+    """
     offload = " offload" if s.offload.parameters or s.offload.optimizer else ""
     return {
         "fsdp": f"full_shard auto_wrap{offload}",
-        "fsdp_config": {"fsdp_version": s.sharded.stage, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
+        "fsdp_config": {
+            "fsdp_version": s.sharded.stage,
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "cpu_ram_efficient_loading": True,
+        },
     }
 
 

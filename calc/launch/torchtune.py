@@ -14,13 +14,14 @@ from calc.scenario.scenario import Scenario
 
 FIRST = "0.6"
 
-# Configurations by model; each has those of full fine-tuning and LoRA, on one GPU and on several.
+# Configurations by model; each has those of full fine-tuning and LoRA, on several GPUs and, but for SEVERAL, on one.
 CONFIGS = {
     "llama-3-8b": "llama3/8B", "llama-3.1-8b": "llama3_1/8B", "llama-3.2-1b": "llama3_2/1B",
     "llama-3.2-3b": "llama3_2/3B", "qwen2-0.5b": "qwen2/0.5B", "qwen2-1.5b": "qwen2/1.5B", "qwen2-7b": "qwen2/7B",
     "qwen2.5-0.5b": "qwen2_5/0.5B", "qwen2.5-1.5b": "qwen2_5/1.5B", "qwen2.5-3b": "qwen2_5/3B",
-    "qwen2.5-7b": "qwen2_5/7B",
+    "qwen2.5-7b": "qwen2_5/7B", "llama-3-70b": "llama3/70B", "llama-3.1-70b": "llama3_1/70B",
 }  # fmt: skip
+SEVERAL = ("llama-3-70b", "llama-3.1-70b")
 FOUR_BITS = ("llama-3-8b", "llama-3.1-8b", "llama-3.2-1b", "llama-3.2-3b")  # with a configuration of QLoRA
 LOSSES = {"full": "torch.nn.CrossEntropyLoss", "chunked": "torchtune.modules.loss.CEWithChunkedOutputLoss"}
 OUTPUT = {"o_proj": "output_proj"}  # its name of attention's last product
@@ -45,7 +46,8 @@ def recipe_of(s: Scenario) -> tuple[str, str]:
     if s.task != "sft":
         raise LaunchError(f"task: given {s.task!r}, allowed for a command of torchtune: sft")
     single = s.sharding == "none"
-    models = CONFIGS if s.method != "qlora" else FOUR_BITS
+    whole = [model for model in CONFIGS if not single or model not in SEVERAL]
+    models = whole if s.method != "qlora" else FOUR_BITS
     if s.model not in models:
         given = f"model: given {s.model!r} with method {s.method}"
         raise LaunchError(f"{given}, allowed for a command of torchtune: {', '.join(models)}")

@@ -10,13 +10,11 @@ from collections.abc import Iterator
 
 from calc.launch import shell, verl_megatron, verl_sft
 from calc.launch.shell import Launch, LaunchError, Placeholder, Words, own
-from calc.launch.verl_keys import ESTIMATORS, STRATEGIES, UNSAID, engine, key, model, prompts
+from calc.launch.verl_keys import DTYPES, ESTIMATORS, STRATEGIES, UNSAID, engine, key, model, prompts
 from calc.scenario.scenario import Scenario
 
 FIRST = "0.9"
 
-# fp32 shards under FSDP's mixed precision, or weights in bf16 for a reference
-DTYPES = {"fsdp-mixed": "fp32", "bf16": "bf16"}
 ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("actor", "model", "ref", "rollout"))
 SAYABLE = ("micro_batch", "sharding", "reference.precision", "offload.parameters")
 

@@ -11,6 +11,8 @@ from calc.scenario.scenario import Scenario
 ESTIMATORS = {"ppo": "gae", "grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
 STRATEGIES = {"fsdp1": "fsdp", "fsdp2": "fsdp2"}
 IMPLEMENTATIONS = {"fused": "{fused:true}", "foreach": "null", "single": "{foreach:false}"}
+# fp32 shards under FSDP's mixed precision, or weights of bf16 alone
+DTYPES = {"fsdp-mixed": "fp32", "bf16": "bf16"}
 UNSAID = ("lora.dtype", "lora.dropout")
 
 
@@ -44,7 +46,7 @@ def model(where: str, s: Scenario, name: str) -> Iterator[Words]:
 
 def engine(where: str, optim: str, s: Scenario) -> Iterator[Words]:
     """The keys for how FSDP keeps a trained model, and for its optimizer."""
-    yield key(f"{where}.model_dtype", "fp32")
+    yield key(f"{where}.model_dtype", DTYPES[s.precision])
     yield key(f"{where}.param_offload", s.offload.parameters)
     yield key(f"{where}.optimizer_offload", s.offload.optimizer)
     yield key(f"{optim}.optimizer", OPTIMIZERS[s.optimizer].spelled.verl)

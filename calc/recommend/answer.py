@@ -97,7 +97,8 @@ def _nothing(problem: Problem) -> Recommendation:
         command, why = _launch(best.scenario, problem.misses[0].clock.gpu)
         notes = (*_notes(problem, problem.misses[0], best), *why)
     elif nearest:
-        notes = (f"host memory: compared with {problem.misses[0].host}",)
+        said = [note for note in nearest.judged.estimate.notes if not note.startswith("host memory")]
+        notes = (*said, f"host memory: compared with {problem.misses[0].host}")
     return Recommendation(
         recommended=best,
         alternatives=(),

@@ -134,6 +134,7 @@ class Problem:
             found = search.best() if search else None
             if search and found:
                 index, search, found = self._cut(index, search, found) or (index, search, found)
+                index, search, found = self._fused(index, search, found) or (index, search, found)
                 kept = self.rungs[index], search, found
                 return self._sooner(index, search, found) or self._on_card(index, search, found) or kept
             if search:
@@ -155,6 +156,19 @@ class Problem:
                 sharding = search.chosen(found).scenario.sharding
                 self.slow = search, found, f"{sharding} instead of Megatron-core, which is harder to set up"
                 return later, other, at
+        return None
+
+    def _fused(self, index: int, search: Search, found: Found) -> tuple[int, Search, Found] | None:
+        """The same training with Liger's kernels, where they keep on the card what leaves it without, and time."""
+        fused, offload = {**self.rungs[index], "loss": "fused"}, search.chosen(found).scenario.offload
+        if fused not in self.rungs[index + 1 :] or not (offload.optimizer or offload.parameters):
+            return None
+        other = self.asked(fused)
+        at = other.best() if other else None
+        if other and at and at.seconds <= found.seconds:
+            kept = other.chosen(at).scenario.offload
+            if not (kept.optimizer or kept.parameters):
+                return self.rungs.index(fused), other, at
         return None
 
     def _sooner(self, index: int, search: Search, found: Found) -> tuple[Fields, Search, Found] | None:

@@ -25,14 +25,25 @@ from typing import Any
 from calc.base.optimizers import OPTIMIZERS, USUAL
 from calc.base.schema import show
 from calc.base.units import GB
-from calc.catalog.catalog import Catalog
+from calc.catalog.catalog import GPU, Catalog
 from calc.frameworks.base import Choices, together
 from calc.frameworks.registry import framework
 from calc.models.architecture import Architecture, parameters
 from calc.resolve.parse import parse, vary
-from calc.scenario.rules import flatten
+from calc.scenario.rules import flash_faults, flatten
 from calc.scenario.scenario import Scenario, ScenarioError, on_card
-from calc.scenario.words import DEEPSPEED, FSDP, NODE, OWN_SHARDINGS, PREFERENCE, RL, SERVERS, SHARDINGS, TOGETHER
+from calc.scenario.words import (
+    DEEPSPEED,
+    FSDP,
+    NODE,
+    OWN_SHARDINGS,
+    PREFERENCE,
+    RL,
+    SERVERS,
+    SHARDINGS,
+    TOGETHER,
+    Attention,
+)
 from calc.step.roles import Memo, Roles
 
 Fields = Mapping[str, Any]
@@ -184,9 +195,13 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
     for name, value in _choices_of(fields).fixed.get(str(fields.get("trainer")), {}).items():
         fields.setdefault(name, value)
     if "gpu" in fields:
-        fields.setdefault("attention", "sdpa" if old else "flash")
+        fields.setdefault(
+            "attention", attention(catalog.model(fields["model"]).architecture, catalog.gpu(fields["gpu"]))
+        )
     if (prompts := whole_rollout(fields)) is not None:
         fields["rollout.batch"] = prompts
+    if _choices_of(fields).megatron and fields["task"] in RL and any(fields.get(name, 1) != 1 for name in CUTS):
+        fields.setdefault("sharding", MEGATRON)
     try:
         first = _parsed(fields, catalog, where)
     except ScenarioError as error:
@@ -206,6 +221,13 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
     if first.rollout:
         fields.setdefault("rollout.batch", first.rollout.batch)
     return fields
+
+
+def attention(arch: Architecture, gpu: GPU) -> Attention:
+    """The attention that keeps least of those that run for a model on a card; sinks are known to no other kernel."""
+    if not list(flash_faults(arch, gpu)):
+        return "flash"
+    return "eager" if arch.attention_sinks else "sdpa"
 
 
 def _too_old(error: ScenarioError, job: Fields) -> str | None:
@@ -349,7 +371,7 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
             continue
         given = {**_free(fields), **_as_published({**fields, **rung, **choice}), **fields, **rung, **choice}
         try:
-            base = on_card(parse({**_smallest(given), **_one_rank(given), **given}, catalog=catalog), "")
+            base = on_card(_least({**_one_rank(given), **given}, catalog), "")
         except ScenarioError as error:
             # the shardings allowed depend on who generates; any other value that is refused once is refused everywhere
             if error.field in BARRED and error.field in choice:
@@ -380,12 +402,20 @@ def _started(base: Scenario, given: Fields) -> Scenario:
         return base
 
 
-def _smallest(given: Fields) -> dict[str, int]:
-    """The smallest micro batch of a branch: one sequence, or a GPU's whole share where parameters step in backward."""
-    if not given.get("optimizer_in_backward"):
-        return {"micro_batch": 1}
-    ranks = max(1, int(given.get("gpus", 1)) // together(given))
-    return {"micro_batch": max(1, int(given["global_batch"]) // ranks)}
+def _least(given: Fields, catalog: Catalog) -> Scenario:
+    """The scenario with the smallest micro batch that the framework takes, if none is given.
+
+    One sequence, or two where one is refused; a GPU's whole share where parameters step in backward.
+    """
+    if given.get("optimizer_in_backward"):
+        ranks = max(1, int(given.get("gpus", 1)) // together(given))
+        return parse({"micro_batch": max(1, int(given["global_batch"]) // ranks), **given}, catalog=catalog)
+    try:
+        return parse({"micro_batch": 1, **given}, catalog=catalog)
+    except ScenarioError as error:
+        if error.field != "micro_batch" or "micro_batch" in given:
+            raise
+        return parse({"micro_batch": 2, **given}, catalog=catalog)
 
 
 def _free(fields: Fields) -> dict[str, Any]:
@@ -412,7 +442,9 @@ def _spares(optimizer: str) -> bool:
 
 def _choices_of(job: Fields) -> Choices:
     found = framework(str(job.get("framework", "torch")).partition("==")[0]).CHOICES
-    return found._replace(own_loop=False) if job.get("trainer") in found.trainers else found
+    if (trainer := job.get("trainer")) not in found.trainers:
+        return found
+    return found._replace(own_loop=False, precision="bf16" if trainer in found.pure else found.precision)
 
 
 def _as_published(given: Fields) -> dict[str, Any]:
@@ -452,8 +484,8 @@ def _cuts(given: Fields, arch: Architecture, gpus: int) -> Iterator[dict[str, An
         together = tensor * stages * int(given.get("context_parallel", 1))
         whole = gpus % together == 0 and tensor <= int(given.get("gpus_per_node", NODE))
         spread = experts == 1 or (arch.experts % experts == 0 < arch.experts and gpus // stages % experts == 0)
-        # stages of unequal size only where there are no others
-        stands = "pipeline_parallel" in given or len(even) == 1 or stages in even
+        # stages of unequal size only where more of equal size would not divide the layers
+        stands = "pipeline_parallel" in given or stages in even or stages > max(even)
         if whole and spread and stands and arch.heads % tensor == 0:
             yield chosen | ({} if "sequence_parallel" in given else {"sequence_parallel": tensor > 1})
 
@@ -531,7 +563,7 @@ def _accepted(base: Scenario, name: str, values: list[dict[str, Any]]) -> Iterat
 
 
 def _micro_batches(base: Scenario, given: Fields) -> Iterator[Axis]:
-    """Powers of two that divide a GPU's share of the global batch, the largest first.
+    """The smallest micro batch and its doublings that divide a GPU's share of the global batch, the largest first.
 
     The whole share is an axis of its own: without accumulation gradients need not outlive a micro batch, so that it may
     need less memory than half of it.
@@ -539,7 +571,7 @@ def _micro_batches(base: Scenario, given: Fields) -> Iterator[Axis]:
     if "micro_batch" in given or base.optimizer_in_backward:
         yield Axis("micro_batch", ({"micro_batch": base.micro_batch},))
         return
-    share, n, found = base.global_batch // base.data_parallel, 1, []
+    share, n, found = base.global_batch // base.data_parallel, base.micro_batch, []
     while n <= min(share, LARGEST_MICRO_BATCH) and share % n == 0:
         found.append({"micro_batch": n})
         n *= 2

@@ -12,7 +12,7 @@ from calc.catalog.catalog import GPU
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.problem import Configuration, Problem, configured
 from calc.recommend.search import Found, Judged, Search
-from calc.recommend.space import MEGATRON, OFFLOADS, Branch, Fields
+from calc.recommend.space import MEGATRON, OFFLOADS, Branch, Fields, attention
 from calc.scenario.scenario import Scenario
 
 # The share of the card that an alternative with more margin leaves free beside the peak and its error.
@@ -137,7 +137,8 @@ def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
     ]
     for gpu in sorted(smaller, key=lambda gpu: (gpu.usable_bytes, gpu.id)):
         limit = SENSIBLE * found.seconds * _rate(card) / _rate(gpu) if search.rated and _rate(gpu) else inf
-        fitting = _leanly(problem, rung, _kept(problem, s) | {"gpu": gpu.id}, limit)
+        runs = {} if "attention" in problem.job else {"attention": attention(s.architecture, gpu)}
+        fitting = _leanly(problem, rung, _kept(problem, s) | {"gpu": gpu.id} | runs, limit)
         if fitting and (fitting[0].rated or not search.rated):
             return configured(*fitting, f"the {gpu.name} instead of the {card.name}")
     return None

@@ -24,6 +24,9 @@ from calc.scenario.images import WIDEST, Images
 from calc.scenario.scenario import Scenario, changed
 from calc.scenario.words import NODE, PAIRED, PARTNERS, RL, ROLES, SERVERS, SHARDINGS, TOGETHER, TRAINED_ROLES
 
+# What the kernel for attention with sinks is built for (build.toml of kernels-community/vllm-flash-attn3).
+SINKS = ("Ampere", "Hopper")
+
 UNBUILT_FOR_ROLES = ("expert_parallel", "pipeline_parallel")
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
 # Settings that some releases lack, and the value that holds without them. A release that has one has a default for it.
@@ -506,14 +509,8 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
     """Warnings about `s` on this card."""
     if gpu.lacks_bf16 and s.precision not in ("fp16", "fp32"):
         yield f"the {gpu.name} has no bf16: take precision fp16, with torch, its trainers or trl"
-    # Ascend has an attention of that name, its own (transformers/integrations/npu_flash_attention.py)
-    if s.attention == "flash" and gpu.lacks_bf16:
-        yield f"FlashAttention-2 does not run on the {gpu.name}, a {gpu.architecture} card: take sdpa"
-    # flash-attn 2.8 `flash_api.cpp`: "FlashAttention forward only supports head dimension at most 256"
-    if s.attention == "flash" and s.architecture.broad:
-        largest = max([s.architecture.at(spec).head_dim for spec, _ in layer_kinds(s.architecture)])
-        if largest > SDPA_FLASH_HEAD:
-            yield f"FlashAttention-2 takes no heads of {largest}, as some layers of this model have: take sdpa"
+    if s.attention == "flash":
+        yield from flash_faults(s.architecture, gpu)
     # vllm-project/vllm issue 42756: wheels for CUDA 12.9 and 13 alone
     if gpu.before_turing and s.rollout and s.rollout.engine == "vllm" and at_least(s.versions.get("vllm", "0"), "0.21"):
         yield f"vLLM's wheels from 0.21 on have no kernels for the {gpu.name}: generate with rollout.engine hf"
@@ -524,6 +521,24 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
         yield reason
 
 
+def flash_faults(architecture: Architecture, gpu: GPU) -> Iterator[str]:
+    """The reasons that FlashAttention does not run for a model on this card."""
+    # Ascend has an attention of that name, its own (transformers/integrations/npu_flash_attention.py)
+    if gpu.lacks_bf16:
+        yield f"FlashAttention-2 does not run on the {gpu.name}, a {gpu.architecture} card: take sdpa"
+    # flash-attn 2.8 `flash_api.cpp`: "FlashAttention forward only supports head dimension at most 256"
+    if architecture.broad:
+        largest = max([architecture.at(spec).head_dim for spec, _ in layer_kinds(architecture)])
+        if largest > SDPA_FLASH_HEAD:
+            yield f"FlashAttention-2 takes no heads of {largest}, as some layers of this model have: take sdpa"
+    # transformers 5.15 `modeling_gpt_oss.py`, _compatible_flash_implementations; build.toml of the kernel
+    if architecture.attention_sinks and not architecture.megatron and gpu.architecture not in SINKS:
+        yield (
+            "attention flash with sinks is kernels-community/vllm-flash-attn3, built for Ampere and Hopper, not for "
+            f"the {gpu.name}: take eager"
+        )
+
+
 def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
     """Notes on what has to be installed for `s` to start on this card, and on what is not known of the card."""
     if gpu.vendor == "AMD":
@@ -531,11 +546,11 @@ def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
             f"nobody has measured what a process takes besides its tensors on the {gpu.name}: an NVIDIA card's figure "
             "is used"
         )
-    # transformers 5.15 `modeling_gpt_oss.py`, _compatible_flash_implementations; build.toml of the kernel
-    if s.architecture.attention_sinks and s.attention == "flash" and not s.architecture.megatron:
+    sinks = s.architecture.attention_sinks and not s.architecture.megatron
+    if sinks and s.attention == "flash" and gpu.architecture in SINKS:
         yield (
             "attention flash with sinks is a kernel that Transformers fetches with the package kernels: "
-            "kernels-community/vllm-flash-attn3, built for Ampere and Hopper; elsewhere take eager"
+            "kernels-community/vllm-flash-attn3, built for Ampere and Hopper"
         )
     # dev-discuss.pytorch.org/t/3290: Volta is dropped from CUDA 12.8 builds for 2.11
     if gpu.before_turing and at_least(s.versions.get("torch", "0"), "2.11"):

@@ -383,6 +383,23 @@ def test_value_and_reward_models_have_no_vocabulary() -> None:
         assert (k.role(name).path, k.role(name).scoring) == (Path("scalar"), Path("scalar"))
 
 
+def test_weights_of_bf16_alone_halve_what_a_rank_holds() -> None:
+    """`fsdp_config.model_dtype: bf16`: weights, reduced gradients and Adam's states; adapters follow since 0.9.1."""
+    wide, narrow = estimate(run()), estimate(run(precision="bf16"))
+    held = [
+        {line.component: line.bytes for line in e.groups[0].peak.moment.lines if line.role == "actor"}
+        for e in (wide, narrow)
+    ]
+    for component in ("weights", "optimizer_states"):
+        assert held[1][component] == pytest.approx(held[0][component] / 2, rel=1e-3)
+    assert narrow.scenario.grad_dtype == "bf16"
+    adapters = run(method="lora", precision="bf16").lora
+    assert adapters
+    assert adapters.dtype == "bf16"
+    with pytest.raises(ScenarioError, match="precision: given 'bf16'"):
+        run("0.8.0", method="lora", precision="bf16")
+
+
 @pytest.mark.parametrize(
     ("version", "precision", "host", "leaves"),
     [
@@ -549,7 +566,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "fsdp2 before 0.4": ("0.3.0", {"sharding": "fsdp2"}, "sharding"),
     "adapters before 0.4": ("0.3.0", {"method": "lora"}, "method"),
     "4-bit weights": ("0.9.1", {"method": "qlora"}, "method"),
-    "another precision": ("0.9.1", {"precision": "bf16"}, "precision"),
+    "another precision": ("0.9.1", {"precision": "fp32"}, "precision"),
     "another optimizer": ("0.9.1", {"optimizer": "lion"}, "optimizer"),
     "other gradients": ("0.9.1", {"grad_dtype": "bf16"}, "grad_dtype"),
     "selective checkpointing": ("0.9.1", {"checkpointing": "selective"}, "checkpointing"),
@@ -557,7 +574,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "other attention with packing": ("0.9.1", {"attention": "eager", "packing": True}, "attention"),
     "a fused loss": ("0.9.1", {"loss": "fused"}, "loss"),
     "other log-probabilities": ("0.9.1", {"logprob": "selective"}, "logprob"),
-    "a critic's precision": ("0.9.1", {"task": "ppo", "roles": {"critic": {"precision": "bf16"}}}, "roles.critic.pre"),
+    "a critic's precision": ("0.9.1", {"task": "ppo", "roles": {"critic": {"precision": "fp32"}}}, "roles.critic.pre"),
     "a rollout in halves": ("0.9.1", {"rollout": {"batch": 5, "n": 2}, "global_batch": 8}, "rollout.batch"),
     "layers of a model without adapters": ("0.9.1", {"rollout": {"layered_summon": True}}, "rollout.layered_summon"),
     "batches shorter than a sequence": ("0.9.1", {"max_tokens_per_gpu": 1000}, "max_tokens_per_gpu"),

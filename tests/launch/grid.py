@@ -213,6 +213,7 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         yield from supervised("torch", ("sft",), METHODS, ({"optimizer_in_backward": False}, moved), MACHINES, of)
         yield from supervised("torch", ("sft",), *held, ({"model": "llama-3.1-8b"}, {"model": "qwen2.5-7b"}))
         yield from supervised("torch", ("sft",), METHODS[:2], SWITCHES[2:3], MACHINES[1:], of)
+        yield from supervised("torch", ("sft",), METHODS[:2], ({"model": "llama-3.1-70b"},), MACHINES[1:], of)
     elif name == "torchtitan":
         cut = (*({place: 2} for place in ("tensor_parallel", "pipeline_parallel", "context_parallel")), {})
         few = ({"tensor_parallel": 4, "sequence_parallel": False}, *shardings("ddp", "fsdp2"))

@@ -442,7 +442,7 @@ def test_what_no_flag_says_is_noted() -> None:
             {"framework": "torch", "trainer": "torchtune", "model": "yi-6b"},
             "model: given 'yi-6b' with method full, allowed for a command of torchtune: llama-3-8b, llama-3.1-8b, "
             "llama-3.2-1b, llama-3.2-3b, qwen2-0.5b, qwen2-1.5b, qwen2-7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, "
-            "qwen2.5-7b",
+            "qwen2.5-7b, llama-3-70b, llama-3.1-70b",
         ),
         (
             {"framework": "torch", "trainer": "torchtitan"},

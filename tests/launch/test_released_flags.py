@@ -360,7 +360,7 @@ def engine(
 ) -> dict[str, Any]:
     """What verl is told of a model that FSDP trains, and of its optimizer."""
     assert said[f"{optim}.optimizer"] == "AdamW"
-    assert said[f"{config}.model_dtype"] == "fp32"
+    assert said[f"{config}.model_dtype"] == ("bf16" if s.precision == "bf16" else "fp32")
     told = said[f"{optim}.override_optimizer_config"]
     fields = {
         "sharding": SHARDING[said[strategy]],

@@ -159,6 +159,7 @@ def sharded(said: Mapping[str, Any], s: Scenario) -> dict[str, Any]:
     assert words[:2] == ["full_shard", "auto_wrap"]
     assert ("offload" in words) == (s.offload.parameters or s.offload.optimizer)
     assert said["fsdp_config"]["auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
+    assert said["fsdp_config"]["cpu_ram_efficient_loading"]  # one rank of a node builds the model, not each
     return {"sharding": f"fsdp{said['fsdp_config']['fsdp_version']}"}
 
 

@@ -12,8 +12,9 @@ from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.recommend import Recommendation, options, recommend, text
 from calc.recommend.clock import TOLERANCE
-from calc.recommend.problem import PATIENCE
+from calc.recommend.problem import PATIENCE, Problem
 from calc.recommend.trades import SENSIBLE
+from calc.scenario.rules import flash_faults
 from calc.scenario.scenario import Scenario, ScenarioError
 from calc.site.i18n.speech import say
 
@@ -549,3 +550,78 @@ def test_nobody_is_sent_to_one_gpu_with_a_terabyte_of_host_memory() -> None:
     assert one.verdict == "nothing fits"
     assert one.fails and one.fails.where == "host"
     assert one.advice[0].startswith("host_memory ")
+
+
+@pytest.mark.parametrize(
+    ("words", "attention"),
+    [
+        ("--model gemma-4-31b --task dpo --framework trl --gpu a100-80-sxm --gpus 4 --seq-len 2048", "sdpa"),
+        ("--model gpt-oss-20b --task sft --framework trl --gpu rtx5090 --gpus 1", "eager"),
+        ("--model gpt-oss-20b --task sft --framework trl --gpu h100-sxm --gpus 1", "flash"),
+    ],
+)
+def test_the_attention_is_one_that_runs_for_the_model_on_the_card(words: str, attention: str) -> None:
+    """Once FlashAttention for heads of 512, and with sinks on Blackwell: 'as computed the job does not start'."""
+    r = ask(f"{words} --method lora")
+    assert r.recommended
+    assert r.recommended.scenario.attention == attention
+    assert r.launch
+    for c in r.alternatives:
+        assert not list(flash_faults(c.scenario.architecture, load().gpu(c.scenario.gpu))) or attention != "flash"
+
+
+def test_kto_has_a_batch_of_several() -> None:
+    """Once a micro batch of 1, at which KTOTrainer raises ValueError."""
+    words = "--model llama-3.1-8b --task kto --framework trl --gpu h100-sxm --gpus 4 --seq-len 2048 --method full"
+    assert run(words).micro_batch >= 2
+    with pytest.raises(ScenarioError, match="micro_batch: given 1 for kto"):
+        ask(f"{words} --micro-batch 1")
+
+
+def test_kernels_that_keep_weights_on_the_card_come_before_weights_on_the_host() -> None:
+    """Once 16.8 s, 10 of them for weights that crossed PCIe, where Liger's loss leaves room for them."""
+    words = "--model qwen3.5-35b-a3b --task sft --trainer ms-swift --gpu h100-sxm --gpus 1 --seq-len 4096 --method lora"
+    s = run(words)
+    assert (s.kernels, s.offload.parameters) == ("liger", False)
+    assert run(words + " --loss full").offload.parameters
+
+
+def test_stages_of_unequal_size_are_looked_at_where_equal_ones_are_few() -> None:
+    """94 layers: once at most two stages, where verl's own script has eight."""
+    fields = {"model": "qwen3-235b-a22b", "task": "grpo", "framework": "verl", "gpu": "h100-sxm", "gpus": 64}
+    problem = Problem({**fields, "sharding": "megatron", "method": "full"}, load())
+    search = problem.asked(problem.rungs[0])
+    assert search
+    assert {branch.base.pipeline_parallel for branch in search.branches} == {1, 2, 4, 8}
+
+
+def test_stages_and_ranks_that_are_given_have_megatron_core_train() -> None:
+    """Once 'pipeline_parallel: given 8, allowed with verl: 1; it has no stages'."""
+    s = run("--model qwen3-8b --task grpo --framework verl --gpu h100-sxm --gpus 8 --pipeline-parallel 2 --method full")
+    assert (s.sharding, s.pipeline_parallel) == ("megatron", 2)
+
+
+def test_weights_of_16_bits_alone_are_tried_where_a_trainer_has_a_switch_for_them() -> None:
+    """Once 'tight' with paged states of 8 bits beside weights in fp32, which `pure_bf16` halves."""
+    words = "--model gemma-3-4b --task sft --trainer llamafactory --gpu rtx4090 --gpus 1 --seq-len 2048 --method full"
+    r = ask(words)
+    assert r.verdict == "fits"
+    assert r.launch
+    assert "pure_bf16: true" in "".join(r.launch.files.values())
+
+
+def test_torchtunes_configurations_of_70b_are_for_several_gpus() -> None:
+    """Once 'no command', though its registry has llama3_1/70B_full."""
+    r = ask("--model llama-3.1-70b --task sft --trainer torchtune --gpu mi300x --gpus 8 --seq-len 4096 --method full")
+    assert r.launch
+    assert "full_finetune_distributed" in r.launch.command
+    assert "--config llama3_1/70B_full " in r.launch.command
+    alone = ask("--model llama-3.1-70b --task sft --trainer torchtune --gpu mi300x --gpus 1 --method lora")
+    assert alone.launch is None
+
+
+def test_a_miss_says_what_its_estimate_assumes() -> None:
+    """Once 'nothing fits' for QLoRA of a mixture of experts, without a word that its experts stay in 16 bits."""
+    r = ask("--model gpt-oss-20b --task sft --trainer unsloth --gpu rtx4090 --gpus 1 --seq-len 2048")
+    assert r.verdict == "nothing fits"
+    assert any(note.startswith("routed experts stay in 16 bits") for note in r.notes)

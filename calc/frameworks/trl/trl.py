@@ -156,6 +156,9 @@ def refuse(s: Scenario) -> Refusal | None:
         return Refusal("checkpointing", "'selective'", "none, full", "with trl")
     if s.packing and s.task != "sft":
         return Refusal("packing", f"true for {s.task}", "false; SFTTrainer alone packs", "with trl")
+    # KTOTrainer pairs each prompt with the next one's completion (trainer/kto_trainer.py:844 of 1.16.0)
+    if s.task == "kto" and s.micro_batch == 1:
+        return Refusal("micro_batch", "1 for kto", "at least 2; its KL term mixes the pairs of a batch", "with trl")
     if s.images and (s.task == "ppo" or (s.task == "rm" and not at_least(version, PAIRS))):
         seen = f"{s.images.width} x {s.images.height}"
         return Refusal("images", f"{seen!r} for {s.task}", "none", f"with trl {version}")

@@ -97,8 +97,6 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     """
     own = release(version)
     values = stated(task, own, DEFAULTS) | pinned(RELEASES[own])
-    pure = given.get("precision") == "bf16"
-    values["grad_dtype"] = "bf16" if pure else "fp32"  # FSDP 1 casts what it has reduced to the parameters' type
     values["optimizer_impl"] = _stepped(str(given.get("optimizer", USUAL)))
     values["roles.reference.micro_batch"] = given.get("rollout.micro_batch", values["rollout.micro_batch"])
     return values
@@ -121,8 +119,6 @@ def fixed(s: Scenario) -> dict[str, tuple[Any, ...]]:
     return {
         "method": ("full",),  # adapters came after 0.3.2
         "sharding": ("fsdp1",),
-        "precision": ("fsdp-mixed", "bf16"),  # fsdp.torch_dtype
-        "grad_dtype": ("bf16",) if pure else ("fp32",),
         "optimizer": tuple(name for name in STRATEGIES if pure or not OPTIMIZERS[name].narrow),
         "optimizer_impl": (_stepped(s.optimizer),),
         "entropy_coeff": (0,),

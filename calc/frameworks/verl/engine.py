@@ -30,10 +30,12 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.method == "qlora" or (s.method == "lora" and not lora):
         return Refusal("method", repr(s.method), "full, lora" if lora else "full", f"with verl {version}")
     free = reached(version, "0.6.1")  # override_config.attn_implementation (fsdp_workers.py:318 of 0.6.1)
+    # adapters are cast to a base of bf16 since 0.9.1 (workers/engine/fsdp/transformer_impl.py:370)
+    narrow = s.method == "full" or reached(version, "0.9.1")
     fixed: dict[str, tuple[str | bool, ...]] = {
-        "precision": ("fsdp-mixed",),
+        "precision": ("fsdp-mixed", "bf16") if narrow else ("fsdp-mixed",),  # fsdp_config.model_dtype
         "optimizer": tuple(name for name, facts in OPTIMIZERS.items() if facts.spelled.verl),
-        "grad_dtype": ("fp32",),
+        "grad_dtype": ("bf16",) if s.precision == "bf16" else ("fp32",),
         "checkpointing": ("none", "full"),
         "reentrant": (False,),  # workers/engine/fsdp/transformer_impl.py:336
         "attention": ("flash", "sdpa", "eager") if free and not s.packing else ("flash",),

@@ -62,6 +62,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     tables = (DEFAULTS, RL if rl else SFT, ADAPTERS if adapters else FULL, NOTHING if dynamic else STATIC)
     known = shared(version)
     values = stated(task, known, *tables) | pinned(RELEASES[known])
+    if given.get("precision") == "bf16":  # FSDP casts what it has reduced to the parameters' type
+        values |= {"grad_dtype": "bf16"} | ({"lora.dtype": "bf16"} if adapters else {})
     if rl and forked(version):
         values |= easyr1.defaults(task, version, given)
         values.pop("roles.reference", None)  # algorithm.disable_kl: false

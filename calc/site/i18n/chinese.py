@@ -896,9 +896,14 @@ ADVICE = {
         "{gpu} 上进程在张量以外的占用没有实测：按 NVIDIA 显卡计"
     ),
     "attention flash with sinks is a kernel that Transformers fetches with the package kernels: "
-    "kernels-community/vllm-flash-attn3, built for Ampere and Hopper; elsewhere take eager": (
+    "kernels-community/vllm-flash-attn3, built for Ampere and Hopper": (
         "带 sinks 的 flash 注意力是 Transformers 用 kernels 包获取的内核：kernels-community/vllm-flash-attn3，"
-        "为 Ampere 和 Hopper 编译；其他卡用 eager"
+        "为 Ampere 和 Hopper 编译"
+    ),
+    "attention flash with sinks is kernels-community/vllm-flash-attn3, built for Ampere and Hopper, not for the {gpu}: "
+    "take eager": (
+        "带 sinks 的 flash 注意力是 kernels-community/vllm-flash-attn3，"
+        "为 Ampere 和 Hopper 编译，不支持 {gpu}：用 eager"
     ),
     "PyTorch from 2.11 on has kernels for the {gpu} in its builds for CUDA 12.6 alone": (
         "PyTorch 自 2.11 起只在 CUDA 12.6 的构建中有 {gpu} 的内核"
