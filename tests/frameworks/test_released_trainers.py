@@ -337,14 +337,42 @@ def test_torchtune_states_what_it_adapts(released: Released, version: str) -> No
 
 
 def test_unsloth_states_what_it_adapts(released: Released) -> None:
-    found = told(released("unsloth", unsloth.FIRST), f"{CLI}:target_modules")
-    assert stated("unsloth", unsloth.FIRST, Row("lora.targets", {}, {}, QLORA)) == found.split(",")
+    found = told(released("unsloth", unsloth.NEWEST), f"{CLI}:target_modules")
+    assert stated("unsloth", unsloth.NEWEST, Row("lora.targets", {}, {}, QLORA)) == found.split(",")
+
+
+@pytest.mark.parametrize(
+    ("word", "since", "until"),
+    [
+        ("= fast_cross_entropy_loss(", unsloth.FIRST, ""),
+        ("fused_linear_cross_entropy(", unsloth.CUT, unsloth.FUSED),
+        ("if bsz*q_len <= 1024: RETURN_LOGITS = True", unsloth.SHORT, unsloth.NEWEST),
+        ("unsloth_fused_ce_loss(", unsloth.FUSED, ""),
+    ],
+)
+def test_unsloth_has_its_losses_in_the_releases_that_are_stated(
+    released: Released, word: str, since: str, until: str
+) -> None:
+    for version in unsloth.RELEASES:
+        text = released("unsloth", version).text("unsloth/models/llama.py")
+        there = re.search(rf"^[^#\n]*{re.escape(word)}", text, re.MULTILINE) is not None
+        assert there is (at_least(version, since) and not (until and at_least(version, until))), version
+
+
+def test_unsloth_makes_segments_expandable_and_keeps_tables_for_its_positions(released: Released) -> None:
+    """The newest release does the former in unsloth_zoo, of which it is a package of its own."""
+    for version in (unsloth.FIRST, unsloth.CUT, unsloth.SHORT, unsloth.FUSED):
+        release = released("unsloth", version)
+        assert "expandable_segments:True" in release.text("unsloth/__init__.py")
+        assert "self.current_rope_size = min(4 * 8192, self.max_position" in release.text("unsloth/models/llama.py")
+    assert unsloth.POSITIONS == 4 * 8192
 
 
 @pytest.mark.parametrize("trainer", ["llamafactory", "axolotl", "ms-swift", "unsloth"])
 def test_a_trainer_states_a_transformers_that_it_allows(released: Released, trainer: str) -> None:
     for version, pins in MODULES[trainer].RELEASES.items():
-        allowed = released(trainer, version).requires("transformers", "none")
+        # the first release of Unsloth asks for it in an extra alone
+        allowed = released(trainer, version).requires("transformers", "huggingface")
         assert allowed.contains(pins.transformers), f"{trainer} {version}: {allowed}; stated: {pins.transformers}"
 
 
