@@ -304,9 +304,39 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
 }  # fmt: skip
 
 
+# Switches that move memory and that no table of ours fills in, since a release leaves them off.
+OFF: Mapping[str, tuple[Mapping[str, str], ...]] = {
+    "torchtitan": (
+        {"0.1.0": "torchtitan/config_manager.py:Training.compile",
+         "0.2.2": "torchtitan/config/job_config.py:Compile.enable",
+         "0.3.0": "torchtitan/config/configs.py:CompileConfig.enable"},
+        titan("Training", "enable_cpu_offload"),
+        {"0.1.0": "torchtitan/config_manager.py:Optimizer.early_step_in_backward",
+         "0.2.2": "torchtitan/config/job_config.py:Optimizer.early_step_in_backward", "0.3.0": ""},
+        {"0.1.0": "torchtitan/config_manager.py:Parallelism.enable_async_tensor_parallel",
+         "0.2.2": "torchtitan/config/job_config.py:Parallelism.enable_async_tensor_parallel",
+         "0.3.0": "torchtitan/config/configs.py:CompileConfig.enable_async_tensor_parallel"},
+        {"0.1.0": "torchtitan/config_manager.py:Parallelism.disable_loss_parallel",
+         "0.2.2": "torchtitan/config/job_config.py:Parallelism.disable_loss_parallel", "0.3.0": ""},
+        {"0.1.0": "torchtitan/config_manager.py:Float8.enable_fsdp_float8_all_gather",
+         "0.2.2": "torchtitan/config/job_config.py:Float8Linear.enable_fsdp_float8_all_gather", "0.3.0": ""},
+    ),
+    "unsloth": (
+        {"2026.10.9": f"{CLI}:use_dora"},
+        {"2026.10.9": f"{CLI}:use_loftq"},
+        {"2026.10.9": f"{CLI}:vision_all_linear"},
+    ),
+}  # fmt: skip
+
+
 def place(row: Row, version: str) -> str:
     """Where `version` tells a row; "" where it does not."""
-    return next((path for first, path in reversed(row.told.items()) if at_least(version, first)), "")
+    return since(row.told, version)
+
+
+def since(told: Mapping[str, str], version: str) -> str:
+    """The last of the places that `version` has reached; "" for none."""
+    return next((path for first, path in reversed(told.items()) if at_least(version, first)), "")
 
 
 CASES = [
@@ -324,6 +354,15 @@ def test_a_trainer_states_its_configuration(released: Released, trainer: str, ve
     found = told(release, where)
     theirs, ours = row.means.get(found, found), stated(trainer, version, row)
     assert ours == theirs, f"{release.name}, {where} is {found!r}: {row.field} is {theirs!r}; stated: {ours!r}"
+
+
+@pytest.mark.parametrize("trainer", OFF)
+def test_a_switch_that_no_table_fills_in_is_off(released: Released, trainer: str) -> None:
+    """A release that turns one on changes a job's memory where its user says nothing."""
+    for version in MODULES[trainer].RELEASES:
+        for places in OFF[trainer]:
+            if where := since(places, version):
+                assert told(released(trainer, version), where) is False, f"{trainer} {version}, {where}"
 
 
 @pytest.mark.parametrize("version", torchtune.RELEASES)
