@@ -70,7 +70,8 @@ class Path:
     after their own. `kept` is the share of the positions that enter the loss, where the others are cut off by a slice
     after the head, or before the head (`tiled`).
     `tile` is the number of tokens whose logits `tiled` or `chunked` has at once (0: an eighth of all), whose gradients
-    `pieces` has, or which `divergence` compares at once, 0 for all, in so many `turns`. For `ahead` `summed` has the
+    `pieces` has, or which `divergence` compares at once, 0 for all, in so many `turns`; `fused` has so many where they
+    are not Liger's. For `ahead` `summed` has the
     bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for a `vocab-parallel`
     entropy, for `rows` and for `selective`, that the loss reads a copy of the logits; `apart` says that the entropy
     reads another.

@@ -101,7 +101,7 @@ class Fsdp(Holder):
         """This rank's shard of the weights and of the adapters."""
         r = self.replica
         if self.offload:
-            return [r.scales()] if r.quantised else []
+            return [*([r.scales()] if r.quantised else []), *self.tables()]
         own = [
             r.packed(r.ranks)
             if r.quantised
@@ -109,7 +109,8 @@ class Fsdp(Holder):
                 r.role, self.stored(tensors(r.arch, head=r.head), r.parameters), r.weight_bytes, r.ranks, "weights#fsdp"
             )
         ]
-        return [*own, weights.adapter(r.role, r.adapter, r.adapter_bytes, r.ranks)] if r.adapter else own
+        adapter = [weights.adapter(r.role, r.adapter, r.adapter_bytes, r.ranks)] if r.adapter else []
+        return [*own, *adapter, *self.tables()]
 
     def loading(self) -> Moments:
         """One instant: a rank has its shards from the start."""

@@ -67,6 +67,10 @@ class Fsdp1(Fsdp):
         """Elements of all flat gradients."""
         return self.layers() if self.joined else self.replica.trainable
 
+    def table_bytes(self) -> int:
+        """Those of the compute type, to which the first forward casts buffers (torch `_runtime_utils.py`)."""
+        return self.replica.run.compute
+
     def loading(self) -> Moments:
         """The instants of loading: the root unit's parameters are flattened on the GPU, then every rank has its shards.
 

@@ -22,7 +22,8 @@ class Plain(Holder):
         """The model's own weights and its adapters."""
         r = self.replica
         own = r.packed() if r.quantised else weights.weights(r.role, r.parameters, r.weight_bytes)
-        return [own, weights.adapter(r.role, r.adapter, r.adapter_bytes)] if r.adapter else [own]
+        adapter = [weights.adapter(r.role, r.adapter, r.adapter_bytes)] if r.adapter else []
+        return [own, *adapter, *self.tables()]
 
     def loading(self) -> Moments:
         """The weights are on the GPU; before, the last layer's experts are joined if they go into four bits whole."""

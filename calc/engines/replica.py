@@ -174,6 +174,16 @@ class Holder:
 
     __slots__ = ()
 
+    def tables(self: TrainingEngine) -> list[Line]:
+        """The rotary tables of its layers, if each has its own."""
+        r = self.replica
+        positions = r.arch.cached_positions
+        return [weights.tables(r.role, r.arch, positions, self.table_bytes())] if positions else []
+
+    def table_bytes(self: TrainingEngine) -> int:
+        """Bytes of an element of a rotary table: those of a weight."""
+        return self.replica.weight_bytes
+
     def resident(self: TrainingEngine) -> list[Line]:
         """Weights and what training keeps beside them."""
         return [*self.weights(), *self.states()]
@@ -259,6 +269,12 @@ class TrainingEngine(Protocol):
 
     def weights(self) -> list[Line]:
         """The model as it lies on the GPU between forwards."""
+
+    def tables(self) -> list[Line]:
+        """The cos and sin that its layers keep for all positions, which every GPU has whole; mostly none."""
+
+    def table_bytes(self) -> int:
+        """Bytes of an element of these."""
 
     def states(self) -> list[Line]:
         """The tensors that training keeps beside the weights: master weights, optimizer states, permanent buffers."""

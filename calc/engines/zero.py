@@ -119,7 +119,7 @@ class Zero(Holder):
             lines.append(weights.weights(r.role, r.parameters, r.weight_bytes, shards, "weights#zero"))
         if r.adapter and not self.parameters_on_host:
             lines.append(weights.adapter(r.role, r.adapter, r.adapter_bytes, shards))
-        return lines
+        return [*lines, *self.tables()]
 
     @property
     def parameters_on_host(self) -> bool:

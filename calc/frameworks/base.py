@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from calc.base.plan import Keeps
 from calc.base.refusal import Refusal
 from calc.models.architecture import Architecture
+from calc.models.releases import with_tables
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, TOGETHER, Generates, Sharding
 
@@ -83,8 +84,8 @@ class Framework(Protocol):
 
 
 def as_published(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
-    """The `modelled` of a framework that runs Transformers' code."""
-    return architecture
+    """The `modelled` of a framework that runs Transformers' code, in the release of its scenario."""
+    return with_tables(architecture, str(values["versions.transformers"]))
 
 
 def accumulated(precision: str, sharding: str) -> str:

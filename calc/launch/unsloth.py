@@ -21,7 +21,7 @@ def launch(s: Scenario) -> Launch:
     """The command for `s` with its file; raises LaunchError if no setting says what the job cannot do without."""
     start = f"unsloth train --config {FILE} --dataset {Placeholder('DATASET', 'name of the training data')}"
     files = {FILE: hugging_face.yaml(settings(s))}
-    return Launch(shell.setting(s, start), files, tuple(notes(s, files)))
+    return Launch(shell.setting(s, start, switches_segments=True), files, tuple(notes(s, files)))
 
 
 def settings(s: Scenario) -> dict[str, Any]:
@@ -58,6 +58,8 @@ def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
     """Notes on the values that the reader fills in, and on fields that no key sets."""
     yield shell.needs("DATASET", "your data on Hugging Face; local_dataset takes files")
     yield from shell.of_files(s, files)
+    if not s.expandable_segments:
+        yield "expandable_segments false: set PYTORCH_ALLOC_CONF yourself, or unsloth switches them on"
     places = [*hugging_face.unsaid(s), "lora.dtype", "loss", "reentrant"]
     # where flash-attn is not to be had, xFormers or PyTorch's own keep the same
     yield from shell.unsaid(s, *places, *(["attention"] if s.attention == "eager" else []))

@@ -470,7 +470,7 @@ class Head(Program):
         `chunked`: eight pieces of the tokens, each recomputed for its backward, which adds a gradient of the whole head
         into the one so far; or pieces of `tile` tokens, see `of_tokens`. `fused` (Liger
         `ops/fused_linear_cross_entropy.py`): forward makes both gradients at once, of the input and of the head, in
-        pieces of at most twice T·h/V rows.
+        pieces of at most twice T·h/V rows, or in so many `turns`.
         """
         tape, c, trained = self.tape, self.c, self.run.trained
         head = Size({}, {"W_lm_head": 1}) if trained else NOTHING
@@ -488,7 +488,8 @@ class Head(Program):
                     backward_scratch=piece * backward + head * c, weight=elements)  # fmt: skip
         else:
             made = [Tensor(WIDTH, c), Tensor(head, c)]
-            tape.op("fused loss", [x], ONE, 4, saves=made, scratch=WIDTH * (2 * c))
+            piece = V * (1 / path.turns) if path.turns else WIDTH
+            tape.op("fused loss", [x], ONE, 4, saves=made, scratch=piece * (2 * c))
         return tape
 
     def of_tokens(self, path: Path) -> Tape:

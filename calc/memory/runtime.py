@@ -55,13 +55,13 @@ REPLAYED = (
 )  # fmt: skip
 # Beyond that PyTorch caches freed blocks until memory is short, and releases them before it fails
 # (c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`): they do not decide whether memory runs out, but a
-# monitor shows them. Where lengths differ from batch to batch they came to 0.1 to 5.0 times what differs, 3.8 times at
+# monitor shows them. Where lengths differ from batch to batch they came to 0.1 to 4.8 times what differs, 3.65 times at
 # the 95th percentile of the 45 runs that measurements/published.jsonl has of ms-swift's benchmark; with one length, or
 # emptied regularly, to a quarter at most. Expandable segments leave blocks of other sizes no holes: on an H200, 24
 # steps of twelve layers of Qwen2.5 3B and its head, torch 2.11, cached 0.31 times that, whether sequences had 8,192
 # tokens, a few less, as packs have, or anything down to 300; without them 2.9 times, of packs.
 Caching = Literal["lengths vary", "one length", "one segment"]
-CACHED: Mapping[Caching, float] = {"lengths vary": 3.8, "one length": 0.25, "one segment": 0.31}
+CACHED: Mapping[Caching, float] = {"lengths vary": 3.65, "one length": 0.25, "one segment": 0.31}
 VARYING = frozenset({"activations", "checkpoints", "logits", "temporary"})
 # Memory that a rollout engine takes at its start and never frees piecemeal leaves no holes.
 SERVING = "rollout"

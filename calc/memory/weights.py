@@ -35,6 +35,16 @@ def adapter(role: str, count: int, b: int, shards: int = 1) -> Line:
     return Line("adapter", role, b * count // shards, "b·A/N", {"b": b, "A": count, "N": shards}, "weights#lora")
 
 
+def tables(role: str, arch: Architecture, positions: int, b: int) -> Line:
+    """The cos and sin of all `positions` that each layer keeps in buffers of its own, in `b` bytes.
+
+    Every GPU has them whole; no checkpoint has them. Which releases do so: `calc.models.releases.SHARE_TABLES`.
+    """
+    values = {"b": b, "L": arch.layers, "S_max": positions, "d": arch.rotary_dim or arch.head_dim}
+    size = 2 * b * values["L"] * values["S_max"] * values["d"]
+    return Line("weights", role, size, "2·b·L·S_max·d", values, "weights#tables")
+
+
 def master(role: str, count: int, b: int, shards: int = 1) -> Line:
     """The fp32 copy of 16-bit weights that the optimizer updates under mixed precision."""
     return Line(

@@ -291,6 +291,7 @@ class Architecture:
     rotary_dim: int = 0  # of a head; the rest passes by and is joined again (Qwen3-Next); 0: all of it rotates
     output_gate: bool = False  # queries come with a gate, whose sigmoid weighs attention's output (Qwen3-Next)
     rotary_tables: int = 0  # elements of cos and sin per position, where each layer repeats them for itself (GLM)
+    cached_positions: int = 0  # positions whose cos and sin every layer has in buffers (Transformers until 4.44)
     embedding_scaled: bool = False  # outside the embedding's module (Granite; Gemma's module does it itself)
     embedding_dropout: bool = False
     residual_scaled: bool = False  # outputs of attention and MLP are multiplied before they are added (Granite)

@@ -7,9 +7,11 @@ weights. Types that have no other code (kimi_k2, mimo) are in no release.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from calc.base.versions import at_least, numbers
+from calc.models.architecture import Architecture
 
 BROUGHT: Mapping[str, tuple[str, ...]] = {
     "2.0.0": ("gpt2",),
@@ -56,6 +58,14 @@ CODE_BESIDE = (
     "iquestcoder", "minimax_m2", "nemotron_h", "phi", "phi3", "qwen2",
 )  # fmt: skip
 FIRST: Mapping[str, str] = {name: version for version, names in BROUGHT.items() for name in names}
+# The first release whose layers share their tables of cos and sin, or make them as they go, by family. Before, each had
+# its own: `register_buffer("cos_cached", …)` of `modeling_<family>.py` in 4.37.2, 4.39.3, 4.40.2 to 4.47.1.
+SHARE_TABLES: Mapping[str, str] = {
+    "llama": "4.38", "mistral": "4.42", "mixtral": "4.48", "phi": "4.45", "qwen2": "4.45", "qwen2_moe": "4.45",
+    "stablelm": "4.45", "starcoder2": "4.45",
+}  # fmt: skip
+# Of Qwen2 and 2.5 the catalog has the base models' files; the chat models, which most jobs train, have fewer positions.
+CHAT = {"qwen2": 32_768}
 
 
 def knows(version: str, name: str) -> bool:
@@ -70,3 +80,10 @@ def newest_type(config: Mapping[str, Any]) -> str | None:
     asked = [config.get("model_type"), inner.get("model_type") if isinstance(inner, Mapping) else None]
     found = [name for name in asked if isinstance(name, str) and name in FIRST]
     return max(found, key=lambda name: numbers(FIRST[name]), default=None)
+
+
+def with_tables(arch: Architecture, transformers: str) -> Architecture:
+    """The model with the positions whose cos and sin each layer keeps, if Transformers' layers do in that release."""
+    if arch.modeling or arch.cached_positions or at_least(transformers, SHARE_TABLES.get(arch.family, "0")):
+        return arch
+    return replace(arch, cached_positions=min(arch.max_positions, CHAT.get(arch.family, arch.max_positions)))

@@ -181,7 +181,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
     scratch = optimizer.facts.scratch if optimizer else 0
     each = scratch or (temporaries(optimizer) * r.step_bytes if optimizer else 0)
     return Blocks(
-        weights=(*own, *adapters) if whole else tuple(_scales(r)),
+        weights=(*(own if whole else _scales(r)), *(adapters if whole else ()), *_tables(engine)),
         units=units,
         states=tuple([_states(r, t) for t in changed]),
         passing=() if r.in_backward else tuple([t.elements * each for t in changed]),
@@ -300,6 +300,13 @@ def _packed(e: Fsdp1, elements: int) -> Flat:
     r = e.replica
     whole = int(elements * (NF4[r.run.nested] if r.cut_scales else PACKED))
     return Flat((), whole // r.ranks, 0, whole, 0, 0, 0, 0)
+
+
+def _tables(engine: TrainingEngine) -> Iterator[int]:
+    """Each layer's own cos and sin (`calc.memory.weights.tables`)."""
+    arch = engine.replica.arch
+    for line in engine.tables():
+        yield from [line.bytes // (2 * arch.layers)] * (2 * arch.layers)
 
 
 def _scales(r: Replica) -> Iterator[int]:

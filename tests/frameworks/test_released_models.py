@@ -9,7 +9,7 @@ from released import Unreachable, read
 
 from calc.base.versions import at_least
 from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING
-from calc.models.releases import FIRST
+from calc.models.releases import FIRST, SHARE_TABLES
 
 TYPES = {*FAMILIES, *ALIKE, *NESTED, *SEEING}
 MAPPED = "transformers/models/auto/configuration_auto.py"
@@ -26,3 +26,17 @@ def test_a_release_maps_the_types_that_came_by_then_and_no_others(pytestconfig: 
     text = "".join(release.text(path) for path in (MAPPED, LISTED) if path in release.members)
     mapped = {name for name in TYPES if re.search(rf"[\"']{name}[\"']\s*[:,]", text)}
     assert mapped == {name for name, first in FIRST.items() if at_least(version, first)}
+
+
+@pytest.mark.parametrize("version", ["4.37.2", "4.44.2", "4.46.3", "4.51.3"])
+def test_a_release_has_rotary_tables_in_the_layers_that_are_said_to(pytestconfig: pytest.Config, version: str) -> None:
+    """Read in the package: what a family's own rotary embedding registers, whichever of our families has a table."""
+    try:
+        release = read(pytestconfig.cache.mkdir("released"), "transformers", version, (version,))
+    except Unreachable as reason:
+        pytest.skip(f"the registry cannot be reached: {reason}")
+    for family in SHARE_TABLES:
+        path = f"transformers/models/{family}/modeling_{family}.py"
+        tabled = path in release.members and 'register_buffer("cos_cached"' in release.text(path)
+        known = at_least(version, FIRST.get(family, "0"))
+        assert tabled == (known and not at_least(version, SHARE_TABLES[family])), f"{release.name}: {family}"

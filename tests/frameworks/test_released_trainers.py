@@ -304,9 +304,39 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
 }  # fmt: skip
 
 
+# Switches that move memory and that no table of ours fills in, since a release leaves them off.
+OFF: Mapping[str, tuple[Mapping[str, str], ...]] = {
+    "torchtitan": (
+        {"0.1.0": "torchtitan/config_manager.py:Training.compile",
+         "0.2.2": "torchtitan/config/job_config.py:Compile.enable",
+         "0.3.0": "torchtitan/config/configs.py:CompileConfig.enable"},
+        titan("Training", "enable_cpu_offload"),
+        {"0.1.0": "torchtitan/config_manager.py:Optimizer.early_step_in_backward",
+         "0.2.2": "torchtitan/config/job_config.py:Optimizer.early_step_in_backward", "0.3.0": ""},
+        {"0.1.0": "torchtitan/config_manager.py:Parallelism.enable_async_tensor_parallel",
+         "0.2.2": "torchtitan/config/job_config.py:Parallelism.enable_async_tensor_parallel",
+         "0.3.0": "torchtitan/config/configs.py:CompileConfig.enable_async_tensor_parallel"},
+        {"0.1.0": "torchtitan/config_manager.py:Parallelism.disable_loss_parallel",
+         "0.2.2": "torchtitan/config/job_config.py:Parallelism.disable_loss_parallel", "0.3.0": ""},
+        {"0.1.0": "torchtitan/config_manager.py:Float8.enable_fsdp_float8_all_gather",
+         "0.2.2": "torchtitan/config/job_config.py:Float8Linear.enable_fsdp_float8_all_gather", "0.3.0": ""},
+    ),
+    "unsloth": (
+        {"2026.10.9": f"{CLI}:use_dora"},
+        {"2026.10.9": f"{CLI}:use_loftq"},
+        {"2026.10.9": f"{CLI}:vision_all_linear"},
+    ),
+}  # fmt: skip
+
+
 def place(row: Row, version: str) -> str:
     """Where `version` tells a row; "" where it does not."""
-    return next((path for first, path in reversed(row.told.items()) if at_least(version, first)), "")
+    return since(row.told, version)
+
+
+def since(told: Mapping[str, str], version: str) -> str:
+    """The last of the places that `version` has reached; "" for none."""
+    return next((path for first, path in reversed(told.items()) if at_least(version, first)), "")
 
 
 CASES = [
@@ -326,6 +356,15 @@ def test_a_trainer_states_its_configuration(released: Released, trainer: str, ve
     assert ours == theirs, f"{release.name}, {where} is {found!r}: {row.field} is {theirs!r}; stated: {ours!r}"
 
 
+@pytest.mark.parametrize("trainer", OFF)
+def test_a_switch_that_no_table_fills_in_is_off(released: Released, trainer: str) -> None:
+    """A release that turns one on changes a job's memory where its user says nothing."""
+    for version in MODULES[trainer].RELEASES:
+        for places in OFF[trainer]:
+            if where := since(places, version):
+                assert told(released(trainer, version), where) is False, f"{trainer} {version}, {where}"
+
+
 @pytest.mark.parametrize("version", torchtune.RELEASES)
 def test_torchtune_states_what_it_adapts(released: Released, version: str) -> None:
     """Its names of attention's products, and the MLP's three where they are adapted."""
@@ -337,14 +376,42 @@ def test_torchtune_states_what_it_adapts(released: Released, version: str) -> No
 
 
 def test_unsloth_states_what_it_adapts(released: Released) -> None:
-    found = told(released("unsloth", unsloth.FIRST), f"{CLI}:target_modules")
-    assert stated("unsloth", unsloth.FIRST, Row("lora.targets", {}, {}, QLORA)) == found.split(",")
+    found = told(released("unsloth", unsloth.NEWEST), f"{CLI}:target_modules")
+    assert stated("unsloth", unsloth.NEWEST, Row("lora.targets", {}, {}, QLORA)) == found.split(",")
+
+
+@pytest.mark.parametrize(
+    ("word", "since", "until"),
+    [
+        ("= fast_cross_entropy_loss(", unsloth.FIRST, ""),
+        ("fused_linear_cross_entropy(", unsloth.CUT, unsloth.FUSED),
+        ("if bsz*q_len <= 1024: RETURN_LOGITS = True", unsloth.SHORT, unsloth.NEWEST),
+        ("unsloth_fused_ce_loss(", unsloth.FUSED, ""),
+    ],
+)
+def test_unsloth_has_its_losses_in_the_releases_that_are_stated(
+    released: Released, word: str, since: str, until: str
+) -> None:
+    for version in unsloth.RELEASES:
+        text = released("unsloth", version).text("unsloth/models/llama.py")
+        there = re.search(rf"^[^#\n]*{re.escape(word)}", text, re.MULTILINE) is not None
+        assert there is (at_least(version, since) and not (until and at_least(version, until))), version
+
+
+def test_unsloth_makes_segments_expandable_and_keeps_tables_for_its_positions(released: Released) -> None:
+    """The newest release does the former in unsloth_zoo, of which it is a package of its own."""
+    for version in (unsloth.FIRST, unsloth.CUT, unsloth.SHORT, unsloth.FUSED):
+        release = released("unsloth", version)
+        assert "expandable_segments:True" in release.text("unsloth/__init__.py")
+        assert "self.current_rope_size = min(4 * 8192, self.max_position" in release.text("unsloth/models/llama.py")
+    assert unsloth.POSITIONS == 4 * 8192
 
 
 @pytest.mark.parametrize("trainer", ["llamafactory", "axolotl", "ms-swift", "unsloth"])
 def test_a_trainer_states_a_transformers_that_it_allows(released: Released, trainer: str) -> None:
     for version, pins in MODULES[trainer].RELEASES.items():
-        allowed = released(trainer, version).requires("transformers", "none")
+        # the first release of Unsloth asks for it in an extra alone
+        allowed = released(trainer, version).requires("transformers", "huggingface")
         assert allowed.contains(pins.transformers), f"{trainer} {version}: {allowed}; stated: {pins.transformers}"
 
 

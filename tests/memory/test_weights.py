@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import VH, P, job, replica_of
+from jobs import VH, P, engine_of, job, replica_of, under
 
 from calc.base.ledger import total
 from calc.catalog.catalog import load
@@ -133,3 +133,34 @@ def test_experts_in_four_bits_that_are_not_modelled_are_refused(fields: dict[str
     with pytest.raises(ScenarioError) as caught:
         job(**{"model": "qwen3-30b-a3b", "method": "qlora", "quantize_moe_experts": True} | fields)
     assert message in str(caught.value)
+
+
+TABLES = 2 * 32 * 32_768 * 128  # elements of cos and sin: 32 layers of Mistral 7B, 32,768 positions, heads of 128
+
+
+@pytest.mark.parametrize(("sharding", "b"), [("ddp", 2), ("zero2", 2), ("zero3", 2), ("fsdp1", 2), ("fsdp2", 4)])
+def test_every_gpu_has_the_rotary_tables_of_each_layer_whole(sharding: str, b: int) -> None:
+    """Until Transformers 4.41; in the type of the weights, to which FSDP 1 does not hold: it casts buffers."""
+    early, late = (
+        sum(
+            line.bytes
+            for line in engine_of(under(job(model="mistral-7b", versions__transformers=v), sharding)).weights()
+        )
+        for v in ("4.41", "4.42")
+    )
+    assert early - late == TABLES * b
+
+
+def test_layers_that_share_their_tables_have_none() -> None:
+    """Llama until 4.37, Qwen2 until 4.44, of which chat models have 32,768 positions; Unsloth's own until 4.47."""
+
+    def positions(model: str, **fields: Any) -> int:
+        return job(model=model, **fields).architecture.cached_positions
+
+    assert positions("llama-2-7b", versions__transformers="4.37") == 4096
+    assert positions("llama-2-7b", versions__transformers="4.38") == 0
+    assert positions("qwen2.5-7b", versions__transformers="4.44") == 32_768
+    assert positions("qwen2.5-7b", versions__transformers="4.45") == 0
+    assert positions("llama-3.1-8b", trainer="unsloth", versions__transformers="4.44") == 32_768
+    assert positions("llama-3.1-8b", trainer="unsloth", versions__transformers="4.48") == 0
+    assert positions("llama-3.1-8b", trainer="torchtune", versions__transformers="4.37") == 0

@@ -19,7 +19,7 @@ from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks import trainer
-from calc.frameworks.base import Choices, accumulated, together
+from calc.frameworks.base import Choices, accumulated, as_published, together
 from calc.frameworks.constraints import (
     compile_fault,
     cut_alike,
@@ -72,8 +72,10 @@ def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architect
             return torchtitan.modelled(architecture, str(values["versions.torchtitan"]), str(values["versions.torch"]))
         case "torchtune":
             return torchtune.modelled(architecture, packing=bool(values["packing"]))
+        case "unsloth":
+            return as_published(unsloth.modelled(architecture, str(values["versions.transformers"])), values)
         case _:
-            return architecture
+            return as_published(architecture, values)
 
 
 def nearest(version: str) -> str:

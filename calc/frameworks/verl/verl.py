@@ -16,7 +16,7 @@ from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks import megatron_core
-from calc.frameworks.base import Choices
+from calc.frameworks.base import Choices, as_published
 from calc.frameworks.constraints import linear_fault, trainer_fault, unmodelled
 from calc.frameworks.releases import NOTHING, pinned, stated
 from calc.frameworks.verl import easyr1, engine, megatron, sft
@@ -46,7 +46,7 @@ TASKS = ("ppo", "grpo", "reinforce++")
 def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
     """The model as Megatron-core has it where that trains, else as Transformers has it."""
     if values["sharding"] != "megatron":
-        return architecture
+        return as_published(architecture, values)
     return megatron.modelled(architecture, values["version"])
 
 

@@ -1,24 +1,39 @@
-"""Unsloth's `unsloth train` on TRL's SFTTrainer: adapters beside 4-bit weights, a fused loss, kernels of its own.
+"""Unsloth on TRL's SFTTrainer: adapters beside 4-bit weights, losses and kernels of its own.
 
-Files are those of unsloth 2026.10.9 and unsloth_zoo 2026.10.9.
+Files are those of unsloth 2026.10.9 and unsloth_zoo 2026.10.9 unless a release is named. Defaults are those of its
+command, `unsloth train`, which older releases do not have: their users' scripts set the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from calc.base.plan import Path
 from calc.base.refusal import Refusal
+from calc.base.versions import at_least, nearest
 from calc.frameworks import trainer
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
+from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 
 TASKS = ("pretrain", "sft")
-FIRST = "2026.10.9"
-RELEASES: Mapping[str, Pins] = {FIRST: Pins("0.19.8", "2.13.0", "5.17.0")}  # PyTorch, Transformers: as METADATA allows
+FIRST, NEWEST = "2024.8", "2026.10.9"
+CUT, SHORT, FUSED = "2024.11.10", "2025.3.19", "2025.9.1"  # releases in which the loss changed
+# PyTorch, Transformers: as METADATA allows, of the release's day
+RELEASES: Mapping[str, Pins] = {
+    FIRST: Pins("0.14.4", "2.4.0", "4.43.3"),
+    CUT: Pins("0.15.4", "2.5.1", "4.46.3"),
+    SHORT: Pins("0.16.4", "2.6.0", "4.50.2"),
+    FUSED: Pins("0.17.5", "2.8.0", "4.55.4"),
+    NEWEST: Pins("0.19.8", "2.13.0", "5.17.0"),
+}
+# the families that run its own attention, the Transformers from which layers share a table, and a table's positions
+ROTATES, SHARED, POSITIONS = ("llama", "mistral", "qwen2", "gemma", "gemma2"), "4.48", 32_768
+WHOLE = 1024  # tokens of a micro batch up to which logits were made all the same (models/llama.py:1092 of 2025.3.19)
 FIXED = {"optimizer": "adamw-8bit"}  # what its command sets for good (unsloth_cli/commands/train.py:63)
 ACCUMULATION = 4  # gradient_accumulation_steps (unsloth_cli/config.py:36)
 
@@ -28,8 +43,11 @@ DEFAULTS = Table(
     Default("optimizer", FIRST, FIXED["optimizer"], "adamw_8bit (unsloth_cli/commands/train.py:63)"),
     Default("checkpointing", FIRST, "full", "gradient_checkpointing unsloth (unsloth_cli/config.py:44)"),
     Default("attention", FIRST, "flash", "flash-attn, or else xFormers: both keep the same (models/llama.py)"),
-    Default("loss", FIRST, "fused", "unsloth_fused_ce_loss (unsloth_zoo/fused_losses/cross_entropy_loss.py)"),
+    Default("loss", FIRST, "full", "fast_cross_entropy_loss (models/llama.py of 2024.8)"),
+    Default("loss", CUT, "cut", "fused_linear_cross_entropy (models/llama.py of 2024.11.10)"),
+    Default("loss", FUSED, "fused", "unsloth_fused_ce_loss (unsloth_zoo/fused_losses/cross_entropy_loss.py)"),
     Default("packing", FIRST, False, "packing (unsloth_cli/config.py:42)"),
+    Default("expandable_segments", FIRST, True, "PYTORCH_CUDA_ALLOC_CONF (unsloth_zoo/__init__.py; before, unsloth's)"),
 )
 ADAPTERS = Table(
     Default("lora.rank", FIRST, 64, "lora_r (unsloth_cli/config.py:67)"),
@@ -41,6 +59,17 @@ ADAPTERS = Table(
     Default("lora.dtype", FIRST, "fp32", "prepare_model_for_training (unsloth_zoo, training_utils.py:359)"),
     Default("double_quantization", FIRST, True, "bnb_4bit_use_double_quant (unsloth/models/llama.py:4017)"),
 )  # fmt: skip
+
+
+def modelled(arch: Architecture, transformers: str) -> Architecture:
+    """The model with the cos and sin that each of its own attention layers keeps (models/llama.py:1004 of 2024.8).
+
+    They have room for 32,768 positions at first. Where Transformers has one table for the model, so has Unsloth
+    (models/llama.py:2250 of 2025.9.1).
+    """
+    if arch.family not in ROTATES or at_least(transformers, SHARED):
+        return arch
+    return replace(arch, cached_positions=min(arch.max_positions, POSITIONS))
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,25 +95,47 @@ def refuse(s: Scenario) -> Refusal | None:
         # chosen by the card (models/vision.py:2294); what is trained whole in fp16 is kept in fp32 (:4043)
         "precision": ("bf16",) if s.method == "full" else ("bf16", "fp16"),
         "kernels": ("eager",),
-        "loss": ("full", "fused"),
+        "loss": ("full", "fused", "cut"),
         "checkpointing": ("none", "full"),
     }
     return shared.refuse(s, TASKS, fixed)
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The Trainer's fields of the trained role."""
-    return trainer.keeps(s) | ({"streams": "buffers"} if s.offload.activations else {})
+    """The Trainer's fields of the trained role.
+
+    Checkpoints went to host memory one at a time (`hidden_states.to("cpu", non_blocking = True)`, models/_utils.py:657
+    of 2024.8) until 2024.11.10 had buffers for them.
+    """
+    if not s.offload.activations:
+        return trainer.keeps(s)
+    early: dict[str, Any] = {"streams": "each", "pageable": True}
+    return trainer.keeps(s) | ({"streams": "buffers"} if at_least(release(s), CUT) else early)
+
+
+def release(s: Scenario) -> str:
+    """The release that was read whose memory that of `s` shares."""
+    return nearest(s.versions["unsloth"], tuple(RELEASES))
 
 
 def path(s: Scenario, usual: Path) -> Path:
-    """The loss path: gradients made going forward, or the model's own."""
-    return usual
+    """The loss path, by release.
+
+    A kernel reads the logits in the type of the model and writes their gradient over them
+    (kernels/cross_entropy_loss.py of 2024.8); Accelerate then casts those that the model returns to fp32. From
+    2025.3.19 on, before the newest, short micro batches took that way, too. 2025.9.1 makes the gradients in forward,
+    compiled, in chunks for which it allows half of the free memory: computed as one, which they are unless fp32 logits
+    are larger than what is free (unsloth_zoo fused_losses/cross_entropy_loss.py, `get_chunk_size`).
+    """
+    between = at_least(release(s), SHORT) and release(s) != NEWEST
+    if s.loss == "full" or (between and s.rows * s.longest_len <= WHOLE):
+        return Path("flash", in_place=True, metrics=4 if trainer.wrapped(s) else 0)
+    return replace(usual, turns=1) if s.loss == "fused" and release(s) == FUSED else usual
 
 
 def notes(s: Scenario) -> Iterator[str]:
     """Notes on parts of Unsloth that are computed otherwise."""
     yield from shared.told(s, RELEASES)
     yield "Unsloth's kernels for norms, rotation, MLP and adapters keep less than the layers computed, Transformers'"
-    if s.loss == "fused":
+    if s.loss == "fused" and release(s) == NEWEST:
         yield "its fused loss takes chunks as large as free memory allows: computed with as small ones as Liger's"

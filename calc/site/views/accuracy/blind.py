@@ -24,7 +24,12 @@ RESTS_ON = (
     "The first comparison is that of the code of its day, and is not computed again. Since then a scenario has "
     "changed only where a field came for what it could not say, or where the source or the code says otherwise."
 )
-ROUNDS = ("2026-11-23", "2026-11-26")  # the days on which scenarios that had been written blind were first compared
+# the revisions that scenarios, written blind, were first compared with, and how tables name these comparisons
+ROUNDS = {
+    "136e11c": "first, 2026-11-23",
+    "ab27c8b": "first, 2026-11-26",
+    "bd4c898": "first, 2026-11-26, third round",
+}
 SAID = {"all": "the whole job", "part": "a part of it"}
 
 
@@ -88,23 +93,24 @@ def figures() -> list[Kept]:
 def figure(what: str) -> str:
     """A figure of the class: `count`, `unsaid`, `whole` (jobs said as a whole), or of the figures said as a whole today
     `median`, `p90`, `inside`; `first_median`, `first_p90` and `first_inside` of the first round's first comparison, of
-    all then said; `second_count` and the like of the second round's, of jobs then said as a whole.
+    all then said; `second_count`, `third_count` and the like of later rounds', of jobs then said as a whole.
     """
     every, lost = figures(), sum(job["figure"] for job in unsaid_jobs())
     whole = [(one, one.now) for one in every if one.record["blind"]["said"] == "all"]
-    first, second = (compared(every, day) for day in ROUNDS)
-    second = [(one, then) for one, then in second if one.record["blind"]["first"]["said"] == "all"]
+    first, *later = (compared(every, revision) for revision in ROUNDS)
     values = {"count": str(len(every) + lost), "unsaid": str(lost), "whole": str(len(whole)), **_summed(whole)}
     values |= {f"first_{name}": value for name, value in _summed(first).items()}
-    values |= {"second_count": str(len(second))} | {f"second_{name}": it for name, it in _summed(second).items()}
+    for word, pairs in zip(("second", "third"), later, strict=True):
+        then = [(one, of) for one, of in pairs if one.record["blind"]["first"]["said"] == "all"]
+        values |= {f"{word}_count": str(len(then))} | {f"{word}_{name}": it for name, it in _summed(then).items()}
     if what not in values:
         raise ValueError(f"no {what!r}; there is {', '.join(values)}")
     return values[what]
 
 
-def compared(every: Iterable[Kept], day: str) -> list[tuple[Kept, Compared]]:
-    """Those of `every` that were first compared on `day`, with that comparison."""
-    return [(one, one.first) for one in every if one.first and one.record["blind"]["first"]["date"] == day]
+def compared(every: Iterable[Kept], revision: str) -> list[tuple[Kept, Compared]]:
+    """Those of `every` that were first compared with `revision`, with that comparison."""
+    return [(one, one.first) for one in every if one.first and one.record["blind"]["first"]["revision"] == revision]
 
 
 def _summed(pairs: Sequence[tuple[Kept, Compared]]) -> dict[str, str]:
@@ -137,10 +143,10 @@ def summary() -> Table:
     )
     rows = []
     for said in (*SAID, None):
-        for day in ROUNDS:
-            then = compared(found(), day)
+        for revision, when in ROUNDS.items():
+            then = compared(found(), revision)
             first = [pair for pair in then if said in (None, pair[0].record["blind"]["first"]["said"])]
-            rows.append((Cell(SAID[said] if said else "either"), Cell(f"first, {day}"), *_cells(first)))
+            rows.append((Cell(SAID[said] if said else "either"), Cell(when), *_cells(first)))
         now = [(one, one.now) for one in found() if said in (None, one.record["blind"]["said"])]
         rows.append((Cell(SAID[said] if said else "either"), Cell("today"), *_cells(now)))
     caption = "Published figures that were kept back: the first comparison, and today's"
