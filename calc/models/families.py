@@ -67,8 +67,8 @@ CONVERTED = (
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
     "apertus", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_h1",
-    "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "lfm2",
-    "lfm2_moe", "llama4_text", "minimax_m2", "nemotron_h",
+    "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
+    "granitemoehybrid", "lfm2", "lfm2_moe", "llama4_text", "minimax_m2", "nemotron_h",
     "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
     "solar_open",
 )  # fmt: skip
@@ -122,6 +122,21 @@ _QWEN3_5 = replace(
     _QWEN3_VL, text="qwen3_5_text", apart=True,
     defaults={name: value for name, value in _QWEN3_VL.defaults.items() if name != "deepstack_visual_indexes"},
 )  # fmt: skip
+_GLM = Sight(
+    "glm4",
+    dict(depth=24, hidden_size=1536, hidden_act="silu", intermediate_size=13696, num_heads=12, patch_size=14,
+         image_size=336, out_hidden_size=4096, attention_bias=False, **_PATCHES),
+    dict(**_ROTARY, names=_SEEN, o_bias=False, mlp_bias=False),
+    # of `smart_resize` in `image_processing_glm4v.py`, which counts an image as two frames: 112 x 112 and
+    # 6144 tokens of 28 x 28 (`size` of the published `preprocessor_config.json`)
+    dict(patch_bias=True, limits=Pixels(6272, 4816896), video_limits=Pixels(12544, 47040000), sampled=True,
+         embedding="visual.patch_embed.proj", table="visual.embeddings.position_embedding",
+         first_norm="visual.post_conv_layernorm", last_norm="visual.post_layernorm",
+         merger=Merger("visual.merger", "post_projection_norm", ("proj", "gate_proj", "up_proj", "down_proj"),
+                       convolved="visual.downsample")),
+    dict(intermediate_size="out_hidden_size", between="intermediate_size"),
+    fixed=dict(rotary_tables=0),  # all layers share cos and sin
+)  # fmt: skip
 SEEING: Mapping[str, Sight] = {
     "qwen2_vl": Sight(
         "qwen2",
@@ -140,6 +155,8 @@ SEEING: Mapping[str, Sight] = {
     ),
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(_QWEN3_VL, text="qwen3_moe"),
+    "glm4v": _GLM,
+    "glm4v_moe": replace(_GLM, text="glm4_moe", fixed=dict(qk_norm="")),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": replace(_QWEN3_5, text="qwen3_5_moe_text"),
     "gemma3": Sight(

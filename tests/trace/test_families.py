@@ -98,6 +98,8 @@ SEEN: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
         "image_size": 448, "patch_size": 14, "vision_use_head": False,
     },
+    "glm4v": {**EYES, "image_size": 336},
+    "glm4v_moe": {**EYES, "image_size": 336},
     "internvl": {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
         "attention_bias": True,
@@ -117,6 +119,9 @@ def seeing(family: str) -> dict[str, Any]:
     else:
         outer = {"tie_word_embeddings": False}
         inner["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+        if family in ("glm4v", "glm4v_moe"):
+            inner |= {"use_qk_norm": False, "attention_bias": True}
+            inner["rope_parameters"] |= {"partial_rotary_factor": 0.5, "mrope_section": [4, 6, 6]}
     return {"model_type": family, "text_config": inner, "vision_config": SEEN[family], **outer}
 
 

@@ -1592,8 +1592,8 @@ REFUSALS = {
     "reads images, and its vision tower is not modelled; its language model has the shapes of moonlight-16b-a3b": (
         "会读图像，其视觉塔不在计算范围内；它的语言模型形状与 moonlight-16b-a3b 相同"
     ),
-    "reads images, and its vision tower is not modelled; glm-4-9b and glm-4.5-air are language models of its kind": (
-        "会读图像，其视觉塔不在计算范围内；glm-4-9b 和 glm-4.5-air 是同类的语言模型"
+    "reads images, and its vision tower is not modelled; glm-4.1v-9b is of a later kind": (
+        "会读图像，其视觉塔不在计算范围内；glm-4.1v-9b 是它的后继"
     ),
     "reads images, and its vision tower is not modelled; internvl3.5-8b is of like build": (
         "会读图像，其视觉塔不在计算范围内；internvl3.5-8b 结构相近"
