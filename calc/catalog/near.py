@@ -54,8 +54,10 @@ UNMODELLED = tuple(
         r"minimax[ _-]?m1|minimax[ _-]?text": "has lightning attention, which is not modelled; minimax-m2 is",
         r"mimo[ _-]?v2": "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is",
         r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled",
-        r"trinity|afmoe": "has gated attention beside sigmoid routing, which is not modelled together; the nearest is "
-        "qwen3-30b-a3b",
+        r"trinity[ _-]?large": "is of the family of trinity-mini, but no file of the catalog describes it",
+        r"longcat": "has two attentions in a layer and experts that do nothing, which are not modelled",
+        r"deepseek[ _-]?moe": "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the "
+        "nearest",
         r"phi-?(?:3\.5|mini|tiny)-moe|phimoe": "routes with a sparse mixer, which is not modelled; mixtral-8x7b is the "
         "nearest",
         r"nemotron[ _-]?(?:super|ultra)|nemotron[ _-]?3[ _-]?(?:super|ultra)|[0-9_.]+nemotron[ _-]?super": "has layers "

@@ -201,6 +201,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         facts["norms"] = Norms(mlp="") if one else Norms("ln_attn", mlp="ln_mlp")
     if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
         facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else "heads"
+    if "mup_enabled" in family.defaults:
+        facts["embedding_scaled"] = read.boolean("mup_enabled")
     if "norm_topk_prob" in family.defaults:
         facts["routing_normed"] = read.boolean("norm_topk_prob")
     dense = _dense_layers(read, layers) if facts.get("experts") else range(layers)

@@ -40,7 +40,8 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.55.0": ("gpt_oss",),
     "4.56.0": ("apertus", "glm4v_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss"),
     "4.57.0": ("flex_olmo", "ministral", "olmo3", "qwen3_next", "qwen3_vl", "qwen3_vl_moe"),
-    "5.0.0": ("cwm", "glm4_moe_lite", "lfm2_moe", "minimax_m2", "ministral3", "solar_open"),
+    "5.0.0": ("afmoe", "cwm", "glm4_moe_lite", "lfm2_moe", "minimax_m2", "ministral3", "solar_open"),
+    "5.1.0": ("exaone_moe",),
     "5.2.0": ("glm_moe_dsa", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
     "5.3.0": ("nemotron_h",),
     "5.5.0": ("gemma4", "gemma4_text"),
@@ -50,10 +51,11 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "5.23.0": ("internlm3", "iquestcoder"),
 }  # fmt: skip
 # Types of which some weights lie beside code of their own, so that older releases run them with `trust_remote_code`, as
-# vLLM's tests/models/registry.py marks them today or did when they were new; Qwen 1 has the shapes of Qwen 2.
+# vLLM's tests/models/registry.py marks them today or did when they were new, or `auto_map` in the config says; Qwen 1
+# has the shapes of Qwen 2.
 CODE_BESIDE = (
-    "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "hunyuan_v1_moe", "hyperclovax", "internlm3",
-    "iquestcoder", "minimax_m2", "nemotron_h", "phi", "phi3", "qwen2",
+    "afmoe", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "hunyuan_v1_moe", "hyperclovax",
+    "internlm3", "iquestcoder", "minimax_m2", "nemotron_h", "phi", "phi3", "qwen2",
 )  # fmt: skip
 FIRST: Mapping[str, str] = {name: version for version, names in BROUGHT.items() for name in names}
 

@@ -148,6 +148,10 @@ TYPED = {
     "OpenGVLab/InternVL3_5-8B-HF": "internvl3.5-8b",
     "internvl3.5 38b": "internvl3.5-38b",
     "deepseek-r1:8b": "qwen3-8b",
+    "arcee-ai/Trinity-Mini": "trinity-mini",
+    "trinity nano preview": "trinity-nano",
+    "LGAI-EXAONE/K-EXAONE-236B-A23B": "k-exaone",
+    "arcee-ai/Trinity-Large-Preview": "",
     "deepseek-r1:7b": "qwen2.5-7b",
     "deepseek-r1:671b": "deepseek-v3",
     "ds-r1-distill-qwen-7b": "qwen2.5-7b",
@@ -186,7 +190,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 157
+    assert len(TYPED) == 161
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -243,6 +247,7 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
         ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "reads images"),
         ("mistralai/Voxtral-Mini-3B-2507", "hears or speaks"),
         ("google/flan-t5-xl", "has an encoder beside"),
+        ("meituan-longcat/LongCat-Flash-Chat", "has two attentions in a layer"),
         ("answerdotai/ModernBERT-base", "is an encoder"),
     ],
 )

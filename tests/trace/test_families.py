@@ -63,6 +63,8 @@ OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), DEEPSEEK | {"index_n_heads": 4, "index_head_dim": 64,
                                                                  "index_topk": 256}),
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "exaone_moe": {**ROUTED, "num_experts": 8, "sliding_window": 512},
+    "afmoe": {**ROUTED, "num_experts": 8, "num_shared_experts": 1, "sliding_window": 512, "mup_enabled": True},
     "nemotron": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
     "nemotron_h": {**ROUTED, "hybrid_override_pattern": "ME*-", "mamba_num_heads": 16, "mamba_head_dim": 64,
                    "n_groups": 4, "ssm_state_size": 64, "n_routed_experts": 8, "n_group": 1, "topk_group": 1,

@@ -1634,8 +1634,14 @@ REFUSALS = {
         "的层有特殊的窗口和 attention sink，不在计算范围内；可计算的有 mimo-7b"
     ),
     "has layers of a kind that is not modelled": "的层不在计算范围内",
-    "has gated attention beside sigmoid routing, which is not modelled together; the nearest is qwen3-30b-a3b": (
-        "同时有门控注意力和 sigmoid 路由，这种组合不在计算范围内；最接近的是 qwen3-30b-a3b"
+    "is of the family of trinity-mini, but no file of the catalog describes it": (
+        "与 trinity-mini 同族，但目录中没有它的文件"
+    ),
+    "has two attentions in a layer and experts that do nothing, which are not modelled": (
+        "一层里有两个注意力，还有什么都不做的专家，二者都不在计算范围内"
+    ),
+    "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the nearest": (
+        "属于 DeepSeek 的第一代 MoE，其代码放在权重旁边；最接近的是 deepseek-v2-lite"
     ),
     "routes with a sparse mixer, which is not modelled; mixtral-8x7b is the nearest": (
         "用 sparse mixer 路由，不在计算范围内；最接近的是 mixtral-8x7b"
