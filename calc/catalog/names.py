@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.: -]*", re.ASCII)  # no path
 _WORD = re.compile(r"bf16|[a-z]+|[0-9]+(?:\.[0-9]+)*(?:bit|[a-z](?![a-z]))?")  # the 2.5vl of a name is two words
 # Words that change no tensor: who made a model, how it was tuned or saved, QLoRA's 4 bits, 16, and the 1M of Qwen's
-# long context. `base` is none of them: tuning often adds rows to the vocabulary.
+# long context; that it refuses nothing, or was trained to be quantised (QAT). `base` is none of them: tuning often adds
+# rows to the vocabulary.
 _SAME = frozenset({
     "meta", "deepseek", "instruct", "chat", "it", "pt", "hf", "thinking", "unsloth", "bnb", "4bit", "bf16", "1m",
+    "abliterated", "ds", "qat",
 })  # fmt: skip
 
 # How a checkpoint's weights are stored, where that is not 16 bits, or bitsandbytes' 4 that QLoRA loads: words of names

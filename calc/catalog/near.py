@@ -37,8 +37,8 @@ UNMODELLED = tuple(
     (re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), what)
     for pattern, what in {
         r"deepseek[ _-]?v4": "has attention of a kind that is not modelled; deepseek-v3.2 is the nearest",
-        r"exaone[ _-]?(?:[23]|deep)": "is of the first EXAONE, whose code lies beside its weights; exaone-4-32b is "
-        "modelled",
+        r"(?<!k-)exaone[ _-]?(?:[23]\.|deep)": "is of the first EXAONE, whose code lies beside its weights; "
+        "exaone-4-32b is modelled",
         r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic": "is of an architecture that few train today, and "
         "that is not modelled",
         r"kimi[ _-]?linear": "has Kimi's delta attention, which is not modelled; Qwen3-Next has a gated delta rule",
@@ -54,9 +54,12 @@ UNMODELLED = tuple(
         r"minimax[ _-]?m1|minimax[ _-]?text": "has lightning attention, which is not modelled; minimax-m2 is",
         r"mimo[ _-]?v2": "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is",
         r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled",
-        r"trinity|afmoe": "has gated attention beside sigmoid routing, which is not modelled together; the nearest is "
-        "qwen3-30b-a3b",
-        r"phi-?3\.5-moe|phimoe": "routes with a sparse mixer, which is not modelled; mixtral-8x7b is the nearest",
+        r"trinity[ _-]?large": "is of the family of trinity-mini, but no file of the catalog describes it",
+        r"longcat": "has two attentions in a layer and experts that do nothing, which are not modelled",
+        r"deepseek[ _-]?moe": "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the "
+        "nearest",
+        r"phi-?(?:3\.5|mini|tiny)-moe|phimoe": "routes with a sparse mixer, which is not modelled; mixtral-8x7b is the "
+        "nearest",
         r"nemotron[ _-]?(?:super|ultra)|nemotron[ _-]?3[ _-]?(?:super|ultra)|[0-9_.]+nemotron[ _-]?super": "has layers "
         "that were cut one by one, or latent experts, which are not modelled; nemotron-3-nano-30b-a3b is",
         r"minicpm[ _-]?(?:v|o)": _IMAGES,
@@ -64,7 +67,7 @@ UNMODELLED = tuple(
         r"deepseek[ _-]?ocr|[a-z0-9]*ocr": _IMAGES,
         r"mistral[ _-]?large[ _-]?3|mistral[ _-]?(?:small|medium)[ _-]?[4-9]|pixtral|apriel": "reads images, and its "
         "layers are not those of the Mistral models that are modelled",
-        r"glm[ _-]?[0-9.]+v": f"{_IMAGES}; glm-4-9b and glm-4.5-air are language models of its kind",
+        r"(?:glm[ _-]?4v|cogvlm[0-9]?|cogagent)": f"{_IMAGES}; glm-4.1v-9b is of a later kind",
         r"intern[ _-]?s1": f"{_IMAGES}; internvl3.5-8b is of like build",
         r"llava|bakllava|paligemma|smolvlm|idefics|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
         r"llama-?3\.2-(?:11|90)b|deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye": _IMAGES,

@@ -110,7 +110,7 @@ class Attention(Linears):
             else:
                 q, k, v = (tape.op(f"{n}: slice", [qkv], w, qkv.b, view=True) for n, w in _named(q_width, kv_width))
         else:
-            if arch.output_gate:
+            if arch.output_gate == "joined":
                 q, gate = tape.split("q, gate", self.linear("q_proj", x, q_width * 2), [q_width, q_width])
                 named = [tape.op("gate: contiguous", [gate], q_width, gate.b)]
             else:
@@ -120,6 +120,8 @@ class Attention(Linears):
             k = self.heads(self.linear("k_proj", x, kv_width), "k: heads")
             k = self.tape.op("k: scale", [k], kv_width, k.b) if arch.multipliers else k
             v = k if arch.keys_as_values else self.linear("v_proj", x, kv_width)
+            if arch.output_gate == "apart":
+                named = [self.linear("attn_gate_proj", x, q_width)]
         if arch.values_normed:
             v = self.unweighed_heads(v, "v: norm", of(K=1))
         if arch.qk_norm and not arch.qk_norm_late:

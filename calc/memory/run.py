@@ -284,6 +284,8 @@ PREFIXES = {
     "conv": "conv_", "experts": "experts_", "indexer": "indexer_", "linear_attn": "delta_", "mamba": "ssm_",
     **dict.fromkeys(("shared_expert", "shared_experts", "shared_mlp"), "shared_"),
 }  # fmt: skip
+# linears of attention whose names are those of an MLP's, too (GPT-2, AFMoE)
+SHARED = {("attn", "c_proj"), ("self_attn", "gate_proj")}
 # of a state space where every block has the same name (Nemotron-H)
 STATE_SPACE = frozenset({"dt_bias", "A_log", "D", "conv1d", "in_proj", "norm", "out_proj"})
 
@@ -293,8 +295,7 @@ def short(name: str) -> str:
     *_, inside, last = ("", *name.removesuffix(".weight").split("."))
     if inside == "mixer" and last in STATE_SPACE:
         return f"ssm_{last}"
-    # GPT-2 has the same name for the last linear of both blocks
-    return f"attn_{last}" if (inside, last) == ("attn", "c_proj") else PREFIXES.get(inside, "") + last
+    return f"attn_{last}" if (inside, last) in SHARED else PREFIXES.get(inside, "") + last
 
 
 def output_name(arch: Architecture) -> str:

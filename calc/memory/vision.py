@@ -1,12 +1,13 @@
 """A vision tower's operations: patches, blocks and projector, per patch, as Transformers' eager code runs them.
 
-Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl}/modeling_*.py`. The blocks are
-an architecture of their own, so that `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a
-token is a patch.
+Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v}/modeling_*.py`. The blocks
+are an architecture of their own, so that `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's,
+a token is a patch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -19,8 +20,12 @@ from calc.memory.run import Run, dimensions
 from calc.models.kernels import replaced_in_tower
 from calc.models.vision import Merger, Tower
 
+DOWN = "downsample"  # the convolution that makes a token of its patches
 PIXEL = 4  # bytes of a number in `pixel_values`, as the image processor makes them
-LAST = "post_layernorm"  # the tower's last norm, where it has one
+FIRST, LAST = (
+    "post_conv_layernorm",
+    "post_layernorm",
+)  # the tower's norms before and after its blocks, where it has them
 TAPS = 4  # rows of a table of positions that a bilinear interpolation weighs
 
 
@@ -52,9 +57,11 @@ def patches(run: Run, tower: Tower) -> Segment:
 
     Interpolated positions are the weighted sum, in fp32, of the `TAPS` rows of a table that are nearest. All blocks
     share cos and sin, in fp32, where they rotate. The embedded patches of a frozen tower are a leaf that a hook makes
-    require a gradient, and the first block's input if neither positions nor another order come between.
+    require a gradient, and the first block's input if neither positions nor another order come between. A table that is
+    sampled as a picture is cast to fp32 first; its positions, and the norm before them, are in the weights' type.
     """
-    program = activations.Program(run)
+    narrow = tower.first_norm and run.precision == "autocast"  # the convolution's output
+    program = activations.Program(replace(run, precision="autocast-narrow") if narrow else run)
     tape, b, trained = program.tape, run.compute, run.trained
     pixels = Tensor(of(pixels=1), PIXEL, differentiable=False)
     pixels.size = NOTHING  # they are counted as the batch's
@@ -62,10 +69,19 @@ def patches(run: Run, tower: Tower) -> Segment:
     weight = hidden * (tower.pixels + tower.patch_bias) if trained else 0
     read = program.cast(pixels, b, "patches")
     x = tape.op("patches: embed", [read], WIDTH, b, saves=[read] if trained else [], weight=weight)
-    x.differentiable = True
+    x.differentiable = trained or tower.hooked
     leaf, moved = x, tower.windowed or tower.positions > 0
     table = tower.positions * hidden
-    if tower.interpolated:
+    if tower.first_norm:
+        program.elements = {**program.elements, FIRST: hidden}
+        x = program.rms_norm(x, FIRST, Size({"": 1}))
+    if tower.sampled:
+        wide = Size({}, {"": table * (run.weight != 4)})
+        y = tape.op("positions: to fp32", [], wide, 4, weight=table * trained)
+        y = tape.op("positions: sample", [y], WIDTH, 4, saves=[y, Tensor(Size({"": 2}), 4)])
+        y = program.cast(y, run.weight, "positions")
+        x = tape.op("positions: add", [x, y], WIDTH, run.weight, aliases=[x, y])
+    elif tower.interpolated:
         rows, near, shares = WIDTH * TAPS, Tensor(Size({"": TAPS}), 8), Tensor(Size({"": TAPS}), 4)
         y = tape.op("positions: rows", [], rows, run.weight, saves=[near], weight=table * trained)
         y = tape.op("positions: weigh", [y], rows, 4, saves=[shares])
@@ -79,18 +95,26 @@ def patches(run: Run, tower: Tower) -> Segment:
         y = tape.op("positions: rows", [], Size({}, {"": table}), run.weight, weight=table * trained)
         x = tape.op("positions: add", [x, y], WIDTH, run.residual, aliases=[x] if b == run.residual else [])
     angles, order = Tensor(of(D=2), 4), Tensor(Size({"": 1 / tower.merge**2}), 8)
-    kept = [*[angles] * run.arch.specs[0].rotated, *[order] * tower.windowed, *[leaf] * (moved and not trained)]
+    kept = [
+        *[angles] * run.arch.specs[0].rotated,
+        *[order] * tower.windowed,
+        *[leaf] * (moved and tower.hooked and not trained),
+    ]
+    x.differentiable = True  # in what follows, adapters make it so
     tape.op("patches: order", [x], WIDTH, x.b, saves=kept, view=not tower.windowed)
     return Segment(tape, {**dimensions(run.arch), "pixels": tower.pixels})
 
 
 @lru_cache(maxsize=1024)
-def projector(run: Run, tower: Tower, merger: Merger, *, first: bool, counted: bool = False) -> Segment:
+def projector(
+    run: Run, tower: Tower, merger: Merger, *, first: bool, counted: bool = False, looks: bool = False
+) -> Segment:
     """The norm of each patch or token, and the linears, after the tower's last norm if it has one.
 
     Two linears read `merge`² patches at once, with a GELU between; one matrix multiplies their average. A narrow
     projector's patches are put together by two copies. Where blocks attend within windows, the output is put into the
-    old order. `out` is a token's width over the patches that it is made of; `first`: nothing below is trained.
+    old order. A convolution makes a token of its patches before a linear and an MLP. `out` is a token's width over the
+    patches that it is made of; `first`: nothing below is trained. `looks`: the tower's own norm and convolution are.
     `counted`: a block keeps the input, too.
     """
     width, out, token = tower.merged, tower.out, Size({"": 1 / tower.merge**2})
@@ -99,17 +123,22 @@ def projector(run: Run, tower: Tower, merger: Merger, *, first: bool, counted: b
     program = activations.Program(own, first=first, counted=counted)
     program.elements = elements(tower, merger)
     norm, *linears = program.elements
-    program.biased = frozenset() if merger.pooled else frozenset(linears)
-    program.widths, program.row_share = {"out": out // tower.merge**2}, 1 / tower.merge**2
+    program.biased = frozenset() if merger.pooled or merger.convolved else frozenset(linears)
+    program.widths = {"out": out // tower.merge**2, "between": tower.between // tower.merge**2}
+    program.row_share = 1 / tower.merge**2
+    program.elements[LAST] = looks * tower.blocks.hidden * (1 + tower.blocks.norm_bias)
     x = program.input
     if merger.pooled:
-        program.elements[LAST] = 0 if first else 2 * tower.blocks.hidden
         x = pooled(program, tower, program.layer_norm(x, LAST, Size({"": 1})))
         x = program.rms_norm(x, norm, token)
     elif merger.narrow:
         for name in ("rows", "columns"):
             x = program.tape.op(f"projector: shuffle {name}", [x], WIDTH, x.b)
         x = program.activated(program.linear(linears[0], program.layer_norm(x, norm, token), of(out=1)))
+    elif merger.convolved:
+        x = convolved(program, tower, program.rms_norm(x, LAST, Size({"": 1})), looks)
+        x = program.activated(program.layer_norm(program.linear(linears[0], x, of(out=1)), norm, token))
+        x = gated(program, tower, x, linears[1:-1])
     else:
         x = program.norm(x, norm, token if merger.joined else None)
         x = program.activated(program.linear(linears[0], x, WIDTH))
@@ -117,9 +146,9 @@ def projector(run: Run, tower: Tower, merger: Merger, *, first: bool, counted: b
     x = project(linears[-1], x, of(out=1))
     if tower.windowed:
         program.tape.op("projector: order", [x], x.width, x.b, saves=[Tensor(token, 8)])
-    between = out if merger.narrow else width
-    sizes = [tower.blocks.hidden * out] if merger.pooled else [width * between, between * out]
-    weights = {f"W_{name}": size for name, size in zip(linears, sizes, strict=True)}
+    products = [] if merger.pooled else tower.products(merger)
+    sizes = [inputs * outputs for _, inputs, outputs in products] or [tower.blocks.hidden * out]
+    weights = {f"W_{name}": size for name, size in zip(linears, sizes, strict=True)} | {"W_downsample": width * out}
     rank = run.adapter.rank if run.adapter else 0
     return Segment(program.tape, {**dimensions(run.arch, rank), **weights, **program.widths})
 
@@ -128,6 +157,21 @@ def pooled(program: activations.Program, tower: Tower, x: Tensor) -> Tensor:
     """The average of `merge`² patches, of a copy that lies channel by channel, which the average keeps."""
     x = program.tape.op("projector: by channel", [x], WIDTH, x.b)
     return program.tape.op("projector: pool", [x], WIDTH * (1 / tower.merge**2), x.b, saves=[x])
+
+
+def convolved(program: activations.Program, tower: Tower, x: Tensor, looks: bool) -> Tensor:
+    """A token of `merge`² patches that lie side by side, by a convolution that is the tower's own."""
+    program.biased |= {DOWN}
+    program.elements = {**program.elements, DOWN: looks * (tower.merged + 1) * tower.out}
+    return program.whole(DOWN, x, of(out=1))
+
+
+def gated(program: activations.Program, tower: Tower, x: Tensor, names: Sequence[str]) -> Tensor:
+    """What an MLP's last linear reads: `silu(gate(x)) · up(x)`."""
+    gate, up = names
+    wide = of(between=1)
+    act = program.tape.op("projector: activation", [g := program.linear(gate, x, wide)], wide, g.b, saves=[g])
+    return program.tape.op("projector: product", [act, u := program.linear(up, x, wide)], wide, act.b, saves=[act, u])
 
 
 def elements(tower: Tower, merger: Merger) -> dict[str, int]:

@@ -289,7 +289,8 @@ class Architecture:
     rotary_picked: bool = False  # each rotation picks cos and sin of every token's position (torchtune's packs)
     repeated: bool = False  # keys and values are copied for every query head, whichever kernel attends (torchtune)
     rotary_dim: int = 0  # of a head; the rest passes by and is joined again (Qwen3-Next); 0: all of it rotates
-    output_gate: bool = False  # queries come with a gate, whose sigmoid weighs attention's output (Qwen3-Next)
+    # the sigmoid of a gate weighs attention's output: joined to the queries' projection (Qwen3-Next), or with its own
+    output_gate: Literal["", "joined", "apart"] = ""
     rotary_tables: int = 0  # elements of cos and sin per position, where each layer repeats them for itself (GLM)
     cached_positions: int = 0  # positions whose cos and sin every layer has in buffers (Transformers until 4.44)
     embedding_scaled: bool = False  # outside the embedding's module (Granite; Gemma's module does it itself)
@@ -581,11 +582,13 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         if arch.fused_qkv:
             yield from linear(f"{a}.{names.qkv}", h, queries + 2 * keys, arch.qkv_bias)
         else:
-            yield from linear(f"{a}.q_proj", h, queries * (2 if arch.output_gate else 1), arch.qkv_bias)
+            yield from linear(f"{a}.q_proj", h, queries * (2 if arch.output_gate == "joined" else 1), arch.qkv_bias)
             if not spec.borrows:
                 yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
             if not arch.keys_as_values and not spec.borrows:
                 yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
+            if arch.output_gate == "apart":
+                yield from linear(f"{a}.gate_proj", h, queries)
         yield from linear(f"{a}.{names.output}", queries, h, arch.o_bias)
         if arch.qk_norm not in ("", "bare"):
             whole = arch.qk_norm == "width"

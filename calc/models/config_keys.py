@@ -126,6 +126,14 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "ssm_multipliers", "ssm_out_multiplier", "time_step_floor", "time_step_limit", "time_step_max",
         "time_step_min", "time_step_rank",
     ),
+    "exaone_moe": (
+        *_ROUTER, *_GROUPS, "first_last_k_dense_replace", "is_moe_layer", "mlp_layer_types", "mtp_loss_type",
+        "mtp_share_layers", "scoring_func", "tokenizer_class", "topk_method",
+    ),
+    "afmoe": (
+        *_ROUTER, "n_group", "num_expert_groups", "num_limited_groups", "route_norm", "route_scale", "score_func",
+        "topk_group", "use_grouped_mm",
+    ),
     "apertus": ("mlp_bias", "post_norm", "qk_norm"),
     "nemotron": ("hidden_dropout", "norm_eps", "partial_rotary_factor", "rope_percent"),
     "flex_olmo": _ROUTER,

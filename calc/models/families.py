@@ -60,15 +60,16 @@ MXFP4 = ("gpt_oss",)
 # Families that Transformers 5 loads from files with separate experts (`conversion_mapping.py`, "qwen2_moe"), and whose
 # dense or shared MLPs have linears named as those experts': whoever names all linears to PEFT has the experts adapted.
 CONVERTED = (
-    "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
-    "hunyuan_v1_moe", "qwen3_next", "solar_open",
+    "afmoe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe",
+    "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "qwen3_next", "solar_open",
 )  # fmt: skip
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
-    "apertus", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "falcon_h1",
-    "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granite", "granitemoehybrid", "lfm2",
-    "lfm2_moe", "llama4_text", "minimax_m2", "nemotron_h",
+    "afmoe", "apertus", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe",
+    "falcon_h1",
+    "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
+    "granitemoehybrid", "lfm2", "lfm2_moe", "llama4_text", "minimax_m2", "nemotron_h",
     "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
     "solar_open",
 )  # fmt: skip
@@ -122,6 +123,21 @@ _QWEN3_5 = replace(
     _QWEN3_VL, text="qwen3_5_text", apart=True,
     defaults={name: value for name, value in _QWEN3_VL.defaults.items() if name != "deepstack_visual_indexes"},
 )  # fmt: skip
+_GLM = Sight(
+    "glm4",
+    dict(depth=24, hidden_size=1536, hidden_act="silu", intermediate_size=13696, num_heads=12, patch_size=14,
+         image_size=336, out_hidden_size=4096, attention_bias=False, **_PATCHES),
+    dict(**_ROTARY, names=_SEEN, o_bias=False, mlp_bias=False),
+    # of `smart_resize` in `image_processing_glm4v.py`, which counts an image as two frames: 112 x 112 and
+    # 6144 tokens of 28 x 28 (`size` of the published `preprocessor_config.json`)
+    dict(patch_bias=True, limits=Pixels(6272, 4816896), video_limits=Pixels(12544, 47040000), sampled=True,
+         embedding="visual.patch_embed.proj", table="visual.embeddings.position_embedding",
+         first_norm="visual.post_conv_layernorm", last_norm="visual.post_layernorm",
+         merger=Merger("visual.merger", "post_projection_norm", ("proj", "gate_proj", "up_proj", "down_proj"),
+                       convolved="visual.downsample")),
+    dict(intermediate_size="out_hidden_size", between="intermediate_size"),
+    fixed=dict(rotary_tables=0),  # all layers share cos and sin
+)  # fmt: skip
 SEEING: Mapping[str, Sight] = {
     "qwen2_vl": Sight(
         "qwen2",
@@ -140,6 +156,8 @@ SEEING: Mapping[str, Sight] = {
     ),
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(_QWEN3_VL, text="qwen3_moe"),
+    "glm4v": _GLM,
+    "glm4v_moe": replace(_GLM, text="glm4_moe", fixed=dict(qk_norm="")),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": replace(_QWEN3_5, text="qwen3_5_moe_text"),
     "gemma3": Sight(
@@ -187,7 +205,7 @@ _HYBRID = dict(
     full_attention_interval=4, linear_num_key_heads=16, linear_num_value_heads=32, linear_key_head_dim=128,
     linear_value_head_dim=128, linear_conv_kernel_dim=4,
 )  # fmt: skip
-_GATED = dict(norm_fp32=True, qk_norm="heads", output_gate=True)
+_GATED = dict(norm_fp32=True, qk_norm="heads", output_gate="joined")
 _SHARED = dict(shared_experts=1, shared_name="mlp.shared_expert", shared_gate=True, shared_first=True)
 _SHORT = dict(
     qk_norm="heads", norms=Norms("operator_norm", mlp="ffn_norm"),
@@ -527,6 +545,24 @@ FAMILIES: dict[str, Family] = {
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, intermediate_size=None,
              n_routed_experts=128, num_experts_per_tok=8, moe_intermediate_size=1280, n_shared_experts=1),
         dict(routing="fp32", routing_uncast=True), experts="n_routed_experts",
+    ),
+    "exaone_moe": Family(
+        dict(num_key_value_heads=32, max_position_embeddings=2048, sliding_window=4096, sliding_window_pattern=4,
+             num_experts=64, num_experts_per_tok=8, moe_intermediate_size=1024, num_shared_experts=1,
+             first_k_dense_replace=1, norm_topk_prob=True),
+        dict(qk_norm="heads", routing="fp32", routing_uncast=True), window="period", unrotated="not-slide",
+        experts="num_experts", spelled=dict(n_shared_experts="num_shared_experts"),
+    ),
+    "afmoe": Family(
+        dict(head_dim=128, max_position_embeddings=16384, attention_bias=False, sliding_window=1024,
+             global_attn_every_n_layers=4, num_dense_layers=1, num_experts=64, num_experts_per_tok=6,
+             moe_intermediate_size=1408, num_shared_experts=2, mup_enabled=False),
+        dict(norms=Norms("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"),
+             norm_fp32=True, qk_norm="heads", output_gate="apart", router="mlp.router.gate", router_linear=True,
+             routing_uncast=True, shared_first=True),
+        biases=_ATTENTION, window="period", unrotated="not-slide", experts="num_experts",
+        spelled=dict(n_shared_experts="num_shared_experts", first_k_dense_replace="num_dense_layers",
+                     sliding_window_pattern="global_attn_every_n_layers"),
     ),
     "arcee": Family(
         dict(hidden_act="relu2", max_position_embeddings=4096, attention_bias=False, mlp_bias=False),

@@ -201,6 +201,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         facts["norms"] = Norms(mlp="") if one else Norms("ln_attn", mlp="ln_mlp")
     if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
         facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else "heads"
+    if "mup_enabled" in family.defaults:
+        facts["embedding_scaled"] = read.boolean("mup_enabled")
     if "norm_topk_prob" in family.defaults:
         facts["routing_normed"] = read.boolean("norm_topk_prob")
     dense = _dense_layers(read, layers) if facts.get("experts") else range(layers)
@@ -254,7 +256,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
 
 
 def _seeing(config: Mapping[str, Any]) -> Architecture:
-    """A language model with its vision tower (Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3, InternVL)."""
+    """A language model with its vision tower."""
     family = config["model_type"]
     inner = config.get("text_config")
     if inner in (None, {}):
@@ -294,7 +296,8 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, tokens: o
         raise wrong("out_hidden_size", out, f"hidden_size = {arch.hidden} of the language model")
     if "vision_use_head" in given and read.boolean("vision_use_head"):
         raise wrong("vision_use_head", True, "false; not modelled")
-    patch, edge = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
+    patch, side = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
+    edge = 0 if sight.tower.get("sampled") else side
     depth = read.integer("depth")
     deep = read.value("deepstack_visual_indexes") or ()
     if not all(type(index) is int and 0 <= index < depth for index in _listed(deep)) or len(deep) > arch.layers:
@@ -313,10 +316,8 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, tokens: o
         tied=True,
         max_positions=1,
         qkv_bias="attention_bias" not in given or read.boolean("attention_bias"),
-        o_bias=True,
-        mlp_bias=True,
         activation=_activation(read),
-        **{**sight.blocks, **_vision_norms(read, wrong)},
+        **{"o_bias": True, "mlp_bias": True, **sight.blocks, **_vision_norms(read, wrong)},
     )
     return Tower(
         blocks,
@@ -325,8 +326,9 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, tokens: o
         channels=read.integer("in_channels"),
         merge=_pooled(edge // patch, tokens) if edge else read.integer("spatial_merge_size"),
         out=out,
-        positions=(edge // patch) ** 2 or read.optional("num_position_embeddings") or 0,
+        positions=(side // patch) ** 2 or read.optional("num_position_embeddings") or 0,
         edge=edge,
+        between=read.integer("between") if "between" in sight.spelled else 0,
         deep=tuple(deep),
         **sight.tower,
     )

@@ -28,6 +28,7 @@ LIGER: Mapping[str, tuple[Replaced, ...]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4"), _APART),
     **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), _ROUTED),
     "glm4": ("norm", "gate"),
+    **dict.fromkeys(("glm4v", "glm4v_moe"), ("norm in place", "gate")),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("norm in place", "gate")),
     # Qwen3.5's and Qwen3-Next's gated norms of delta rules stay as they are
     **dict.fromkeys(
@@ -40,7 +41,10 @@ LIGER: Mapping[str, tuple[Replaced, ...]] = {
 }
 # The blocks of vision towers: `_patch_layer_norm_module` keeps what PyTorch's layer norm does, and
 # `liger_rotary_pos_emb_vision` (Qwen3-VL) casts to fp32 as Transformers does. Their projectors are left alone.
-LIGER_TOWERS: Mapping[str, tuple[Replaced, ...]] = {"qwen2_5_vl": ("norm in place",)}
+LIGER_TOWERS: Mapping[str, tuple[Replaced, ...]] = {
+    "qwen2_5_vl": ("norm in place",),
+    **dict.fromkeys(("glm4v", "glm4v_moe"), ("norm in place", "gate")),
+}
 LIBRARIES: Mapping[str, Mapping[str, tuple[Replaced, ...]]] = {"eager": {}, "liger": LIGER}
 
 

@@ -37,12 +37,13 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.51.0": ("deepseek_v3", "llama4", "llama4_text", "qwen3", "qwen3_moe"),
     "4.51.3": ("glm4",),
     "4.52.0": ("granitemoehybrid", "internvl"),
-    "4.53.0": ("arcee", "dots1", "falcon_h1", "gemma3n", "gemma3n_text", "smollm3"),
+    "4.53.0": ("arcee", "dots1", "falcon_h1", "gemma3n", "gemma3n_text", "glm4v", "smollm3"),
     "4.54.0": ("deepseek_v2", "ernie4_5", "ernie4_5_moe", "exaone4", "glm4_moe", "lfm2"),
     "4.55.0": ("gpt_oss",),
-    "4.56.0": ("apertus", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss"),
+    "4.56.0": ("apertus", "glm4v_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss"),
     "4.57.0": ("flex_olmo", "ministral", "olmo3", "qwen3_next", "qwen3_vl", "qwen3_vl_moe"),
-    "5.0.0": ("cwm", "glm4_moe_lite", "lfm2_moe", "minimax_m2", "ministral3", "solar_open"),
+    "5.0.0": ("afmoe", "cwm", "glm4_moe_lite", "lfm2_moe", "minimax_m2", "ministral3", "solar_open"),
+    "5.1.0": ("exaone_moe",),
     "5.2.0": ("glm_moe_dsa", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
     "5.3.0": ("nemotron_h",),
     "5.5.0": ("gemma4", "gemma4_text"),
@@ -52,10 +53,11 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "5.23.0": ("internlm3", "iquestcoder"),
 }  # fmt: skip
 # Types of which some weights lie beside code of their own, so that older releases run them with `trust_remote_code`, as
-# vLLM's tests/models/registry.py marks them today or did when they were new; Qwen 1 has the shapes of Qwen 2.
+# vLLM's tests/models/registry.py marks them today or did when they were new, or `auto_map` in the config says; Qwen 1
+# has the shapes of Qwen 2.
 CODE_BESIDE = (
-    "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "hunyuan_v1_moe", "hyperclovax", "internlm3",
-    "iquestcoder", "minimax_m2", "nemotron_h", "phi", "phi3", "qwen2",
+    "afmoe", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "hunyuan_v1_moe", "hyperclovax",
+    "internlm3", "iquestcoder", "minimax_m2", "nemotron_h", "phi", "phi3", "qwen2",
 )  # fmt: skip
 FIRST: Mapping[str, str] = {name: version for version, names in BROUGHT.items() for name in names}
 # The first release whose layers share their tables of cos and sin, or make them as they go, by family. Before, each had

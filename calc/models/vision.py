@@ -1,6 +1,7 @@
 """The vision tower of a model that reads images, and the projector that hands its output to the language model.
 
-Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl}/{configuration,modeling}_*.py`.
+Read in transformers 5.23 `{configuration,modeling}_*.py` of `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,
+internvl,glm4v}`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ class Merger(NamedTuple):
 
     Two linears with a bias read the patches of a token side by side, or one without reads their average (`pooled`).
     `joined`: the norm sees the patches of a token as one row, not one by one. `narrow`: it is PyTorch's own, and the
-    first linear's output is as wide as a token (InternVL).
+    first linear's output is as wide as a token (InternVL). `convolved`: the name of a convolution that makes a token of
+    its patches; then come a linear, the norm, PyTorch's own, and an MLP with a gate, none with a bias (GLM-4V).
     """
 
     name: str
@@ -27,6 +29,7 @@ class Merger(NamedTuple):
     joined: bool = False
     pooled: bool = False
     narrow: bool = False
+    convolved: str = ""
 
 
 class Pixels(NamedTuple):
@@ -45,7 +48,9 @@ class Tower:
     blocks attend within windows, in whose order the patches lie meanwhile. `positions`: rows of a learned embedding of
     positions, of which an image's patches have one each, or (`interpolated`) a weighted sum; 0: there is none. `edge`:
     side of the square to which every image is resized; 0: it keeps its shape, within `limits`. `embedding` and `table`
-    are the names of what turns pixels into patches, `last_norm` that of a norm after the last block. `deep`: the blocks
+    are the names of what turns pixels into patches, `first_norm` that of a norm before positions are added, `last_norm`
+    that of one after the last block. `sampled`: the table of positions is a picture that a bicubic sampling reads in
+    fp32 (GLM-4V). `between`: the width of a projector's MLP, where it has a gate. `deep`: the blocks
     whose output goes through a projector of its own and is added to the first layers' output (DeepStack). `hooked`:
     the patches are an input embedding to Transformers, which makes them require a gradient with those of tokens.
     `classes`: the name of a token of the tower's own before the patches of each image, whose table of positions is a
@@ -69,7 +74,10 @@ class Tower:
     edge: int = 0
     embedding: str = "visual.patch_embed.proj"
     table: str = "visual.pos_embed"
+    first_norm: str = ""
     last_norm: str = ""
+    sampled: bool = False
+    between: int = 0
     deep: tuple[int, ...] = ()
     hooked: bool = False
     classes: str = ""
@@ -111,22 +119,33 @@ class Tower:
             yield self.table, (1, self.positions + 1, h), "patches"
         elif self.positions:
             yield f"{self.table}.weight", (self.positions, h), "patches"
-        if self.last_norm:
-            yield f"{self.last_norm}.weight", (h,), "norm"
-            yield f"{self.last_norm}.bias", (h,), "norm"
+        for norm in filter(None, (self.first_norm, self.last_norm)):
+            yield f"{norm}.weight", (h,), "norm"
+            if self.blocks.norm_bias:
+                yield f"{norm}.bias", (h,), "norm"
+        if name := self.merger.convolved:
+            yield f"{name}.weight", (self.out, h, self.merge, self.merge), "patches"
+            yield f"{name}.bias", (self.out,), "bias"
 
     def projector(self, merger: Merger) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """Name, shape and kind of each tensor of a projector."""
-        h, width = self.blocks.hidden, self.merged
-        normed = width if merger.joined else h
+        h, width, out = self.blocks.hidden, self.merged, self.out
+        normed = out if merger.convolved else width if merger.joined else h
         yield f"{merger.name}.{merger.norm}.weight", (normed,), "norm"
         if merger.pooled:
             (name,) = merger.linears
-            yield f"{merger.name}.{name}", (h, self.out), "matrix"
+            yield f"{merger.name}.{name}", (h, out), "matrix"
             return
-        if self.blocks.norm_bias or merger.narrow:
+        if self.blocks.norm_bias or merger.narrow or merger.convolved:
             yield f"{merger.name}.{merger.norm}.bias", (normed,), "norm"
-        between = self.out if merger.narrow else width
-        for name, inputs, out in zip(merger.linears, (width, between), (between, self.out), strict=True):
-            yield f"{merger.name}.{name}.weight", (out, inputs), "linear"
-            yield f"{merger.name}.{name}.bias", (out,), "bias"
+        for name, inputs, outputs in self.products(merger):
+            yield f"{merger.name}.{name}.weight", (outputs, inputs), "linear"
+            if not merger.convolved:
+                yield f"{merger.name}.{name}.bias", (outputs,), "bias"
+
+    def products(self, merger: Merger) -> Iterable[tuple[str, int, int]]:
+        """Name, inputs and outputs of each linear of a projector."""
+        width, out, wide = self.merged, self.out, self.between
+        between = out if merger.narrow else width
+        sizes = [(out, out), (out, wide), (out, wide), (wide, out)] if wide else [(width, between), (between, out)]
+        return [(name, *size) for name, size in zip(merger.linears, sizes, strict=True)]

@@ -149,7 +149,9 @@ class Seen:
     @property
     def projector(self) -> Segment:
         """The projector after the last block."""
-        return vision.projector(self._projecting, self.tower, self.tower.merger, first=not self.passes)
+        return vision.projector(
+            self._projecting, self.tower, self.tower.merger, first=not self.passes, looks=self.looks
+        )
 
     @property
     def between(self) -> Segment:

@@ -16,7 +16,18 @@ from .case import Case
 from .reading import CaseError
 
 DEVICE = torch.device("cuda")
-MODULES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3", "internvl")
+MODULES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "gemma3",
+    "internvl",
+    "glm4v",
+    "glm4v_moe",
+)
 VISION = re.compile(r"\b(visual|vision_tower|multi_modal_projector)\.")
 PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector)\.")
 
@@ -45,11 +56,12 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
     if hasattr(config, "downsample_ratio"):
         tile = eyes.image_size[0]
         return {"pixel_values": torch.zeros(count * _tiles(case, tile), eyes.num_channels, tile, tile, device=DEVICE)}
+    square = None if hasattr(eyes, "spatial_merge_size") else eyes.image_size
     for name, edge in ("height", case.height), ("width", case.width):
-        if edge % side or edge != getattr(eyes, "image_size", edge):
-            allowed = f"multiples of {side}" if not hasattr(eyes, "image_size") else str(eyes.image_size)
+        if edge % side or edge != (square or edge):
+            allowed = str(square) if square else f"multiples of {side}"
             raise CaseError(f"images.{name}: {edge} cannot be traced; allowed: {allowed}")
-    if hasattr(eyes, "image_size"):
+    if square:
         return {
             "pixel_values": torch.zeros(count, eyes.num_channels, case.height, case.width, device=DEVICE),
             "token_type_ids": torch.zeros(rows, case.seq, dtype=torch.long, device=DEVICE),
@@ -143,6 +155,16 @@ INSTEAD: dict[str, Callable[..., Any]] = {
 }
 
 
+def _sampled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """GLM-4V's positions, whose code counts on the device: the images' lengths and grids are there, too."""
+
+    def run(self: Any, patches: Any, lengths: Any, grid: Any, *coordinates: Any) -> Any:
+        there = (torch.zeros(given.shape, dtype=torch.long, device=DEVICE) for given in (lengths, grid))
+        return forward(self, patches, *there, *coordinates)
+
+    return run
+
+
 def take_helpers() -> None:
     """Put these functions in the place of those that look into tensors."""
     for family in MODULES:
@@ -150,3 +172,6 @@ def take_helpers() -> None:
         for name, function in INSTEAD.items():
             if hasattr(module, name):
                 setattr(module, name, function)
+        for name in vars(module):
+            if name.startswith("Glm") and name.endswith("VisionEmbeddings"):
+                getattr(module, name).forward = _sampled(getattr(module, name).forward)

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -240,6 +241,7 @@ _NOTHING = Block(0, "", "", "", (), "")
 # The tensor is held by the buffer, the operator's arguments and the Python object, the storage by the tensor and the
 # Python object.
 _SOLE_TENSOR, _SOLE_STORAGE = 4, 2
+_BETWEEN = (__file__, torch._compile.__file__, torch._dynamo.eval_frame.__file__)
 
 
 def _sole(tensor: torch.Tensor) -> bool:
@@ -249,9 +251,12 @@ def _sole(tensor: torch.Tensor) -> bool:
 
 
 def _by_engine() -> bool:
-    """True if autograd's engine adds by itself, and not Python code that it runs, as DTensor's parallel loss."""
+    """True if autograd's engine adds by itself, and not Python code that it runs, as DTensor's parallel loss.
+
+    Between it and a dispatch mode are the frames with which PyTorch keeps the mode from being compiled.
+    """
     frame: FrameType | None = sys._getframe()
-    while frame and frame.f_code.co_filename == __file__:
+    while frame and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back
     return frame is None or frame.f_code.co_name == "_engine_run_backward"
 

@@ -147,6 +147,25 @@ TYPED = {
     "lfm2 8b": "lfm2-8b-a1b",
     "OpenGVLab/InternVL3_5-8B-HF": "internvl3.5-8b",
     "internvl3.5 38b": "internvl3.5-38b",
+    "deepseek-r1:8b": "qwen3-8b",
+    "arcee-ai/Trinity-Mini": "trinity-mini",
+    "trinity nano preview": "trinity-nano",
+    "LGAI-EXAONE/K-EXAONE-236B-A23B": "k-exaone",
+    "arcee-ai/Trinity-Large-Preview": "",
+    "deepseek-r1:7b": "qwen2.5-7b",
+    "deepseek-r1:671b": "deepseek-v3",
+    "ds-r1-distill-qwen-7b": "qwen2.5-7b",
+    "kimi-k2:1t": "kimi-k2",
+    "granite4:small-h": "granite-4-h-small",
+    "huihui-ai/Qwen3-8B-abliterated": "qwen3-8b",
+    "google/gemma-3-27b-it-qat-q4_0-unquantized": "",
+    "gemma-3-27b-it-qat": "gemma-3-27b",
+    "Menlo/Jan-nano": "qwen3-4b",
+    "Goedel-Prover-V2-32B": "qwen3-32b",
+    "zai-org/GLM-4.5V": "glm-4.5v",
+    "glm 4.6v": "glm-4.5v",
+    "zai-org/GLM-4.6V-Flash": "glm-4.1v-9b",
+    "THUDM/GLM-4.1V-9B-Thinking": "glm-4.1v-9b",
     "gemma 4 31b": "gemma-4-31b",
     "google/gemma-4-26B-A4B-it": "gemma-4-26b-a4b",
     "meta-llama/Llama-3.2-11B-Vision": "",
@@ -171,7 +190,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 142
+    assert len(TYPED) == 161
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -228,6 +247,7 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
         ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "reads images"),
         ("mistralai/Voxtral-Mini-3B-2507", "hears or speaks"),
         ("google/flan-t5-xl", "has an encoder beside"),
+        ("meituan-longcat/LongCat-Flash-Chat", "has two attentions in a layer"),
         ("answerdotai/ModernBERT-base", "is an encoder"),
     ],
 )

@@ -66,6 +66,8 @@ OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), DEEPSEEK | {"index_n_heads": 4, "index_head_dim": 64,
                                                                  "index_topk": 256}),
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "exaone_moe": {**ROUTED, "num_experts": 8, "sliding_window": 512},
+    "afmoe": {**ROUTED, "num_experts": 8, "num_shared_experts": 1, "sliding_window": 512, "mup_enabled": True},
     "nemotron": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
     "nemotron_h": {**ROUTED, "hybrid_override_pattern": "ME*-", "mamba_num_heads": 16, "mamba_head_dim": 64,
                    "n_groups": 4, "ssm_state_size": 64, "n_routed_experts": 8, "n_group": 1, "topk_group": 1,
@@ -103,6 +105,8 @@ SEEN: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
         "image_size": 448, "patch_size": 14, "vision_use_head": False,
     },
+    "glm4v": {**EYES, "image_size": 336},
+    "glm4v_moe": {**EYES, "image_size": 336},
     "internvl": {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
         "attention_bias": True,
@@ -122,6 +126,9 @@ def seeing(family: str) -> dict[str, Any]:
     else:
         outer = {"tie_word_embeddings": False}
         inner["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+        if family in ("glm4v", "glm4v_moe"):
+            inner |= {"use_qk_norm": False, "attention_bias": True}
+            inner["rope_parameters"] |= {"partial_rotary_factor": 0.5, "mrope_section": [4, 6, 6]}
     return {"model_type": family, "text_config": inner, "vision_config": SEEN[family], **outer}
 
 

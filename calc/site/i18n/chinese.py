@@ -1597,8 +1597,8 @@ REFUSALS = {
     "reads images, and its vision tower is not modelled; its language model has the shapes of moonlight-16b-a3b": (
         "会读图像，其视觉塔不在计算范围内；它的语言模型形状与 moonlight-16b-a3b 相同"
     ),
-    "reads images, and its vision tower is not modelled; glm-4-9b and glm-4.5-air are language models of its kind": (
-        "会读图像，其视觉塔不在计算范围内；glm-4-9b 和 glm-4.5-air 是同类的语言模型"
+    "reads images, and its vision tower is not modelled; glm-4.1v-9b is of a later kind": (
+        "会读图像，其视觉塔不在计算范围内；glm-4.1v-9b 是它的后继"
     ),
     "reads images, and its vision tower is not modelled; internvl3.5-8b is of like build": (
         "会读图像，其视觉塔不在计算范围内；internvl3.5-8b 结构相近"
@@ -1639,8 +1639,14 @@ REFUSALS = {
         "的层有特殊的窗口和 attention sink，不在计算范围内；可计算的有 mimo-7b"
     ),
     "has layers of a kind that is not modelled": "的层不在计算范围内",
-    "has gated attention beside sigmoid routing, which is not modelled together; the nearest is qwen3-30b-a3b": (
-        "同时有门控注意力和 sigmoid 路由，这种组合不在计算范围内；最接近的是 qwen3-30b-a3b"
+    "is of the family of trinity-mini, but no file of the catalog describes it": (
+        "与 trinity-mini 同族，但目录中没有它的文件"
+    ),
+    "has two attentions in a layer and experts that do nothing, which are not modelled": (
+        "一层里有两个注意力，还有什么都不做的专家，二者都不在计算范围内"
+    ),
+    "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the nearest": (
+        "属于 DeepSeek 的第一代 MoE，其代码放在权重旁边；最接近的是 deepseek-v2-lite"
     ),
     "routes with a sparse mixer, which is not modelled; mixtral-8x7b is the nearest": (
         "用 sparse mixer 路由，不在计算范围内；最接近的是 mixtral-8x7b"
