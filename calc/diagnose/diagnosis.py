@@ -89,7 +89,7 @@ def diagnose(
     try:
         made = job(reading, more, catalog)
     except InputError as error:
-        return Diagnosis(reading, asked, refusal=str(error).removeprefix("job: "))
+        return Diagnosis(reading, asked, where=reading.phase, refusal=str(error).removeprefix("job: "))
     if made is None:
         return Diagnosis(reading, asked, where=reading.phase, host=_host_error(reading), cause=_unknown_cause(reading))
     e = estimate(made.scenario, catalog)

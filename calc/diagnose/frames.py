@@ -16,7 +16,10 @@ WHOLE, INNER, LAST = range(3)
 
 
 class Row(NamedTuple):
-    """A pattern of a traceback's line, the phase that it tells, how much it counts, and where such a line is seen."""
+    """A pattern of a line, the phase that it tells, how much it counts, and where such a line is seen.
+
+    A `phase` of "" ends one that an earlier line would tell.
+    """
 
     pattern: str
     phase: str
@@ -87,10 +90,10 @@ ROWS: tuple[Row, ...] = (
     ),
     # ---- handing weights to the engine
     Row(
-        r"broadcast_to_vllm|update_weights?(?:_from|\b)|_move_model_to_vllm|sync_weights",
+        r"broadcast_to_vllm|update_weights?(?:_from|\b)|_move_model_to_vllm|sync_(?:model_)?weights|load_dtensor_weights",
         "sync",
         WHOLE,
-        "openrlhf trainer/ray/ppo_actor.py; trl grpo_trainer.py; vllm worker",
+        "openrlhf trainer/ray/ppo_actor.py; trl grpo_trainer.py; vllm worker; verl third_party/vllm",
     ),
     Row(
         r"sharding_manager(?:/\w+\.py\", line \d+, in __enter__|\.__enter__|:$)|rollout_mode\b",
@@ -99,14 +102,14 @@ ROWS: tuple[Row, ...] = (
         "verl workers/sharding_manager/fsdp_vllm.py",
     ),
     Row(
-        r"\bin wake_up\b|unwrap_model_for_generation|backload_to_gpu",
+        r"\bin (?:wake_up|create_and_map)\b|unwrap_model_for_generation|backload_to_gpu",
         "sync",
         INNER,
-        "vllm entrypoints/llm.py; trl models/utils.py",
+        "vllm entrypoints/llm.py, device_allocator/cumem.py; trl models/utils.py",
     ),
     # ---- scoring
     Row(
-        r"compute_(?:ref_)?log_?probs?\b|compute_values\b|compute_rm_score",
+        r"compute_(?:ref_)?log_?prob\b|compute_values\b|compute_rm_score",
         "score",
         INNER,
         "verl workers/fsdp_workers.py, trainer/ppo/ray_trainer.py",
@@ -153,10 +156,16 @@ ROWS: tuple[Row, ...] = (
     ),
     # ---- forward
     Row(
-        r"compute_loss\b|\bcross_entropy|log_softmax|logits\.float\(\)|logits\.to\(torch\.float32\)",
+        r"compute_loss\b|\bcross_entropy|log_softmax|logits\.float\(\)|logits\.to\(torch\.float32\)|_convert_to_fp32",
         "forward",
         LAST,
-        "transformers trainer.py, loss/loss_utils.py; trl dpo_trainer.py",
+        "transformers trainer.py, loss/loss_utils.py; trl dpo_trainer.py; accelerate utils/operations.py",
+    ),
+    Row(
+        r"\bin (?:\w+_)?loss_function\b|forward_step_calc_loss",
+        "forward",
+        LAST,
+        "slime backends/megatron_utils/loss.py; megatron core/pipeline_parallel/schedules.py",
     ),
     Row(
         r"\bin forward\b|concatenated_forward|lm_head\(|\bin training_step\b",
@@ -164,6 +173,9 @@ ROWS: tuple[Row, ...] = (
         LAST,
         "transformers models; trl dpo_trainer.py",
     ),
+    # ---- the last bar that was drawn while weights were read, where no line of code is shown
+    Row(r"Loading (?:safetensors )?checkpoint shards: +\d?\d%", "load", LAST, "transformers, vllm"),
+    Row(r"Loading (?:safetensors )?checkpoint shards: +100%", "", LAST, "transformers, vllm"),
     # ---- a module that moves to the card, where nothing says why
     Row(r"\breturn t\.to\(device\b", "load", LAST, "torch nn/modules/module.py"),
 )
@@ -195,7 +207,8 @@ def phase(lines: Sequence[Line], *, beside_code: bool = False) -> Told | None:
         for pattern, row in _COMPILED:
             if row.counts not in found and pattern.search(line.text[:LONGEST]):
                 found[row.counts] = Told(row.phase, line.text.strip()[:200], row.seen)
-    return found[min(found)] if found else None
+    told = found[min(found)] if found else None
+    return told if told and told.phase else None
 
 
 def _framed(line: Line) -> bool:

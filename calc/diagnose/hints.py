@@ -29,7 +29,7 @@ HINTS: tuple[Hint, ...] = (
         "qlora",
         r"\bq-?lora\b|\bLinear4bit\b|bitsandbytes/(?:autograd/_)?functions?(?:al)?\.py\", line \d+, in \w*4bit",
     ),
-    Hint("method", "lora", r"\blora\b|peft/tuners/lora"),
+    Hint("method", "lora", r"\blora\b|peft/tuners/lora|peft/peft_model\.py"),
     Hint("method", "full", r"\bfull[- ](?:parameter )?(?:fine-?tun|sft)|全参|全量微调"),
     Hint("sharding", "zero3", r"\bzero[- _]?(?:stage[- _]?)?3\b|zero/stage3\.py|zero/partition_parameters\.py"),
     Hint("sharding", "zero2", r"\bzero[- _]?(?:stage[- _]?)?2\b|zero/stage_1_and_2\.py"),
@@ -56,6 +56,8 @@ NUMBERS: tuple[tuple[str, str], ...] = (
     ("tensor_parallel", r"--(?:tensor-parallel-size|tp-size|tp)[ =](\d{1,3})\b"),
     ("gpus", r"--(?:tensor-parallel-size|tp-size|tp)[ =](\d{1,3})\b"),
     ("seq_len", rf"--(?:max-model-len|context-length)[ =](\d{{2,7}})\b|\b{_LENGTHS}{_IS}(\d{{2,7}})\b"),
+    ("prompt_len", rf"\bmax_prompt_len(?:gth)?{_IS}(\d{{2,6}})\b"),
+    ("response_len", rf"\bmax_(?:response|completion)_len(?:gth)?{_IS}(\d{{2,6}})\b"),
     ("seq_len", r"\b(\d{1,3}k) (?:context|tokens|sequence)"),
 )
 _NUMBERS = tuple((name, re.compile(pattern, re.IGNORECASE | re.ASCII)) for name, pattern in NUMBERS)
@@ -94,6 +96,9 @@ def gpus(text: str, card: str) -> int | None:
     text = text[:LONGEST]
     if (listed := _LISTED.search(text)) and len({*(cards := listed[1].split(", "))}) == 1:
         return len(cards)
+    grid = re.search(rf"(?<![\w.])(\d{{1,3}}) ?[x×*] ?(\d{{1,2}}) ?[x×*]? ?{card}(?![A-Za-z0-9])", text, re.IGNORECASE)
+    if card and grid:
+        return (int(grid[1]) * int(grid[2])) or None
     beside = (
         rf"(?<![\w.]){_COUNT} ?(?:x|×|\*|张|块|片|卡)? ?(?:nvidia |geforce |tesla |rtx )*{card}(?![A-Za-z0-9])",
         rf"{card}(?:[- ](?:sxm\d?|pcie|\d{{2,3}} ?gb?))*\)? ?(?:x|×|\*) ?{_COUNT}(?![\w.])",

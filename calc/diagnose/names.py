@@ -99,7 +99,9 @@ def cards_named(text: str, catalog: Catalog) -> list[GPU]:
     for gpu in catalog.gpus.values():
         kinds.setdefault(_kind(gpu.id), []).append(gpu)
     seen = [
-        kind for kind in kinds if re.search(rf"(?<![A-Za-z0-9]){_spelled(kind)}(?![A-Za-z0-9])", text, re.IGNORECASE)
+        kind
+        for kind in kinds
+        if re.search(rf"(?<![A-Za-z0-9]){_counted(kind)}{_spelled(kind)}(?![A-Za-z0-9])", text, re.IGNORECASE)
     ]
     if len(seen) != 1:
         return []
@@ -126,11 +128,17 @@ def _kind(id: str) -> str:
 
 
 def _spelled(kind: str) -> str:
-    """A pattern for a kind of card: `rtx4090` is also written `RTX 4090` and `4090`."""
+    """A pattern for a kind of card: `rtx4090` is also written `RTX 4090` and `4090`; of several, `4090s`."""
     if kind.startswith("rtx"):
         rest = re.escape(kind.removeprefix("rtx"))
-        return rf"(?:RTX[ -]?)?{rest}" if rest[0].isdigit() and not rest.endswith("ada") else rf"RTX[ -]?{rest}"
-    return re.escape(kind)
+        prefix = "(?:RTX[ -]?)?" if rest[0].isdigit() and not rest.endswith("ada") else "RTX[ -]?"
+        return rf"{prefix}{rest}(?-i:s)?"
+    return rf"{re.escape(kind)}(?-i:s)?"
+
+
+def _counted(kind: str) -> str:
+    """A pattern for the number that stands right before a kind of card: `8xA100`, `4x8H200`."""
+    return r"(?:\d{1,3}[x×*])?" if kind.startswith("rtx") else r"(?:\d{1,3}[x×*])?\d{0,2}"
 
 
 def listed(cards: Iterable[GPU]) -> str:

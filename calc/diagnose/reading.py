@@ -45,7 +45,7 @@ SEGMENTS = re.compile(r"expandable_segments ?: ?True", re.IGNORECASE)
 # Where a traceback shows whose code runs.
 FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"/openrlhf/|/openllama2/", "openrlhf"),
-    (r"/verl/(?:workers|trainer|single_controller)|\bWorkerDict\b", "verl"),
+    (r"/verl/(?:workers|trainer|single_controller|third_party)|\bWorkerDict\b", "verl"),
     (r"/trl/trainer/", "trl"),
     (r"/slime/(?:backends|ray|rollout)/|MegatronTrainRayActor", "slime"),
 )
@@ -53,7 +53,7 @@ TRAINERS: tuple[tuple[str, str], ...] = (
     (r"llamafactory|LLaMA-Factory|LLaMA-Efficient|llmtuner", "llamafactory"),
     (r"/axolotl/", "axolotl"),
     (r"/swift/(?:llm|trainers|pipelines)/", "ms-swift"),
-    (r"/unsloth(?:_zoo)?/|\bUnsloth - 2x faster", "unsloth"),
+    (r"/unsloth(?:_zoo)?/|\bUnsloth - 2x faster|\bUnsloth\b.{0,12}: Fast \w+ patching", "unsloth"),
     (r"/torchtune/|/recipes/(?:full|lora)_finetune_", "torchtune"),
     (r"/torchtitan/", "torchtitan"),
     (r"/litgpt/", "litgpt"),
@@ -131,11 +131,15 @@ def read(text: str, catalog: Catalog) -> Reading:
         found.parts.append("a traceback")
     if found.tracked:
         found.parts.append("a table of MemTracker")
+    if not found.parts and _described(text[:READ], catalog):
+        found.parts.append("a job in words")
     if not found.parts:
         return found
     _framework(found, text)
     if found.flags is None and "a scenario" not in found.parts:
-        _in_passing(found, text[:READ], catalog)
+        _in_passing(found, text[:READ])
+    if "model" not in found.fields and len(named := hints.models(text[:READ], catalog)) == 1:
+        _assume(found, "model", catalog.names.listed.get(named[0].casefold(), named[0]), "the text names it")
     _models(found, catalog)
     _gpu(found, text, catalog)
     _gpus(found, text, catalog)
@@ -301,13 +305,16 @@ def _framework(found: Reading, text: str) -> None:
             _assume(found, "task", "sft", "nothing says what is trained")
 
 
-def _in_passing(found: Reading, text: str, catalog: Catalog) -> None:
+def _described(text: str, catalog: Catalog) -> bool:
+    """True if a text names one model and one kind of card, which is a job even where nothing of a program is pasted."""
+    return len(hints.models(text, catalog)) == 1 and bool(names.cards_named(text, catalog))
+
+
+def _in_passing(found: Reading, text: str) -> None:
     """What a text without a command says in its own words, or by the files of its traceback."""
     for name, value in hints.fields(text):
         if name not in found.fields:
             _assume(found, name, value, "the text names it")
-    if "model" not in found.fields and len(named := hints.models(text, catalog)) == 1:
-        _assume(found, "model", catalog.names.listed.get(named[0].casefold(), named[0]), "the text names it")
 
 
 def _assume(found: Reading, name: str, value: Any, why: str) -> None:

@@ -50,7 +50,7 @@ def settings(text: str) -> Flags | None:
         if task := _TASK.fullmatch(name):
             program = f"trl {_PROGRAMS[task[1]]}" if task[1] in _PROGRAMS else _SCRIPTS[task[1]]
         if name == "LoraConfig" or (name == "get_peft_model" and unsloth):
-            found |= {"use_peft": "true", **_named(call, _ADAPTER)}
+            found |= {"use_peft": "true", **({"unsloth": "true"} if unsloth else {}), **_named(call, _ADAPTER)}
             if recomputed := call.keywords.get("use_gradient_checkpointing"):
                 found |= {"gradient_checkpointing": "true"}
                 found |= {"use_unsloth_gc": "true"} if recomputed == "unsloth" else {}

@@ -41,6 +41,7 @@ PROGRAMS: tuple[tuple[str, str], ...] = (
     (r"\btrl reward\b|\breward_modeling\.py|\btrain_reward", "rm"),
     (r"\btrl dpo\b|\bdpo(?:_\w+)?\.py", "dpo"),
     (r"\btrl kto\b|\bkto(?:_\w+)?\.py", "kto"),
+    (r"\bppo(?:_\w+)?\.py", "ppo"),
     (r"\borpo(?:_\w+)?\.py", "orpo"),
     (r"\bcpo(?:_\w+)?\.py", "simpo"),
     (r"\bgkd(?:_\w+)?\.py", "gkd"),
@@ -162,7 +163,9 @@ def _gpus(flags: Flags) -> dict[str, int | None]:
     """All GPUs and those of a node; accelerate counts all processes, other launchers those of a node."""
     whole = flags.integer("num_processes")
     each = flags.integer("nproc_per_node", "num_gpus")
-    machines = flags.integer("nnodes", "num_nodes", "num_machines") or 1
+    machines = (
+        flags.integer("nnodes", "num_nodes", "num_node", "num_machines") or 1
+    )  # argparse takes what begins a name
     if whole and whole % machines == 0:
         each = whole // machines
     return {"gpus": whole or (each and each * machines), "gpus_per_node": each if machines > 1 else None}

@@ -4,6 +4,9 @@
 right in 18 of the 20 that say one, and a change that fits was found for all 17 jobs that could be told. The last 36
 came later, with the fields that are to be read: on their first run all were recognised, 23 read in full, the phase was
 right in 9 of the 13 that say one, and a change that fits was found for 32 of the 34 jobs that could be told.
+A third set of 33, written down in the same way: 30 were recognised, 20 read in full, the phase was right in 11 of the
+17 that say one, and a change that fits was found for all 24 jobs that could be told. 30 of them are here: two are words
+without the full name of a model, and one is of a task that slime does not run.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ def diagnosed(name: str) -> Diagnosis:
 def test_every_report_is_recognised(name: str) -> None:
     found = diagnosed(name)
     assert found.reading.parts
-    assert found.refusal == ""
-    assert found.job or found.questions
+    assert found.refusal.partition(":")[0] == REPORTS[name].get("refused", "")
+    assert found.job or found.questions or found.refusal
 
 
 @pytest.mark.parametrize("name", [name for name, report in REPORTS.items() if "read" in report])

@@ -14,14 +14,16 @@ from urllib.parse import urlencode
 import pytest
 from sites import ROOT, command, tiny
 
-from calc.answers import words
+from calc.answers import answers, words
 from calc.base.refusal import Refusal
 from calc.scenario.scenario import SCHEMA
 from calc.site.build import scripted
 from calc.site.calculator import browser, browser_engine, fields, picker
 from calc.site.calculator.closure import closure
 from calc.site.i18n import chinese, languages, speech
+from calc.site.macros import menus
 from calc.site.tables import charts, tables
+from calc.site.tables.tables import Table
 from calc.site.text import fullwidth
 from calc.site.text.sources import front
 
@@ -69,9 +71,7 @@ NAMES = {
     "softmax", "state",
     "tinyzero", "token", "torch", "torchao", "torchtitan", "transformers", "trl", "up", "verl", "vllm", "zero",
 }  # fmt: skip
-MARKUP = re.compile(
-    r"<(code|pre|q|cite|script|style|textarea|title)\b.*?</\1>|<p translate=\"no\">.*?</p>|<[^>]*>|https?://\S+", re.S
-)
+MARKUP = re.compile(r"<(code|pre|q|cite|script|style|textarea|title)\b.*?</\1>|<[^>]*>|https?://\S+", re.S)
 ENGLISH = re.compile(r"(?<![\w./#&<=-])[a-z]{2,}(?![\w/=.#-])")
 FIELD = re.compile(rf"(?:{'|'.join(SCHEMA['properties'])})(?:\.\w+)*(?: \S+)?(?:：.*)?")
 DATA = ("gpus-overview", "nodes-overview", "nodes-sources")  # names and sources as the catalog has them
@@ -104,12 +104,12 @@ def test_markup_code_and_quotations_stay_as_they_are() -> None:
     html = (
         '<p title="Memory">Host memory: <b>60 GB a node, as given</b></p>'
         "<pre>fits</pre><td><b>tight</b> <span>3.1</span> <small>ZeRO-3, offload</small></td>"
-        '<td><q>fits</q> &amp; <code>fits</code></td><p translate="no">fits</p>'
+        "<td><q>fits</q> &amp; <code>fits</code></td>"
     )
     assert speech.speak(html, "zh") == (
         '<p title="显存">主机内存： <b>每节点 60 GB，由您给出</b></p>'
         "<pre>fits</pre><td><b>勉强</b> <span>3.1</span> <small>ZeRO-3，卸载</small></td>"
-        '<td><q>fits</q> &amp; <code>fits</code></td><p translate="no">fits</p>'
+        "<td><q>fits</q> &amp; <code>fits</code></td>"
     )
     assert speech.speak(html, "") == html
 
@@ -264,10 +264,24 @@ def test_a_chinese_page_has_no_english_line_in_its_tables_and_its_calculator(sit
         made = re.findall(r'<figure class="computed" id="([^"]+)".*?</figure>', html, re.S)
         figures = re.findall(r'<figure class="computed".*?</figure>', html, re.S)
         shown = [figure for name, figure in zip(made, figures, strict=True) if name not in DATA]
+        shown += re.findall(r"<span data-address.*?</span>", html)
         shown += re.findall(r'<div id="(?:calculator|compare|diagnose)".*?(?=<script type)', html, re.S)
         if lines := [line for figure in shown for line in english(figure)]:
             found[page.relative_to(site).as_posix()] = lines
     assert found == {}
+
+
+def test_every_note_of_a_node_has_a_translation() -> None:
+    notes = {note for node in answers.catalog().nodes.values() for note in node.notes.values()}
+    assert notes
+    assert [line for note in notes for line in english(speech.say(note, "zh"))] == []
+
+
+def test_a_citation_is_said_in_the_language_of_its_page() -> None:
+    table = Table("an-id", "Where each value is read", (), (), versions={"catalog": "0a", "calc": "1.0"})
+    said = speech.speak(menus.footer(table, "zh/page.html", "../", "zh"), "zh")
+    assert english(said) == []
+    assert "[数据集]. Headroom. zh/page.html#an-id" in said and 'title = "{各数值的出处}"' in unescape(said)
 
 
 @pytest.mark.parametrize(

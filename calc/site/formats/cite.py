@@ -13,6 +13,7 @@ from typing import Any
 
 from calc.answers import answers
 from calc.site.formats.typeset import tex
+from calc.site.i18n import speech
 from calc.site.tables.tables import Table
 
 AUTHORS = "The Headroom authors"
@@ -50,11 +51,14 @@ def line(table: Table, address: str) -> str:
     return f"{AUTHORS}. ({YEAR}). {table.caption} ({about}) [Data set]. Headroom. {address}"
 
 
-def bibtex(table: Table, address: str) -> str:
-    """The citation as BibTeX; braces inside the quotes keep the caption's capitals."""
+def bibtex(table: Table, address: str, title: str = "") -> str:
+    """The citation as BibTeX, under the caption or `title`, its translation.
+
+    Braces inside the quotes keep its capitals.
+    """
     fields = {
         "author": f"{{{AUTHORS}}}",
-        "title": f"{{{tex(table.caption)}}}",
+        "title": f"{{{tex(title or table.caption)}}}",
         "year": YEAR,
         "howpublished": f"Headroom, table {tex(table.id)}",
         "version": tex(edition(table.versions)),
@@ -66,9 +70,9 @@ def bibtex(table: Table, address: str) -> str:
 
 
 def page(title: str, url: str) -> str:
-    """One line about a page, as HTML, for the foot of its printed form."""
+    """One line about a page, as HTML and in its language, for the foot of its printed form."""
     said = f"{AUTHORS}. ({YEAR}). {title} ({edition(answers.versions())}; {LICENCE}). Headroom. {site()}{url}"
-    return f"<span{relative(url)}>{escape(said)}</span>"
+    return f"<span{relative(url)}>{escape(speech.say(said, url.partition('/')[0]))}</span>"
 
 
 def relative(address: str) -> str:

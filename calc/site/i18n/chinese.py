@@ -564,6 +564,28 @@ LINES = {
     "How far off:": "误差依据：",
     "whole": "不分片",
     "catalog {catalog}, calc {calc}": "目录 {catalog}，calc {calc}",
+    "guide {version!}, catalog {catalog!}, calc {calc!}": "本站 {version}，目录 {catalog}，calc {calc}",
+    "The Headroom authors. ({year#}). {caption?} (table {id!}, {edition?}; {licence!}) [Data set]. "
+    "Headroom. {address!}": (
+        "Headroom 作者. ({year}). {caption}（表 {id}，{edition}；{licence}）[数据集]. Headroom. {address}"
+    ),
+    "The Headroom authors. ({year#}). {title!} ({edition?}; {licence!}). Headroom. {address!}": (
+        "Headroom 作者. ({year}). {title}（{edition}；{licence}）. Headroom. {address}"
+    ),
+    # notes of nodes
+    "Boxes of two, four and six are as usual": "两卡、四卡和六卡的机箱也常见",
+    "Copies between cards pass through host memory; two RTX 3090 can be bridged instead": (
+        "卡间复制要经过主机内存；两张 RTX 3090 也可以用桥接器相连"
+    ),
+    "Of the slot; without peer-to-peer every byte crosses it into host memory and again out of it": (
+        "插槽的带宽；没有点对点时，每个字节都要经它进入主机内存，再经它出来"
+    ),
+    "Only between cards that share a link": "只在有链路相连的卡之间",
+    "one NVLink domain over 18 trays of four GPUs": "一个 NVLink 域，跨 18 个托盘，每个托盘四张卡",
+    "Of 300 GB/s in theory": "理论值 300 GB/s",
+    "Of 450 GB/s in theory": "理论值 450 GB/s",
+    "As sold; configurable to 4 TB": "出厂配置；最多可配 4 TB",
+    "The DeepSeek-V3 report counts on 160 GB/s in use": "DeepSeek-V3 的报告按实际 160 GB/s 计算",
     "Download": "下载",
     "{files*} The JSON has the job and the lines behind each cell.": "{files} JSON 中有每一格背后的任务和逐项明细。",
     "CSV": "CSV",
@@ -1314,6 +1336,7 @@ DIAGNOSIS = {
     "a launch command": "启动命令",
     "an error message": "报错",
     "a traceback": "调用栈",
+    "a job in words": "用文字描述的任务",
     "a scenario": "scenario",
     "a file of settings": "配置文件",
     "a Python script": "Python 脚本",

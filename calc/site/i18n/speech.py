@@ -36,7 +36,7 @@ JOINTS = ((". ", "。"), (" · ", " · "), ("; ", "；"), (": ", "："), (", ", 
 
 ENDS = {".": "。", ":": "："}
 
-KEPT = r"<(script|style|textarea|pre)\b.*?</\1>|<p translate=\"no\">.*?</p>"  # whose text is no message
+KEPT = r"<(script|style|textarea|pre)\b.*?</\1>"  # whose text is no message
 TAG = r"</?(?:a|abbr|b|cite|code|em|i|q|s|small|span|strong)\b[^<>]*>"
 INLINE = re.compile(rf"<(code|q|cite)\b.*?</\1>|{TAG}", re.S)  # within a line; code and quotations are no messages
 BLOCK = re.compile(rf"{KEPT}|(?!{TAG})</?[a-z][^<>]*>", re.S)  # between lines

@@ -178,7 +178,7 @@ class Bound:
             datasets.note(view.meta, table, view.url, view.root)
         place = tables.place(table)
         view.meta.setdefault(FIGURES, {})[place] = self._worded(
-            tables.to_html(table, menus.footer(table, view.url, view.root))
+            tables.to_html(table, menus.footer(table, view.url, view.root, language))
         )
         return place
 

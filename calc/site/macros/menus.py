@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from calc.site.formats import cite, published
+from calc.site.i18n import speech
 from calc.site.tables.tables import Table
 from calc.site.views.accuracy import odds
 
@@ -14,17 +15,17 @@ FILES = {
 }  # fmt: skip
 
 
-def footer(table: Table, page: str, root: str) -> str:
+def footer(table: Table, page: str, root: str, language: str = "") -> str:
     """Versions, links to the records that verdicts rest on, downloads and citation, for a table on `page`.
 
-    `root` is the relative address of the site's top from there. Functions that need a script are added by
-    `docs/assets/tables.js`.
+    `root` is the relative address of the site's top from there; `language` is that of BibTeX's title. Functions that
+    need a script are added by `docs/assets/tables.js`.
     """
     v = table.versions
     worked = " data-worked" if table.worked else ""
     return (
         f'<div class="provenance"{worked}><span>catalog <code>{v["catalog"]}</code>, calc <code>{v["calc"]}</code>'
-        f"</span>{_far_off(table, root)}{_take(table, root)}{_cite(table, page)}</div>"
+        f"</span>{_far_off(table, root)}{_take(table, root)}{_cite(table, page, language)}</div>"
     )
 
 
@@ -43,10 +44,10 @@ def _take(table: Table, root: str) -> str:
     return f'<details class="take" name="{table.id}"><summary>Download</summary><p>{files}{note}</p></details>'
 
 
-def _cite(table: Table, page: str) -> str:
+def _cite(table: Table, page: str, language: str) -> str:
     address = cite.permalink(table, page)
     there = escape(address) if "://" in address else f"#{table.id}"
-    bibtex = escape(cite.bibtex(table, address)).replace("\n", "&#10;")
+    bibtex = escape(cite.bibtex(table, address, speech.say(table.caption, language))).replace("\n", "&#10;")
     return (
         f'<details class="cite" name="{table.id}"{cite.relative(address)}><summary>Cite</summary>'
         f'<p translate="no">{escape(cite.line(table, address))}</p>'

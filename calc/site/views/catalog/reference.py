@@ -84,7 +84,7 @@ def gpu_links(card: GPU) -> str:
 
 
 def model_summary(model: Model) -> str:
-    """The first paragraph of a model's page."""
+    """The first paragraph of a model's page, and the model's other names behind a click."""
     a = model.architecture
     exactly = "exactly the published count" if model.published_parameters else "counted tensor by tensor"
     experts = f" Each token uses {a.experts_per_token} of {a.experts} experts." if a.experts else ""
@@ -99,11 +99,12 @@ def model_summary(model: Model) -> str:
 
 
 def _aliases(model: Model) -> str:
-    """A sentence with the other names that the numbers are true of, which the site's search finds."""
+    """The other names that the numbers are true of, which the site's search finds, and which would hide the answer."""
     if not model.aliases:
         return ""
     listed = ", ".join(f"<code>{inline(name)}</code>" for name in model.aliases)
-    return f" These have the same shapes, and so the same numbers: {listed}."
+    count = "Another name" if len(model.aliases) == 1 else f"{len(model.aliases)} other names"
+    return f"\n\n<details><summary>{count} of the same shapes, and so the same numbers</summary>{listed}</details>"
 
 
 def _leaves(schema: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
