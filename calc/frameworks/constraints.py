@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.models.architecture import BEFORE
 from calc.models.kernels import SDPA_FLASH_HEAD, replaced
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS
+from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS, Generates
 
 ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a model's own operations were read
-ON_SGLANG = ("slime",)  # frameworks whose way with SGLang was read
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
 QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
 BLOCKS = {"mxfp8": 32, "nvfp4": 128}  # elements, and tokens, of a block that kernels scale
@@ -336,17 +337,18 @@ def experts_fault(s: Scenario) -> Refusal | None:
 
 def unmodelled(s: Scenario) -> Refusal | None:
     """The reason why a framework that is not plain PyTorch cannot have some of its settings, in one line, or None."""
-    faults = (
-        kernels_fault, whole_gradients, states_fault, streams_fault, compile_fault, experts_fault, engine_fault,
-    )  # fmt: skip
+    faults = (kernels_fault, whole_gradients, states_fault, streams_fault, compile_fault, experts_fault)
     return next((reason for fault in faults if (reason := fault(s))), None)
 
 
-def engine_fault(s: Scenario) -> Refusal | None:
-    """The reason why a framework's rollout cannot run on SGLang, in one line; None if it can, or shall not."""
-    if not s.rollout or s.rollout.engine != "sglang" or s.framework in ON_SGLANG:
+def engine_fault(s: Scenario, engines: Sequence[Generates]) -> Refusal | None:
+    """The reason why a framework's rollout cannot run where `s` has it, in one line; None if it can, or shall not.
+
+    `engines`: those whose way with the framework was read.
+    """
+    if not s.rollout or s.rollout.engine in (*engines, "none"):
         return None
-    return Refusal("rollout.engine", "'sglang'", "vllm, none", f"with {s.framework}")
+    return Refusal("rollout.engine", repr(s.rollout.engine), ", ".join((*engines, "none")), f"with {s.framework}")
 
 
 def trainer_fault(s: Scenario, usual: str = "own") -> Refusal | None:

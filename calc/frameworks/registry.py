@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calc.base.plan import Keeps
+from calc.base.refusal import Refusal
 from calc.frameworks.base import Framework
+from calc.frameworks.constraints import engine_fault
 from calc.frameworks.openrlhf import openrlhf
 from calc.frameworks.slime import slime
 from calc.frameworks.torch import torch
@@ -21,6 +23,12 @@ FRAMEWORKS: Mapping[str, Framework] = {
 def framework(name: str) -> Framework:
     """The framework called `name`."""
     return FRAMEWORKS[name]
+
+
+def refusal(s: Scenario) -> Refusal | None:
+    """The reason why the framework of `s` cannot run it, in one line, or None."""
+    own = framework(s.framework)
+    return engine_fault(s, own.CHOICES.engines) or own.refuse(s)
 
 
 def plan(s: Scenario) -> Keeps:

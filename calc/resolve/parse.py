@@ -17,7 +17,7 @@ from calc.base.reading import parse_mapping, read_bytes
 from calc.base.refusal import Refusal
 from calc.base.schema import InputError, closest, show, validator
 from calc.catalog.catalog import Catalog, CatalogError, load
-from calc.frameworks.registry import FRAMEWORKS, framework, plan
+from calc.frameworks.registry import FRAMEWORKS, framework, plan, refusal
 from calc.frameworks.releases import READ
 from calc.models.architecture import Architecture, ConfigError
 from calc.models.releases import CODE_BESIDE
@@ -184,7 +184,7 @@ def vary(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
     given = {**changes, "global_batch": s.global_batch}
     try:
         rules.batched(varied, given)
-        reason = rules.serving_fault(varied, given) or framework(s.framework).refuse(varied)
+        reason = rules.serving_fault(varied, given) or refusal(varied)
     except Objection as error:
         raise ScenarioError(f"scenario: {error}", error.refusal, error.field) from None
     if reason is not None:
@@ -289,7 +289,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
             scenario = replace(scenario, warnings=(*scenario.warnings, released.beside(scenario, kind)))
         else:
             reason = reason or released.fault(scenario, kind, said)
-    if (reason := reason or module.refuse(scenario)) is not None:
+    if (reason := reason or refusal(scenario)) is not None:
         raise Objection(reason)
     return scenario
 

@@ -65,8 +65,6 @@ def refuse(s: Scenario) -> Refusal | None:
         return reason
     if s.task not in TASKS or not s.rollout:
         return Refusal("task", repr(s.task), ", ".join(TASKS), "with slime")
-    if s.rollout.engine not in ("sglang", "none"):
-        return Refusal("rollout.engine", repr(s.rollout.engine), "sglang, none", "with slime")
     for name in ("critic", "reward"):
         if s.has(name):
             return Refusal(f"roles.{name}", "a model with slime", "none; not modelled")

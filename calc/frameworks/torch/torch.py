@@ -45,6 +45,7 @@ from calc.scenario.words import DEEPSPEED, PREFERENCE, RL
 
 KNOWN: tuple[str, ...] = tuple(RELEASES)
 CHOICES = Choices(own_loop=True, trainers=frozenset({*RELEASED, "megatron"}), fp16=True, shared="tensor_parallel",
+                  engines=("hf",),
                   fixed={"unsloth": unsloth.FIXED, "torchtune": torchtune.FIXED, "torchtitan": torchtitan.FIXED},
                   liger=frozenset({"llamafactory", "axolotl", "ms-swift"}), pure=frozenset({"llamafactory"}),
                   cuts=lambda job, rung: rung["method"] == "full")  # fmt: skip
@@ -173,9 +174,6 @@ def refuse(s: Scenario) -> Refusal | None:
         return fault
     if s.sharding != "zero3" and (fault := linear_fault(s)):
         return fault
-    if s.rollout and s.rollout.serves:
-        allowed = f"hf, none; a framework places {s.rollout.server} beside a trainer"
-        return Refusal("rollout.engine", repr(s.rollout.engine), allowed, "with torch")
     if fault := kernels_fault(s) or in_backward_fault(s) or states_fault(s) or streams_fault(s):
         return fault
     if s.trainer != "own" and (fault := TRAINERS[s.trainer].refuse(s)):

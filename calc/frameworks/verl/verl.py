@@ -38,7 +38,8 @@ from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 
 KNOWN: tuple[str, ...] = (FORK, *easyr1.KNOWN, *[release for release in RELEASES if release != FORK])
-CHOICES = Choices(offloads_apart=True, weights_stay=True, megatron=True, sharding="fsdp2", shared="context_parallel")
+CHOICES = Choices(offloads_apart=True, weights_stay=True, megatron=True, sharding="fsdp2", shared="context_parallel",
+                  engines=("vllm",))  # fmt: skip
 
 TASKS = ("ppo", "grpo", "reinforce++")
 
@@ -99,8 +100,6 @@ def refuse(s: Scenario) -> Refusal | None:
         return Refusal("task", repr(s.task), ", ".join((*TASKS, *sft.TASKS)), "with verl")
     if s.placement != "colocated":
         return Refusal("placement", "'separate'", "colocated; trainer and rollout share one pool of GPUs", "with verl")
-    if s.rollout.engine == "hf":
-        return Refusal("rollout.engine", "'hf'", "vllm, none", "with verl")
     if not s.has("actor"):
         return Refusal("roles.actor", "'none'", "an actor, which it always trains", "with verl")
     for name, place in (("actor", ""), ("critic", "roles.critic.")):

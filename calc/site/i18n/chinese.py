@@ -2051,8 +2051,6 @@ REFUSALS = {
     "lora, qlora; the loss of its full fine-tuning is not modelled": "lora、qlora；没有模拟它全量微调的损失",
     "own; its scripts are for {tasks!}": "own；它的脚本用于 {tasks}",
     "own; the Trainer is for {tasks!}": "own；这个 Trainer 用于 {tasks}",
-    "hf, none; a framework places vLLM beside a trainer": "hf、none；由框架把 vLLM 放在训练旁边",
-    "hf, none; a framework places SGLang beside a trainer": "hf、none；由框架把 SGLang 放在训练旁边",
     "more; loaded weights leave no memory for SGLang's KV cache": "更大；载入权重后没有显存可放 SGLang 的 KV 缓存",
     "none; nothing is trained": "none；不训练任何东西",
     "none; modelled with compiled layers": "none；只模拟了编译的层",
