@@ -387,6 +387,10 @@ def near(reading: Reading) -> Iterator[str]:
             yield f"model {named.given!r} is not in the catalog{named.near}"
 
 
+def _sentences(lines: Iterator[str]) -> str:
+    return "".join(f" {line}" if line.endswith("?") else f" {line}." for line in lines)
+
+
 def questions(reading: Reading, fields: Mapping[str, Any]) -> Sequence[str]:
     """What is still needed to compute the job, one question each."""
     asked = []
@@ -394,10 +398,8 @@ def questions(reading: Reading, fields: Mapping[str, Any]) -> Sequence[str]:
         variable = next(
             (v for n, v in reading.variables.items() if n in trainer.MODEL or "pretrain" in n or "path" in n), ""
         )
-        missing = (
-            f" ${variable} is not set in the text." if variable else "".join(f" {line}." for line in near(reading))
-        )
-        asked.append(f"Which model is trained?{missing} Say it as model, with an id that `python -m calc models` lists")
+        missing = f" ${variable} is not set in the text." if variable else _sentences(near(reading))
+        asked.append(f"Which model is trained?{missing}")
     if "gpu" not in fields:
-        asked.append("Which GPU? Say it as gpu, with an id that `python -m calc gpus` lists")
+        asked.append("Which GPU?")
     return asked

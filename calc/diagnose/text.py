@@ -38,6 +38,8 @@ def _lines(d: Diagnosis, catalog: Catalog) -> Iterator[str]:
     )
     yield from (f"note: {note}" for note in d.reading.notes)
     yield from (f"question: {question}" for question in d.questions)
+    if d.questions:
+        yield "  say it with --model or --gpu, by an id that `python -m calc models` or `python -m calc gpus` lists"
     if d.refusal:
         yield f"not computed: {d.refusal}"
     if not d.estimate or not d.job:

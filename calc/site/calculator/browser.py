@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from calc.base.collecting import collect_rarely
 from calc.base.reading import parse_mapping
 from calc.base.schema import InputError
 from calc.catalog import catalog as files
@@ -49,6 +50,7 @@ def start(text: str) -> None:
 
     So all that an answer imports, reads or compiles once is in memory.
     """
+    collect_rarely()
     found = catalog(json.loads(text))
     files.load = lambda root=None: found  # type: ignore[assignment]
     model, gpu = next(iter(found.models)), next(iter(found.gpus))

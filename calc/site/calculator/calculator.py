@@ -204,8 +204,8 @@ def _estimated(
         "Peak",
         f"{gib(answer.device_bytes)} of {gib(group.usable_bytes)} usable on each card, in {escape(answer.peak.name)}; "
         f"{gib(answer.peak.moment.allocated_bytes)} of it tensors. It fits with a probability of "
-        f"{_likely(answer.estimate.fit_probability)}, and where {gib(report.needed(group))} are usable with one of "
-        f"{100 * FITS:.0f} %",
+        f"{_likely(answer.estimate.fit_probability)}; for {100 * FITS:.0f} %, a card needs {gib(report.needed(group))} "
+        "usable",
     )
     if host := answer.estimate.host_peak:
         yield _pair("Host memory", f"{gb(host)} needed of {escape(str(answer.estimate.host_memory))}")

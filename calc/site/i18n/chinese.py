@@ -1217,9 +1217,9 @@ CALCULATOR = {
     "What would have to change": "需要改变什么",
     "Peak": "峰值",
     "{peak} of {usable} usable on each card, in {phase}; {tensors} of it tensors. It fits with a probability of "
-    "{probability}, and where {needed} are usable with one of {wanted}": (
+    "{probability}; for {wanted}, a card needs {needed} usable": (
         "每张卡可用 {usable}，峰值 {peak}，出现在{phase}；其中张量 {tensors}。放得下的概率：{probability}；"
-        "若可用显存有 {needed}，概率为 {wanted}"
+        "概率要达到 {wanted}，可用显存需有 {needed}"
     ),
     "more than 99 %": "99 % 以上",
     "less than 1 %": "不到 1 %",
@@ -1480,13 +1480,9 @@ DIAGNOSIS = {
         "卡上有 {size} 不属于报错中列出的任何一方：别的容器，或驱动"
     ),
     # questions
-    "Which model is trained? {why*}. Say it as model, with an id that {command!} lists": (
-        "训练哪个模型？{why}。请选择，或给出 {command} 列出的名称"
-    ),
-    "Which model is trained? Say it as model, with an id that {command!} lists": (
-        "训练哪个模型？请选择，或给出 {command} 列出的名称"
-    ),
-    "Which GPU? Say it as gpu, with an id that {command!} lists": "哪种显卡？请选择，或给出 {command} 列出的名称",
+    "Which model is trained? {why*}": "训练哪个模型？{why}",
+    "Which model is trained?": "训练哪个模型？",
+    "Which GPU?": "哪种显卡？",
     "${name!} is not set in the text": "文中没有设定 ${name}",
     "model {name!} is not in the catalog": "目录中没有模型 {name}",
     "model {name!} is not in the catalog; did you mean {near!}?": "目录中没有模型 {name}；是不是想写 {near}？",

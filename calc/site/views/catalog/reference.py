@@ -104,7 +104,8 @@ def _aliases(model: Model) -> str:
         return ""
     listed = ", ".join(f"<code>{inline(name)}</code>" for name in model.aliases)
     count = "Another name" if len(model.aliases) == 1 else f"{len(model.aliases)} other names"
-    return f"\n\n<details><summary>{count} of the same shapes, and so the same numbers</summary>{listed}</details>"
+    said = f"{count} of the same shapes, and so the same numbers"
+    return f'\n\n<details class="twin"><summary>{said}</summary>{listed}</details>'
 
 
 def _leaves(schema: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
