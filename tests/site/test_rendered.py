@@ -98,6 +98,13 @@ def test_a_page_that_is_no_text_or_not_there_is_one_line(docs: Path) -> None:
     assert told(docs, CHINESE) == ": a translation of docs/index.md, which is not there"
 
 
+def test_a_page_with_a_control_character_is_refused_at_its_line(docs: Path) -> None:
+    page = docs / INDEX
+    page.write_bytes(page.read_bytes() + b"\n\0\n")
+    line = page.read_bytes().count(b"\n")
+    assert told(docs, INDEX) == rf":{line}: given the control character '\x00', allowed: text"
+
+
 def test_lines_end_as_any_editor_ends_them(docs: Path) -> None:
     path = docs / INDEX
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n[[ peek ]]")

@@ -14,6 +14,7 @@ from calc.scenario.rules import flatten
 from calc.site.faults import short
 
 SCHEMAS = Path(__file__).parent / "schema"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # no text but a tab and line ends
 FRONT = re.compile(r"---\n(.*?^)---[ \t]*(?:\n|\Z)", re.M | re.S)
 JOBS = ("scenarios", "recipes")
 CHANGES = ("remedy", "switch")  # the pairs of jobs before and after a change, and the settings that make it
@@ -54,6 +55,9 @@ def _read(path: Path, changed: int) -> Source:
     # cached: each number of a translation asks for its original's jobs
     where = short(path)
     source = decode(read_bytes(path, where), where).replace("\r\n", "\n")
+    if stray := CONTROL.search(source):
+        line = 1 + source.count("\n", 0, stray.start())
+        raise InputError(f"{where}:{line}: given the control character {show(stray[0])}, allowed: text")
     found = FRONT.match(source)
     if not found:
         allowed = "front matter between two lines of ---, with a description"
