@@ -689,7 +689,9 @@ def met(s: Scenario) -> dict[str, int]:
 def test_what_released_code_takes_is_met_within_a_tenth_of_a_percent(
     task: str, version: str, forward: int, backward: int
 ) -> None:
-    found = met(run(framework=f"trl=={version}", task=task, **RUN, **OF_TASK[task]))
+    # the layers traced are those of 5.23, without the rotary tables that each has before 4.38
+    layers = {"versions": {"transformers": "4.38"}} if version == "0.7.11" else {}
+    found = met(run(framework=f"trl=={version}", task=task, **RUN, **OF_TASK[task], **layers))
     assert max(found["forward"], found.get("score", 0)) == pytest.approx(forward, rel=1e-3)
     assert found["backward"] == pytest.approx(backward, rel=1e-3)
 

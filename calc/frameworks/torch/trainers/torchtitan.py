@@ -148,6 +148,9 @@ def notes(s: Scenario) -> Iterator[str]:
     yield from shared.told(s, RELEASES)
     if s.compile == "none":
         yield "compile.enable is off unless asked for, with compile: model-and-loss"
+    # trainer.py:613, :874: `zero_grad(set_to_none=False)` where forward and backward are captured
+    if at_least(nearest(s.versions["torchtitan"], tuple(RELEASES)), CHUNKED) and s.pipeline_parallel == 1:
+        yield "CUDA graphs, on unless training.disable_cuda_graphs, keep gradients between steps: computed as off"
     if s.architecture.family not in ROTATED:
         yield f"layers of {s.architecture.family} are computed as Transformers'"
     if at_least(nearest(s.versions["torchtitan"], tuple(RELEASES)), CHUNKED):
