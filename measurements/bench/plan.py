@@ -299,8 +299,6 @@ class Plan:
             return "not run: GRPO with vLLM or a reward model is not built here"
         if s.optimizer_impl not in OPTIMIZERS[s.optimizer].spelled.trl:
             return f"not run: {s.optimizer} as {s.optimizer_impl}, for which the trainer has no name"
-        if s.task == "kto" and s.micro_batch == 1:
-            return "not run: KTO of one row at a time, whose KL term needs another row"
         return None
 
     def _refuse_torchtune(self, s: Scenario) -> str | None:

@@ -200,10 +200,6 @@ def test_a_smaller_card_is_its_memory_less_a_context() -> None:
             {"framework": "trl", "optimizer_impl": "single"},
             "not run: adamw as single, for which the trainer has no name",
         ),
-        (
-            {"framework": "trl", "task": "kto", "micro_batch": 1},
-            "not run: KTO of one row at a time, whose KL term needs another row",
-        ),
         ({"trainer": "torchtune", "task": "dpo"}, "not run: task dpo is not built here"),
         ({"trainer": "torchtune", "gpus": 2}, "not run: sharding fsdp2 is not built here"),
         ({"trainer": "torchtune", "model": "mistral-7b"}, "not run: torchtune's mistral is not built here"),

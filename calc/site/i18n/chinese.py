@@ -2067,6 +2067,7 @@ REFUSALS = {
     "with DeepSpeed for the whole job": "整个任务都用 DeepSpeed",
     "{value!}, over tiles of the logits": "{value}，分块处理 logits",
     "false; SFTTrainer alone packs": "false；只有 SFTTrainer 会打包",
+    "at least 2; its KL term mixes the pairs of a batch": "至少 2；它的 KL 项把一个批次中的样本互相配对",
     "fsdp-mixed, which bf16 sets, bf16, fp32": "fsdp-mixed（由 bf16 设定）、bf16、fp32",
     "any but the head, whose weight the loss reads itself": "除输出头外的任何层，因为损失直接读它的权重",
     "the policy, which it trains": "它所训练的策略模型",
