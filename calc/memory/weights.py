@@ -42,7 +42,7 @@ def tables(role: str, arch: Architecture, positions: int, b: int) -> Line:
     """
     values = {"b": b, "L": arch.layers, "S_max": positions, "d": arch.rotary_dim or arch.head_dim}
     size = 2 * b * values["L"] * values["S_max"] * values["d"]
-    return Line("weights", role, size, "2·b·L·S_max·d", values, "weights#tables")
+    return Line("rotary_tables", role, size, "2·b·L·S_max·d", values, "weights#tables")
 
 
 def master(role: str, count: int, b: int, shards: int = 1) -> Line:

@@ -72,11 +72,10 @@ def host_gb(e: Estimate, phase: str, role: str = "") -> float:
 
 def test_four_models_of_18_5_billion_parameters_run() -> None:
     e = answer()
-    held = [(x.role, x.bytes) for x in e.groups[0].phases[0].moment.lines if x.component == "weights"]
-    models = {"actor": 2 * P, "critic": 2 * P_SMALL, "reference": 2 * P, "reward": 2 * P_SMALL}
-    assert dict(held[::2]) == models
-    assert sum(models.values()) / 2 / 1e9 == pytest.approx(18.5, abs=0.05)
-    assert sum(size for _, size in held[1::2]) / GiB == TABLES
+    held = {x.role: x.bytes for x in e.groups[0].phases[0].moment.lines if x.component == "weights"}
+    assert held == {"actor": 2 * P, "critic": 2 * P_SMALL, "reference": 2 * P, "reward": 2 * P_SMALL}
+    assert sum(held.values()) / 2 / 1e9 == pytest.approx(18.5, abs=0.05)
+    assert part(e, "load", "rotary_tables") == TABLES
 
 
 def test_zero2_needs_49_5_gib_for_weights_and_states() -> None:
@@ -86,17 +85,17 @@ def test_zero2_needs_49_5_gib_for_weights_and_states() -> None:
     """
     e = answer()
     assert (e.verdict, e.verdict_phase) == ("oom", "load")
-    assert part(e, "forward", "weights") == pytest.approx(34.45 + TABLES, abs=0.01)
+    assert part(e, "forward", "weights") == pytest.approx(34.45, abs=0.01)
     assert part(e, "forward", "master_weights", "optimizer_states") == pytest.approx(12.92, abs=0.01)
     every = part(e, "forward", "weights", "master_weights", "optimizer_states", "gradients")
-    assert every == pytest.approx(49.5 + TABLES, abs=0.5)
+    assert every == pytest.approx(49.5, abs=0.5)
 
 
 def test_zero2_with_offload_still_needs_36_2_gib() -> None:
     """34.4 of weights, and a staging buffer of 2 V h for each trained model: 1.16 + 0.58."""
     e = answer(**OFFLOAD)
     assert (e.verdict, e.verdict_phase) == ("oom", "load")
-    assert max(loading(**OFFLOAD).values()) == pytest.approx(36.19 + TABLES, abs=0.01)
+    assert max(loading(**OFFLOAD).values()) == pytest.approx(36.19, abs=0.01)
     assert part(e, "load", "communication") == pytest.approx(1.16 + 0.58, abs=0.01)
 
 
@@ -133,7 +132,7 @@ def test_zero3_without_offload_does_not_fit() -> None:
     e = answer(sharding="zero3")
     assert e.verdict == "oom"
     states = part(e, "backward", "weights", "master_weights", "optimizer_states", "gradients")
-    assert states == pytest.approx((2 * 2 * (P + P_SMALL) + 16 * (P + P_SMALL)) / 8 / GiB + TABLES, abs=0.1)
+    assert states == pytest.approx((2 * 2 * (P + P_SMALL) + 16 * (P + P_SMALL)) / 8 / GiB, abs=0.1)
 
 
 def test_zero3_with_offload_fits_at_one_sequence_a_gpu() -> None:
@@ -141,7 +140,7 @@ def test_zero3_with_offload_fits_at_one_sequence_a_gpu() -> None:
     e = answer(sharding="zero3", **OFFLOAD)
     assert e.verdict == "fits"
     assert 13.5 < e.groups[0].peak.moment.device_bytes / GiB < 16
-    assert part(e, "backward", "weights") == pytest.approx(4.31 + TABLES, abs=0.01)
+    assert part(e, "backward", "weights") == pytest.approx(4.31, abs=0.01)
     assert part(e, "backward", "logits") == pytest.approx(16 * 2048 * 151_936 / GiB, abs=0.1)
 
 

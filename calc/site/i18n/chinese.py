@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 COMPONENTS = {
     "weights": "权重",
+    "rotary tables": "旋转位置表",
     "fp32 master weights": "fp32 主权重",
     "optimizer states": "优化器状态",
     "gradients": "梯度",

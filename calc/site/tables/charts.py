@@ -13,6 +13,7 @@ from calc.site.tables.pictures import Key
 # The order of the stack and of the legend, and with it the colour (docs/assets/extra.css). One colour everywhere.
 COMPONENTS = {
     "weights": "weights",
+    "rotary_tables": "rotary tables",
     "master_weights": "fp32 master weights",
     "optimizer_states": "optimizer states",
     "gradients": "gradients",

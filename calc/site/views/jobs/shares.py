@@ -16,7 +16,7 @@ from calc.site.tables.plots import tick
 from calc.site.tables.tables import Cell, Column, Table
 from calc.site.views.jobs import ledgers
 
-KEPT = ("weights", "master_weights", "optimizer_states", "gradients", "adapter")
+KEPT = ("weights", "rotary_tables", "master_weights", "optimizer_states", "gradients", "adapter")
 # of the drawing, in its units
 LEFT, TOP, DEEP, BELOW, RANK, APART = 44, 24, 220, 40, 13, 26
 
