@@ -28,7 +28,8 @@ LARGEST = 4  # lines of the moment that are named
 NEAR, SPARE = 0.1, 0.05
 # What a line's component is called in a sentence.
 WORDS: Mapping[str, str] = {
-    "weights": "the weights", "rotary_tables": "the rotary tables", "master_weights": "the fp32 master weights", "gradients": "the gradients",
+    "weights": "the weights", "rotary_tables": "the rotary tables", "master_weights": "the fp32 master weights",
+    "gradients": "the gradients",
     "optimizer_states": "the optimizer's states", "activations": "the activations",
     "checkpoints": "the checkpointed layer inputs",
     "kv_cache": "the KV cache", "communication": "the buffers for communication", "temporary": "temporary tensors",

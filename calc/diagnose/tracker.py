@@ -18,7 +18,8 @@ TOTAL = "Total"
 # A gradient of an activation is Temp there, and stands with the layer that makes it here.
 KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "the weights": (
-        ("Parameter", "Buffer", "Sharded Param", "Unsharded Param"), ("weights", "rotary_tables", "master_weights", "adapter"),
+        ("Parameter", "Buffer", "Sharded Param", "Unsharded Param"),
+        ("weights", "rotary_tables", "master_weights", "adapter"),
     ),
     "the gradients": (("Gradient", "Sharded Grad", "Unsharded Grad"), ("gradients",)),
     "the optimizer's states": (("Optstate", "OptState"), ("optimizer_states",)),

@@ -1426,6 +1426,7 @@ DIAGNOSIS = {
     "{what} {n#} MiB": "{what} {n} MiB",
     "{what} of the {role}": "{role}的{what}",
     "the weights": "权重",
+    "the rotary tables": "旋转位置表",
     "the fp32 master weights": "fp32 主权重",
     "the gradients": "梯度",
     "the optimizer's states": "优化器状态",
