@@ -17,7 +17,7 @@ from calc.models.architecture import parameters
 from calc.site.build import exports
 from calc.site.formats import cite, drawing, published
 from calc.site.macros import menus
-from calc.site.tables import drawn, tables
+from calc.site.tables import charts, drawn, tables
 from calc.site.tables.grids import SHAPES, Row, grid
 from calc.site.tables.tables import Table
 from calc.site.views.fit import glance, heat
@@ -114,6 +114,11 @@ def test_a_file_brings_a_colour_for_everything_that_is_drawn(kind: str) -> None:
     assert "var(" not in svg
     for name in {n for names in re.findall(r'class="([^"]+)"', picture.body) for n in names.split()} - {"axis", "word"}:
         assert re.search(rf"\.{name}\b", style), name
+
+
+def test_every_component_has_a_colour_on_pages() -> None:
+    css = drawing.STYLES[0].read_text("utf-8")
+    assert [name for name in charts.COMPONENTS if f"\n.c-{name} {{" not in css or f"  --c-{name}: #" not in css] == []
 
 
 def test_a_table_without_a_drawing_offers_none() -> None:
