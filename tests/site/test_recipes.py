@@ -22,6 +22,7 @@ from calc.estimate.verdict import FITS
 from calc.launch import Launch
 from calc.recommend import Recommendation, recommend
 from calc.recommend.problem import Miss
+from calc.recommend.text import as_dict
 from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
 from calc.site.macros import rendered
@@ -73,7 +74,8 @@ def rows(table_id: str) -> list[dict[str, Any]]:
 def test_an_answer_that_was_kept_is_what_the_search_answers(page: str) -> None:
     job = next(iter(front(page)["recipes"].values()))
     kept, fresh = recipes.recommended(job).answer, recommend(flatten(job))
-    assert kept == fresh
+    # the version of the catalog aside: what is kept serves every catalog with the same data behind it
+    assert as_dict(kept) == as_dict(fresh)
 
 
 @pytest.mark.parametrize("page", TASKS)
