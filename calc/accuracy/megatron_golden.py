@@ -166,12 +166,6 @@ def running(a: Mapping[str, Any], arch: Architecture) -> Run:
     )
 
 
-def shares(a: Mapping[str, Any]) -> dict[str, bool]:
-    """The buffers of which Megatron-FSDP gives each rank a part, beside those of masters and moments."""
-    strategy = a["data-parallel-sharding-strategy"]
-    return {"cuts_gradients": strategy != "optim", "cuts_weights": strategy == "optim_grads_params"}
-
-
 def dispatched(record: Mapping[str, Any]) -> float:
     """Operations that a rank's host dispatches for the layers in one step, those of the pipeline's bubble included."""
     a, c = record["arguments"], cut(record)
@@ -218,8 +212,9 @@ def golden(record: Mapping[str, Any]) -> Golden:
         "fuses": not a.get("no-gradient-accumulation-fusion", False),
         "groups": a.get("moe-grouped-gemm", False),
     }
-    parts = a.get("use-megatron-fsdp", False)
-    engine = MegatronFsdp(model, **how, **shares(a)) if parts else Megatron(model, **how)
+    engine = Megatron(model, **how)
+    if a.get("use-megatron-fsdp", False):
+        engine = MegatronFsdp(model, **how, strategy=a["data-parallel-sharding-strategy"])
     batch = Batch(c.tokens // context, a["seq-length"])
     recompute = "full" if a.get("recompute-granularity") == "full" else "none"
     own = step("actor", run, model.path, model.trainable, batch, masked=False, checkpointing=recompute)  # type: ignore[arg-type]

@@ -96,8 +96,10 @@ def gpus(text: str, card: str) -> int | None:
     text = text[:LONGEST]
     if (listed := _LISTED.search(text)) and len({*(cards := listed[1].split(", "))}) == 1:
         return len(cards)
-    grid = re.search(rf"(?<![\w.])(\d{{1,3}}) ?[x×*] ?(\d{{1,2}}) ?[x×*]? ?{card}(?![A-Za-z0-9])", text, re.IGNORECASE)
-    if card and grid:
+    grid = card and re.search(
+        rf"(?<![\w.])(\d{{1,3}}) ?[x×*] ?(\d{{1,2}}) ?[x×*]? ?{card}(?![A-Za-z0-9])", text, re.IGNORECASE
+    )
+    if grid:
         return (int(grid[1]) * int(grid[2])) or None
     beside = (
         rf"(?<![\w.]){_COUNT} ?(?:x|×|\*|张|块|片|卡)? ?(?:nvidia |geforce |tesla |rtx )*{card}(?![A-Za-z0-9])",

@@ -163,9 +163,8 @@ def _gpus(flags: Flags) -> dict[str, int | None]:
     """All GPUs and those of a node; accelerate counts all processes, other launchers those of a node."""
     whole = flags.integer("num_processes")
     each = flags.integer("nproc_per_node", "num_gpus")
-    machines = (
-        flags.integer("nnodes", "num_nodes", "num_node", "num_machines") or 1
-    )  # argparse takes what begins a name
+    # argparse takes what begins a name
+    machines = flags.integer("nnodes", "num_nodes", "num_node", "num_machines") or 1
     if whole and whole % machines == 0:
         each = whole // machines
     return {"gpus": whole or (each and each * machines), "gpus_per_node": each if machines > 1 else None}

@@ -128,7 +128,7 @@ class Megatron(Holder):
             return []
         lines = []
         for own in self.buffers:
-            lines.append(gradients.accumulated(r.role, own.elements, r.grad_bytes))
+            lines.append(self.accumulated(own))
             if self.offload:
                 continue
             if r.master_bytes:
@@ -136,6 +136,10 @@ class Megatron(Holder):
             whole = () if self.distributed else own.tensors
             lines.append(optimizer.states(r.optimizer, r.role, own.elements, r.step_bytes, whole, own.shards))
         return lines
+
+    def accumulated(self, own: Buffer) -> Line:
+        """A buffer of gradients, which every rank has whole."""
+        return gradients.accumulated(self.replica.role, own.elements, self.replica.grad_bytes)
 
     def workspace(self, tokens: int, length: int) -> list[Line]:
         """Memory that the layers' library takes once: for cuBLAS, or in the `local` spec for attention scores.

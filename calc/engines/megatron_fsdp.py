@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from calc.base.ledger import Line
-from calc.engines.megatron import Megatron
+from calc.engines.megatron import Buffer, Megatron
 from calc.engines.replica import Where
-from calc.memory import communication, gradients, optimizer, weights
+from calc.memory import communication, gradients, weights
 from calc.models.architecture import layer_parameters, layer_tensors
+from calc.scenario.words import MegatronShards
 
 QUEUED = 1_000_000_000  # elements, or two units if they are larger (`suggested_communication_unit_size`)
 PREFETCHED = QUEUED // 2
@@ -24,13 +25,19 @@ PREFETCHED = QUEUED // 2
 
 @dataclass(frozen=True)
 class MegatronFsdp(Megatron):
-    """`replica` with gradients in parts of ranks, and weights too if `cuts_weights` (`optim_grads_params`).
+    """`replica` with masters and moments in parts of ranks, and by `strategy` gradients and weights too."""
 
-    Without `cuts_gradients` masters and moments alone are parts (`optim`).
-    """
+    strategy: MegatronShards = "optim_grads_params"
 
-    cuts_gradients: bool = True
-    cuts_weights: bool = True
+    @property
+    def cuts_gradients(self) -> bool:
+        """True if each rank has a part of the gradients."""
+        return self.strategy in ("optim_grads", "optim_grads_params")
+
+    @property
+    def cuts_weights(self) -> bool:
+        """True if each rank has a part of the weights."""
+        return self.strategy == "optim_grads_params"
 
     @cached_property
     def units(self) -> tuple[int, ...]:
@@ -53,18 +60,10 @@ class MegatronFsdp(Megatron):
             return super().weights()
         return [weights.weights(r.role, own.elements, r.weight_bytes, own.shards) for own in self.buffers]
 
-    def states(self) -> list[Line]:
-        """Gradients, masters and moments, each over the ranks that share it."""
+    def accumulated(self, own: Buffer) -> Line:
+        """A rank's part of a buffer's gradients, or all of them."""
         r = self.replica
-        if not r.optimizer:
-            return []
-        lines = []
-        for own in self.buffers:
-            shards = own.shards if self.cuts_gradients else 1
-            lines.append(gradients.accumulated(r.role, own.elements, r.grad_bytes, shards))
-            lines.append(weights.master(r.role, own.elements, r.master_bytes, own.shards))
-            lines.append(optimizer.states(r.optimizer, r.role, own.elements, r.step_bytes, (), own.shards))
-        return lines
+        return gradients.accumulated(r.role, own.elements, r.grad_bytes, own.shards if self.cuts_gradients else 1)
 
     def resident(self) -> list[Line]:
         """What a rank keeps, and whole weights of no unit, whose buffer stays from the first forward on."""

@@ -22,10 +22,8 @@ from calc.models.vision import Merger, Tower
 
 DOWN = "downsample"  # the convolution that makes a token of its patches
 PIXEL = 4  # bytes of a number in `pixel_values`, as the image processor makes them
-FIRST, LAST = (
-    "post_conv_layernorm",
-    "post_layernorm",
-)  # the tower's norms before and after its blocks, where it has them
+# the tower's norms before and after its blocks, where it has them
+FIRST, LAST = "post_conv_layernorm", "post_layernorm"
 TAPS = 4  # rows of a table of positions that a bilinear interpolation weighs
 
 

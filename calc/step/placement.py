@@ -270,8 +270,7 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
         case "megatron":
             fuses = model.arch.modeling != "megatron-plain"
             if (strategy := s.data_parallel_sharding_strategy) != "no_shard":
-                cuts = strategy == "optim_grads_params"
-                return MegatronFsdp(model, fuses=fuses, cuts_gradients=strategy != "optim", cuts_weights=cuts)
+                return MegatronFsdp(model, fuses=fuses, strategy=strategy)
             # a framework that moves states between phases does without Megatron-core's own offload
             return Megatron(model, fuses=fuses, offload=s.offload.optimizer and "states" not in model.leaves)
         case "none" | "ddp" | "zero" if keeps.deepspeed:

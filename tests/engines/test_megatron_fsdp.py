@@ -38,8 +38,8 @@ def test_each_strategy_cuts_more() -> None:
 
     Whole weights outside the layers stay gathered beside the part of a rank.
     """
-    assert total(fsdp(cuts_gradients=False, cuts_weights=False).resident()) == 6 * P + 12 * P // 8
-    assert total(fsdp(cuts_weights=False).resident()) == 2 * P + 16 * P // 8
+    assert total(fsdp(strategy="optim").resident()) == 6 * P + 12 * P // 8
+    assert total(fsdp(strategy="optim_grads").resident()) == 2 * P + 16 * P // 8
     assert total(fsdp().resident()) == 18 * P // 8 + 2 * OUTSIDE
     assert total(fsdp(1).resident()) == 18 * P
 
@@ -68,7 +68,7 @@ def test_whole_gradients_wait_until_later_ones_need_their_place(monkeypatch: pyt
     assert held.unreduced(Where("layer", 2, True, root=1)) == OUTSIDE + 4 * LAYER
     assert held.unreduced(Where("layer", 10, True, root=1)) == OUTSIDE + 2 * LAYER
     assert held.unreduced(Where("loss", 12, True)) == 0
-    assert total(fsdp(cuts_gradients=False, cuts_weights=False).at(Where("layer", 2, True, root=1))) == 0
+    assert total(fsdp(strategy="optim").at(Where("layer", 2, True, root=1))) == 0
 
 
 def test_experts_that_no_other_rank_has_are_not_gathered() -> None:

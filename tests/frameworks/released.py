@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -77,6 +78,14 @@ def read(folder: Path, package: str, version: str, versions: tuple[str, ...]) ->
     if re.search(r"from versions: (?!none)", refusal):
         raise LookupError(f"the registry has {package}, and not all of its releases: {refusal}")
     raise Unreachable(refusal)
+
+
+def read_or_skip(config: pytest.Config, package: str, version: str, versions: tuple[str, ...]) -> Release:
+    """`read` from pytest's cache; the test is skipped where the registry cannot be reached."""
+    try:
+        return read(config.cache.mkdir("released"), package, version, versions)
+    except Unreachable as reason:
+        pytest.skip(f"the registry cannot be reached: {reason}")
 
 
 class Release:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from jobs import job
-from released import Release, Unreachable, read
+from released import Release, read_or_skip
 
 from calc.base.versions import at_least
 from calc.frameworks.openrlhf import openrlhf
@@ -66,15 +66,11 @@ def compare(release: Release, where: str, found: Any, row: Row, stated: Mapping[
 @pytest.fixture(scope="session")
 def released(pytestconfig: pytest.Config) -> Released:
     """A release by framework and version, fetched once and kept in pytest's cache."""
-    folder = pytestconfig.cache.mkdir("released")
 
     @cache
     def release(framework: str, version: str) -> Release:
         builds = {known: BUILDS.get((framework, known), known) for known in packaged(framework)}
-        try:
-            return read(folder, framework, builds[version], tuple(builds.values()))
-        except Unreachable as reason:
-            pytest.skip(f"the registry cannot be reached: {reason}")
+        return read_or_skip(pytestconfig, framework, builds[version], tuple(builds.values()))
 
     return release
 

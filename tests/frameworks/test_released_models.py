@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from released import Unreachable, read
+from released import read_or_skip
 
 from calc.base.versions import at_least
 from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING
@@ -19,10 +19,7 @@ LISTED = "transformers/models/auto/auto_mappings.py"  # since Transformers 5.5
 @pytest.mark.parametrize("version", ["4.46.3", "4.51.3", "4.57.1", "5.9.0"])
 def test_a_release_maps_the_types_that_came_by_then_and_no_others(pytestconfig: pytest.Config, version: str) -> None:
     """Read in the package: what `AutoConfig` has a class for."""
-    try:
-        release = read(pytestconfig.cache.mkdir("released"), "transformers", version, (version,))
-    except Unreachable as reason:
-        pytest.skip(f"the registry cannot be reached: {reason}")
+    release = read_or_skip(pytestconfig, "transformers", version, (version,))
     text = "".join(release.text(path) for path in (MAPPED, LISTED) if path in release.members)
     mapped = {name for name in TYPES if re.search(rf"[\"']{name}[\"']\s*[:,]", text)}
     assert mapped == {name for name, first in FIRST.items() if at_least(version, first)}
@@ -31,10 +28,7 @@ def test_a_release_maps_the_types_that_came_by_then_and_no_others(pytestconfig: 
 @pytest.mark.parametrize("version", ["4.37.2", "4.44.2", "4.46.3", "4.51.3"])
 def test_a_release_has_rotary_tables_in_the_layers_that_are_said_to(pytestconfig: pytest.Config, version: str) -> None:
     """Read in the package: what a family's own rotary embedding registers, whichever of our families has a table."""
-    try:
-        release = read(pytestconfig.cache.mkdir("released"), "transformers", version, (version,))
-    except Unreachable as reason:
-        pytest.skip(f"the registry cannot be reached: {reason}")
+    release = read_or_skip(pytestconfig, "transformers", version, (version,))
     for family in SHARE_TABLES:
         path = f"transformers/models/{family}/modeling_{family}.py"
         tabled = path in release.members and 'register_buffer("cos_cached"' in release.text(path)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from released import LOADER, Release, Unreachable, read
+from released import LOADER, Release, read_or_skip
 
 from calc.base.versions import at_least
 from calc.frameworks.releases import Default, Table
@@ -63,16 +63,11 @@ class Row(NamedTuple):
 @pytest.fixture(scope="session")
 def released(pytestconfig: pytest.Config) -> Released:
     """A release by trainer and version, fetched once and kept in pytest's cache."""
-    folder = pytestconfig.cache.mkdir("released")
 
     @cache
     def release(trainer: str, version: str) -> Release:
-        try:
-            return read(
-                folder, PACKAGES.get(trainer, trainer.replace("-", "_")), version, tuple(MODULES[trainer].RELEASES)
-            )
-        except Unreachable as reason:
-            pytest.skip(f"the registry cannot be reached: {reason}")
+        package = PACKAGES.get(trainer, trainer.replace("-", "_"))
+        return read_or_skip(pytestconfig, package, version, tuple(MODULES[trainer].RELEASES))
 
     return release
 

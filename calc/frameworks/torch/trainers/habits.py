@@ -28,6 +28,11 @@ def release(name: str, releases: Mapping[str, Pins], given: Mapping[str, Any]) -
     return version, {f"versions.{name}": version, **pinned(releases[version])}
 
 
+def ran(s: Scenario, releases: Mapping[str, Pins]) -> str:
+    """The release of the trainer of `s`, of those that were read, whose memory it shares."""
+    return nearest(s.versions[s.trainer], tuple(releases))
+
+
 def sharded(given: Mapping[str, Any], several: str = "ddp", one: str = "none") -> str:
     """How GPUs share weights unless `given` says it: `several` where more than one has the same layers, else `one`."""
     copies = int(given.get("gpus", 1)) // together(given) * int(given.get("context_parallel", 1))

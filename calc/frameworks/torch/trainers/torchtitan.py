@@ -115,7 +115,7 @@ def refuse(s: Scenario) -> Refusal | None:
     }
     if fault := shared.refuse(s, TASKS, fixed, together=True):
         return fault
-    if not at_least(nearest(s.versions["torchtitan"], tuple(RELEASES)), CHUNKED):
+    if not at_least(shared.ran(s, RELEASES), CHUNKED):
         # components/quantization of 0.2.2
         own = {"float8": ("none", "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8")}
         return shared.refuse(s, TASKS, own, together=True)
@@ -148,12 +148,11 @@ def notes(s: Scenario) -> Iterator[str]:
     yield from shared.told(s, RELEASES)
     if s.compile == "none":
         yield "compile.enable is off unless asked for, with compile: model-and-loss"
-    # trainer.py:613, :874: `zero_grad(set_to_none=False)` where forward and backward are captured
-    if at_least(nearest(s.versions["torchtitan"], tuple(RELEASES)), CHUNKED) and s.pipeline_parallel == 1:
-        yield "CUDA graphs, on unless training.disable_cuda_graphs, keep gradients between steps: computed as off"
     if s.architecture.family not in ROTATED:
         yield f"layers of {s.architecture.family} are computed as Transformers'"
-    if at_least(nearest(s.versions["torchtitan"], tuple(RELEASES)), CHUNKED):
-        yield "training.disable_cuda_graphs: computed as true; captured graphs keep a pool of their own"
+    if at_least(shared.ran(s, RELEASES), CHUNKED):
+        # trainer.py:613, :874: `zero_grad(set_to_none=False)` where forward and backward are captured
+        gradients = ", and gradients between steps" if s.pipeline_parallel == 1 else ""
+        yield f"training.disable_cuda_graphs: computed as true; captured graphs keep a pool of their own{gradients}"
         if s.loss == "full" and s.pipeline_parallel > 1:
             yield "ChunkedLossWrapper is computed as a loss of whole logits under pipeline_parallel"

@@ -12,7 +12,7 @@ from typing import Any
 
 from calc.base.plan import Path
 from calc.base.refusal import Refusal
-from calc.base.versions import at_least, nearest
+from calc.base.versions import at_least
 from calc.frameworks import trainer
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
@@ -110,12 +110,7 @@ def keeps(s: Scenario) -> dict[str, Any]:
     if not s.offload.activations:
         return trainer.keeps(s)
     early: dict[str, Any] = {"streams": "each", "pageable": True}
-    return trainer.keeps(s) | ({"streams": "buffers"} if at_least(release(s), CUT) else early)
-
-
-def release(s: Scenario) -> str:
-    """The release that was read whose memory that of `s` shares."""
-    return nearest(s.versions["unsloth"], tuple(RELEASES))
+    return trainer.keeps(s) | ({"streams": "buffers"} if at_least(shared.ran(s, RELEASES), CUT) else early)
 
 
 def path(s: Scenario, usual: Path) -> Path:
@@ -127,15 +122,15 @@ def path(s: Scenario, usual: Path) -> Path:
     compiled, in chunks for which it allows half of the free memory: computed as one, which they are unless fp32 logits
     are larger than what is free (unsloth_zoo fused_losses/cross_entropy_loss.py, `get_chunk_size`).
     """
-    between = at_least(release(s), SHORT) and release(s) != NEWEST
+    between = at_least(shared.ran(s, RELEASES), SHORT) and shared.ran(s, RELEASES) != NEWEST
     if s.loss == "full" or (between and s.rows * s.longest_len <= WHOLE):
         return Path("flash", in_place=True, metrics=4 if trainer.wrapped(s) else 0)
-    return replace(usual, turns=1) if s.loss == "fused" and release(s) == FUSED else usual
+    return replace(usual, turns=1) if s.loss == "fused" and shared.ran(s, RELEASES) == FUSED else usual
 
 
 def notes(s: Scenario) -> Iterator[str]:
     """Notes on parts of Unsloth that are computed otherwise."""
     yield from shared.told(s, RELEASES)
     yield "Unsloth's kernels for norms, rotation, MLP and adapters keep less than the layers computed, Transformers'"
-    if s.loss == "fused" and release(s) == NEWEST:
+    if s.loss == "fused" and shared.ran(s, RELEASES) == NEWEST:
         yield "its fused loss takes chunks as large as free memory allows: computed with as small ones as Liger's"
