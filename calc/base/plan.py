@@ -32,6 +32,9 @@ Recomputed = Literal[
     "core_attn", "moe_act", "mlp", "moe", "shared_experts", "layernorm", "mla_up_proj", "gdn_norm_out"
 ]  # fmt: skip
 
+# What Megatron-FSDP gives each data-parallel rank a part of.
+MegatronShards = Literal["no_shard", "optim", "optim_grads", "optim_grads_params"]
+
 # The words of `Stage`.
 Does = Literal["train", "score", "generate", "serve", "sync", "save"]
 Awake = Literal["asleep", "weights", "all"]

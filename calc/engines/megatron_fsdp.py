@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from calc.base.ledger import Line
+from calc.base.plan import MegatronShards
 from calc.engines.megatron import Buffer, Megatron
 from calc.engines.replica import Where
 from calc.memory import communication, gradients, weights
 from calc.models.architecture import layer_parameters, layer_tensors
-from calc.scenario.words import MegatronShards
 
 QUEUED = 1_000_000_000  # elements, or two units if they are larger (`suggested_communication_unit_size`)
 PREFETCHED = QUEUED // 2

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from calc.base.plan import Keeps, Recomputed
+from calc.base.plan import Keeps, MegatronShards, Recomputed
 from calc.base.schema import InputError
 from calc.models.architecture import Architecture
 from calc.scenario.images import Images
@@ -39,7 +39,6 @@ from calc.scenario.words import (
     LinearAttention,
     Logprob,
     Loss,
-    MegatronShards,
     Method,
     Placement,
     Precision,

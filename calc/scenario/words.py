@@ -28,7 +28,6 @@ AdapterUnits = Literal["own", "layer"]
 Precision = Literal["bf16", "mixed", "fsdp-mixed", "autocast", "fp16", "fp32"]
 Layout = Literal["bf16", "mixed", "fsdp-mixed", "autocast", "fp32"]  # a precision without its 16-bit type
 Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "megatron"]
-MegatronShards = Literal["no_shard", "optim", "optim_grads", "optim_grads_params"]
 GradDtype = Literal["bf16", "fp16", "fp32"]
 Checkpointing = Literal["none", "full", "selective"]
 Freeze = Literal["none", "tower", "vision"]
