@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from calc.launch import shell
 from calc.launch.shell import Launch, Placeholder, Words, option
-from calc.models.slices import told_layers
+from calc.models.slices import account_for, told_layers
 from calc.scenario.scenario import Scenario
 
 FIRST = "4"
@@ -52,9 +52,11 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option(f"--{called}", getattr(s, field))
     if s.virtual_pipeline > 1:
         yield option("--virtual_pipeline_model_parallel_size", s.virtual_pipeline)
-    told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers)
+    told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers, s.virtual_pipeline)
     for which, count in told.items():
         yield option(f"--decoder_{which}_pipeline_num_layers", count)
+    for name in account_for(s.pipeline_layers, s.virtual_pipeline):
+        yield option(f"--{name}", True)
     yield option("--recompute_granularity", "full" if s.checkpointing == "full" else "selective")
     if s.recomputed:
         yield option("--recompute_modules", *sorted(s.recomputed))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from calc.base.optimizers import OPTIMIZERS
 from calc.launch import shell
 from calc.launch.shell import Launch, LaunchError, Placeholder, Words, option, own, switch
-from calc.models.slices import told_layers
+from calc.models.slices import account_for, told_layers
 from calc.scenario.scenario import Scenario
 
 FIRST = "0.2"
@@ -108,8 +108,12 @@ def layers(s: Scenario) -> Iterator[Words]:
     yield from switch("--sequence-parallel", s.sequence_parallel)
     if s.virtual_pipeline > 1:
         yield option("--num-virtual-stages-per-pipeline-rank", s.virtual_pipeline)
-    for which, count in told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers).items():
+    for which, count in told_layers(
+        s.architecture.layers, s.pipeline_parallel, s.pipeline_layers, s.virtual_pipeline
+    ).items():
         yield option(f"--decoder-{which}-pipeline-num-layers", count)
+    for name in account_for(s.pipeline_layers, s.virtual_pipeline):
+        yield (f"--{name.replace('_', '-')}",)
     if s.checkpointing == "full":
         yield option("--recompute-granularity", "full")
         yield option("--recompute-method", "uniform")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from calc.launch.shell import Words
 from calc.launch.verl_keys import key
-from calc.models.slices import told_layers
+from calc.models.slices import account_for, told_layers
 from calc.scenario.scenario import Scenario
 
 DEGREES = {
@@ -40,6 +40,8 @@ def keys(actor: str, model: str, s: Scenario, name: str) -> Iterator[Words]:
         yield key(f"{layers}.recompute_modules", f"[{','.join(sorted(s.recomputed))}]")
     for called, value in RECOMPUTED.items() if s.checkpointing == "full" else ():
         yield key(f"{layers}.{called}", value)
-    told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers)
+    told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers, s.virtual_pipeline)
     for which, count in told.items():
         yield key(f"+{layers}.num_layers_in_{which}_pipeline_stage", count)
+    for name in account_for(s.pipeline_layers, s.virtual_pipeline):
+        yield key(f"+{layers}.{name}", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
@@ -119,7 +120,7 @@ def stage(
     if arch.vision:
         raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with a vision tower")
     if chunks > 1:
-        pieces = [chunk(arch, index, stages, chunks, n) for n in range(chunks)]
+        pieces = [chunk(arch, index, stages, chunks, n, counts) for n in range(chunks)]
         specs = tuple(spec for piece in pieces for spec in piece.specs)
         return replace(pieces[0], specs=specs, ends=pieces[-1].ends)
     if arch.megatron:
@@ -148,27 +149,75 @@ def megatron_layers(layers: int, stages: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
-def chunk(arch: Architecture, index: int, stages: int, chunks: int, n: int) -> Architecture:
-    """Chunk `n` of the `chunks` that stage `index` of Megatron-core's interleaved pipeline has, all with equal layers.
+def chunk(
+    arch: Architecture, index: int, stages: int, chunks: int, n: int, counts: tuple[int, ...] | None = None
+) -> Architecture:
+    """Chunk `n` of the `chunks` that stage `index` of Megatron-core's interleaved pipeline has.
 
     The first chunks of all stages follow each other, then their second ones (`transformer_layer.py`,
-    `get_transformer_layer_offset`). Raises ConfigError for the field `virtual_pipeline` if layers do not divide.
+    `get_transformer_layer_offset`). `counts`: the layers of each stage, if not equal. Raises ConfigError for the field
+    `virtual_pipeline` if layers do not divide, and for `pipeline_layers` if those of a stage do not.
     """
-    count, left = divmod(arch.layers, stages * chunks)
-    if left or not count:
-        allowed = f"such that {stages} stages with as many chunks divide the model's {arch.layers} layers"
-        raise ConfigError("virtual_pipeline", chunks, allowed)
-    below = (n * stages + index) * count
+    if counts is None:
+        count, left = divmod(arch.layers, stages * chunks)
+        if left or not count:
+            allowed = f"such that {stages} stages with as many chunks divide the model's {arch.layers} layers"
+            raise ConfigError("virtual_pipeline", chunks, f"{allowed}, or with pipeline_layers")
+        counts = (count * chunks,) * stages
+    pieces = chunk_layers(counts, chunks)
+    below = sum(sum(turn) for turn in pieces[:n]) + sum(pieces[n][:index])
     begins, ends = index == n == 0, (index, n) == (stages - 1, chunks - 1)
-    return replace(arch, specs=arch.specs[below : below + count], embeds=begins, ends=ends, tied=False)
+    return replace(arch, specs=arch.specs[below : below + pieces[n][index]], embeds=begins, ends=ends, tied=False)
 
 
-def told_layers(layers: int, stages: int, counts: tuple[int, ...] | None) -> dict[Literal["first", "last"], int]:
-    """The stages whose layers Megatron-core has to be told, with their number.
+def chunk_layers(counts: tuple[int, ...], chunks: int) -> list[list[int]]:
+    """The layers of each stage's piece of the model, turn by turn, for stages of `counts` layers in `chunks` turns.
+
+    A stage divides them evenly; the first piece and the last have one fewer where `counted_ends` do. Raises ConfigError
+    for the field `pipeline_layers`.
+    """
+    ends = counted_ends(counts, chunks)
+    if not ends and any(count % chunks for count in counts):
+        allowed = f"multiples of virtual_pipeline = {chunks}, but for a layer fewer at the ends"
+        raise ConfigError("pipeline_layers", list(counts), allowed)
+    turns = [[-(-count // chunks) for count in counts] for _ in range(chunks)]
+    turns[0][0] -= "embedding" in ends
+    turns[-1][-1] -= "loss" in ends
+    return turns
+
+
+def counted_ends(counts: tuple[int, ...], chunks: int) -> list[Literal["embedding", "loss"]]:
+    """What counts as a layer of its stage, so that all stages have as many, in `chunks` turns.
+
+    Megatron-core's `account_for_{embedding,loss}_in_pipeline_split` (`transformer_block.py`,
+    `get_num_layers_to_build`). None where each stage's own layers divide, which need no such count.
+    """
+    if not any(count % chunks for count in counts):
+        return []
+    whole = -(-max(counts) // chunks) * chunks
+    missing = [whole - count for count in counts]
+    if any(missing[1:-1]) or max(missing) > 1 or whole == chunks:
+        return []
+    ends: list[Literal["embedding", "loss"]] = ["embedding", "loss"]
+    return [end for end, fewer in zip(ends, (missing[0], missing[-1]), strict=True) if fewer]
+
+
+def account_for(counts: tuple[int, ...] | None, chunks: int) -> Iterator[str]:
+    """The names of Megatron-core's settings by which `counted_ends` count."""
+    for end in counted_ends(counts, chunks) if counts else ():
+        yield f"account_for_{end}_in_pipeline_split"
+
+
+def told_layers(
+    layers: int, stages: int, counts: tuple[int, ...] | None, chunks: int
+) -> dict[Literal["first", "last"], int]:
+    """The stages whose layers Megatron-core has to be told, with their number; none where ends are counted instead.
 
     It divides the others evenly (`transformer_block.py`, `get_num_layers_to_build`).
     """
     counts = counts or megatron_layers(layers, stages)
+    if counted_ends(counts, chunks):
+        return {}
     between = counts[1] if stages > 2 else counts[0]
     told: dict[Literal["first", "last"], int] = {}
     if counts[0] != between:

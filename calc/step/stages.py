@@ -370,7 +370,7 @@ class Stages:
             return
         r = placed.engine.replica
         for n in (s.virtual_pipeline - 1, 0)[: 1 if index else 2]:
-            whole = chunk(s.architecture, index, stages, s.virtual_pipeline, n)
+            whole = chunk(s.architecture, index, stages, s.virtual_pipeline, n, s.pipeline_layers)
             arch = part(whole, s.tensor_parallel, s.expert_parallel, s.expert_tensor_parallel)
             piece = replace(r, run=replace(r.run, arch=arch))
             yield self.roles.step(piece, s, self.roles.batch(s, placed.role.rows))

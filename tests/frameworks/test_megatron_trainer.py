@@ -10,7 +10,7 @@ import pytest
 from calc.estimate.estimate import estimate, speed
 from calc.memory.megatron import MegatronLayer
 from calc.models.architecture import ConfigError, LayerSpec
-from calc.models.slices import part, stage
+from calc.models.slices import account_for, chunk, chunk_layers, part, stage
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
 from calc.step.roles import Roles
@@ -111,6 +111,32 @@ def test_stages_have_pieces_of_the_model_that_take_turns() -> None:
         assert (found.embeds, found.ends) == (index == 0, index == 1)
     with pytest.raises(ConfigError, match="virtual_pipeline: given 3, allowed: such that 2 stages with as many chunks"):
         stage(whole, 0, 2, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("counts", "chunks", "pieces", "names"),
+    [
+        # 94 layers and both ends are 96 in 8 stages; 28 and both are 30 in two
+        ((11, *[12] * 6, 11), 2, [[5, *[6] * 7], [*[6] * 7, 5]], ["embedding", "loss"]),
+        ((14, 14), 3, [[4, 5], [5, 5], [5, 4]], ["embedding", "loss"]),
+        ((11, 12), 2, [[5, 6], [6, 6]], ["embedding"]),
+        ((12, 11), 2, [[6, 6], [6, 5]], ["loss"]),
+        # told to first and last stage, each divides its own
+        ((10, 12, 10), 2, [[5, 6, 5], [5, 6, 5]], []),
+    ],
+)
+def test_uneven_stages_divide_their_layers_or_count_the_ends_as_one(
+    counts: tuple[int, ...], chunks: int, pieces: list[list[int]], names: list[str]
+) -> None:
+    """Megatron-core 0.16.0 `transformer_block.py`, `get_num_layers_to_build`."""
+    assert chunk_layers(counts, chunks) == pieces
+    assert list(account_for(counts, chunks)) == [f"account_for_{end}_in_pipeline_split" for end in names]
+    whole = replace(job().architecture, specs=tuple(range(sum(counts))))
+    seen = [layer for n in range(chunks) for index in range(len(counts))
+            for layer in chunk(whole, index, len(counts), chunks, n, counts).specs]  # fmt: skip
+    assert seen == list(range(sum(counts)))
+    for index, count in enumerate(counts):
+        assert stage(whole, index, len(counts), counts, chunks).layers == count
 
 
 def test_interleaved_stages_keep_more_micro_batches_of_fewer_layers() -> None:
@@ -447,11 +473,15 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
         ),
         (
             {"virtual_pipeline": 2},
-            "virtual_pipeline: given 2, allowed: 1, or with sharding megatron, pipeline_parallel above 1",
+            "virtual_pipeline: given 2, allowed: 1, or with sharding megatron and pipeline_parallel above 1",
         ),
         (
             {"pipeline_parallel": 4, "gpus": 4, "virtual_pipeline": 2, "global_batch": 6},
             "global_batch: given 6 with virtual_pipeline = 2, allowed: a multiple of 4, so that stages take turns",
+        ),
+        (
+            {"pipeline_parallel": 2, "pipeline_layers": [15, 17], "virtual_pipeline": 2},
+            "pipeline_layers: given [15, 17], allowed: multiples of virtual_pipeline = 2, but for a layer fewer at the",
         ),
         (
             {"pipeline_parallel": 2, "pipeline_layers": [16, 15]},

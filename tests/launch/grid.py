@@ -120,6 +120,7 @@ def verl_megatron() -> Iterator[dict[str, Any]]:
     models = (
         {"model": "qwen2.5-7b"}, {"model": "qwen2.5-7b", "pipeline_parallel": 8},
         {"model": "qwen2.5-7b", "pipeline_parallel": 4, "virtual_pipeline": 7},
+        {"model": "qwen2.5-7b", "pipeline_parallel": 2, "virtual_pipeline": 3, "pipeline_layers": [14, 14]},
         {"model": "qwen3-30b-a3b", "expert_parallel": 8, "pipeline_parallel": 2},
         {"model": "qwen3-30b-a3b", "expert_parallel": 4, "expert_tensor_parallel": 2},
     )  # fmt: skip
@@ -141,6 +142,7 @@ def slime() -> Iterator[dict[str, Any]]:
     models = (
         {"model": "qwen3-4b"}, {"model": "qwen3-4b", "pipeline_parallel": 4, "virtual_pipeline": 3},
         {"model": "qwen3-30b-a3b", "expert_parallel": 8, "pipeline_parallel": 2},
+        {"model": "qwen3-30b-a3b", "pipeline_parallel": 2, "virtual_pipeline": 5, "pipeline_layers": [24, 24]},
         {"model": "moonlight-16b-a3b", "expert_parallel": 4, "expert_tensor_parallel": 2},
     )  # fmt: skip
     cuts = ({}, {"tensor_parallel": 2, "context_parallel": 2})
@@ -226,7 +228,8 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         of_blocks = {"model": "llama-3.1-8b", "gpu": "b200", "compile": "model"}
         yield from supervised("torch", ("pretrain",), (of_blocks,), kept, narrow, MACHINES, of)
     elif name == "megatron-swift":
-        stages = ({}, {"pipeline_layers": [18, 14]}, {"virtual_pipeline": 4})
+        ends = {"model": "qwen2.5-7b", "pipeline_layers": [14, 14], "virtual_pipeline": 3}
+        stages = ({}, {"pipeline_layers": [18, 14]}, {"virtual_pipeline": 4}, ends)
         cut = (
             {"tensor_parallel": 2}, {"tensor_parallel": 2, "sequence_parallel": True}, {"context_parallel": 2}, {},
             *({"pipeline_parallel": 2, **more} for more in stages),

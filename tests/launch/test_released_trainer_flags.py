@@ -389,9 +389,12 @@ def layers_of_stages(said: Mapping[str, Any], s: Scenario) -> tuple[int, ...]:
     first, last = ([count] if (count := said.get(f"decoder_{which}_pipeline_num_layers")) else []
                    for which in ("first", "last"))  # fmt: skip
     others = s.pipeline_parallel - len(first) - len(last)
-    each, left = divmod(s.architecture.layers - sum(first) - sum(last), max(1, others))
+    ends = [said.get(f"account_for_{end}_in_pipeline_split", False) for end in ("embedding", "loss")]
+    each, left = divmod(s.architecture.layers + sum(ends) - sum(first) - sum(last), max(1, others))
     assert not left
-    return (*first, *[each] * others, *last)
+    stages = [*first, *[each] * others, *last]
+    stages[0], stages[-1] = stages[0] - ends[0], stages[-1] - ends[1]
+    return tuple(stages)
 
 
 def check_torchtune(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:

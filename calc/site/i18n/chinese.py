@@ -1982,11 +1982,14 @@ REFUSALS = {
     "as many counts as pipeline_parallel = {n}, {layers} layers together": (
         "与 pipeline_parallel = {n} 一样多的数，合计 {layers} 层"
     ),
-    "such that {stages} stages with as many chunks divide the model's {n} layers": (
-        "使 {stages} 段各这么多块能整除模型的 {n} 层"
+    "such that {stages} stages with as many chunks divide the model's {n} layers, or with pipeline_layers": (
+        "使 {stages} 段各这么多块能整除模型的 {n} 层，或给出 pipeline_layers"
     ),
-    "1, or with sharding megatron, pipeline_parallel above 1 and equal stages": (
-        "1，或与 sharding megatron 一起，pipeline_parallel 大于 1，且各段相等"
+    "1, or with sharding megatron and pipeline_parallel above 1": (
+        "1，或与 sharding megatron 一起，且 pipeline_parallel 大于 1"
+    ),
+    "multiples of virtual_pipeline = {n}, but for a layer fewer at the ends": (
+        "virtual_pipeline = {n} 的倍数，首尾各可少一层"
     ),
     "a multiple of {n}, so that stages take turns": "{n} 的倍数，使各段轮流运行",
     "null, or with megatron and selective": "null，或与 megatron 和 selective 一起",
