@@ -8,7 +8,10 @@ NPM := $(VENV)/bin/npm ci --ignore-scripts --no-audit --no-fund --silent
 # The tracer's packages stand apart: PyTorch, which nothing else here needs.
 TRACE := $(VENV)/trace
 
-.PHONY: site engines release publish ids readable test fuzz look mutate trace trace-check serve check-catalog diff lock audit versions browser clean
+# What Python compiles is kept: a build and the tests start many processes, and each would compile all of calc again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: site engines release publish ids readable lint test fuzz look mutate trace trace-check serve check-catalog diff lock audit versions browser clean
 
 site: $(VENV)/.site node_modules/.site
 	@$(PY) -m calc.site build site $(if $(ENGINE),--engine $(ENGINE))
@@ -48,11 +51,14 @@ release: $(VENV)/.site node_modules/.site
 publish: $(VENV)/.site node_modules/.site
 	@$(PY) -m calc.site publish
 
-test: $(VENV)/.test node_modules/.test browser
+# Layout, style, types, and contracts between packages: in seconds, before each commit.
+lint: $(VENV)/.test
 	@$(VENV)/bin/ruff format --check --quiet .
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo
+
+test: lint node_modules/.test browser
 	@$(PY) -m pytest
 
 # Opens every page of the built site in a browser, as `make test` does with one of each kind; then, with nothing else

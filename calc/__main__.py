@@ -1,7 +1,7 @@
 """The command line: `python -m calc estimate | recommend | diagnose | lengths | models | gpus | check | add`.
 
 Exit status 0 for an answer, 2 for input that cannot be used: then one line on standard error and nothing on standard
-output.
+output. A command imports what it needs when it runs: all that `calc` has takes longer to import than most answers.
 """
 
 from __future__ import annotations
@@ -10,25 +10,16 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, NoReturn
 
-from calc.add import add
-from calc.add.models import OPTIONS
 from calc.base.collecting import collect_rarely
+from calc.base.columns import table
 from calc.base.reading import FILE, decode, lines, parse_json, parse_mapping, read_input
 from calc.base.schema import InputError, closest
 from calc.catalog.catalog import load
-from calc.check import check
-from calc.diagnose import diagnose
-from calc.diagnose import text as diagnosed
-from calc.estimate import report
-from calc.estimate.estimate import as_dict, estimate
 from calc.models.architecture import parameters
-from calc.recommend import options, recommend, smallest, text
-from calc.resolve.parse import given, parse
-from calc.scenario import data_lengths
 
 PROGRAM = "python -m calc"
 
@@ -94,13 +85,16 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
         case "gpus":
             return _list(_gpus(), arguments.json)
         case "add":
-            given = {name: vars(arguments)[name] for name in OPTIONS if vars(arguments)[name] is not None}
-            return [add(arguments.file, given, over=arguments.replace)]
+            return _add(arguments)
         case _:
             return _check()
 
 
 def _estimate(path: str, as_json: bool) -> Iterator[str]:
+    from calc.estimate import report
+    from calc.estimate.estimate import as_dict, estimate
+    from calc.resolve.parse import parse
+
     raw, where = read_input(path)
     answer = estimate(parse(parse_mapping(raw, where), where=where))
     if as_json:
@@ -115,6 +109,9 @@ def _recommend(fields: dict[str, Any], path: str | None, as_json: bool) -> Itera
     An option overrides the file's field. Both are checked against the schema where they stand, before they become one
     job.
     """
+    from calc.recommend import recommend, smallest, text
+    from calc.resolve.parse import given
+
     catalog, where = load(), "recommend"
     job = given(fields, where=where, needed=())
     if path is not None:
@@ -131,13 +128,15 @@ def _recommend(fields: dict[str, Any], path: str | None, as_json: bool) -> Itera
 
 def _diagnose(path: str, fields: dict[str, Any], as_json: bool) -> Iterator[str]:
     """Explain what a job died of, and what to change; options give what the pasted text leaves open."""
+    from calc.diagnose import diagnose, text
+
     raw, where = read_input(path, FILE)
     catalog = load()
     answer = diagnose(raw, fields, catalog, where=where)
     if as_json:
-        yield json.dumps(diagnosed.as_dict(answer, catalog), indent=2) + "\n"
+        yield json.dumps(text.as_dict(answer, catalog), indent=2) + "\n"
     else:
-        yield diagnosed.text(answer, catalog)
+        yield text.text(answer, catalog)
 
 
 class _Progress:
@@ -176,6 +175,9 @@ def _batch(path: str) -> Iterator[str]:
 
 def _answer(raw: bytes, where: str, number: int) -> str:
     """The output line for one scenario of a batch: its estimate, or the reason for none; no failure ends the batch."""
+    from calc.estimate.estimate import as_dict, estimate
+    from calc.resolve.parse import parse
+
     place = f"{where}:{number}"
     try:
         return json.dumps(as_dict(estimate(parse(parse_json(decode(raw, place), where, number), where=place)))) + "\n"
@@ -191,6 +193,8 @@ def _error(message: str) -> str:
 
 def _lengths(path: str, tokenizer: str | None, as_json: bool) -> Iterator[str]:
     """The lengths of a data set's sequences, as a file that a scenario can name."""
+    from calc.scenario import data_lengths
+
     tokenize = data_lengths.tokenizer(tokenizer) if tokenizer else None
     found = data_lengths.counted(lines(path), "standard input" if path == "-" else path, tokenize)
     yield json.dumps({"counts": data_lengths.binned(found)}) + "\n" if as_json else data_lengths.text(found)
@@ -223,12 +227,27 @@ def _list(records: list[dict[str, Any]], as_json: bool) -> Iterator[str]:
         return
     numbers = [i for i, value in enumerate(records[0].values()) if isinstance(value, int | float)]
     rows = [[f"{v:,}" if isinstance(v, int | float) else v for v in record.values()] for record in records]
-    yield "".join(f"{line}\n" for line in report.table(list(records[0]), rows, right=numbers))
+    yield "".join(f"{line}\n" for line in table(list(records[0]), rows, right=numbers))
+
+
+def _options() -> Mapping[str, str]:
+    """The options of `add`, and what each gives."""
+    from calc.add.models import OPTIONS
+
+    return OPTIONS
+
+
+def _add(arguments: argparse.Namespace) -> Iterator[str]:
+    from calc.add import add
+
+    given = {name: vars(arguments)[name] for name in _options() if vars(arguments)[name] is not None}
+    yield add(arguments.file, given, over=arguments.replace)
 
 
 def _check() -> Iterator[str]:
-    check()
-    c = load()
+    from calc.check import check
+
+    c = check()
     counts = f"{len(c.gpus)} GPUs, {len(c.nodes)} nodes, {len(c.models)} models, {len(c.measurements)} measurements"
     counts += f", {len(c.exhausted)} out-of-memory messages"
     yield f"catalog {c.version}: {counts}, all valid\n"
@@ -243,6 +262,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The parsed command line; raises InputError for one that cannot be used."""
+    command = next((word for word in argv if not word.startswith("-")), None)
     parser = _Parser(prog=PROGRAM, description="Does a post-training job fit its GPUs?", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     sub = commands.add_parser("estimate", help="memory of a job, phase by phase", allow_abbrev=False)
@@ -273,19 +293,21 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     sub.add_argument(
         "file", metavar="CONFIG.json | GPU.yaml", help="a model's config.json or a GPU's file, - for input"
     )
-    for name, what in OPTIONS.items():
+    added = _options() if command == "add" else {}
+    for name, what in added.items():
         sub.add_argument(f"--{name}", dest=name, metavar=name.upper(), help=what)
     sub.add_argument("--replace", action="store_true", help="replaces the file that is there")
 
-    command = next((word for word in argv if not word.startswith("-")), None)
     if command is not None and command not in commands.choices:
         near = closest(command, commands.choices)
         raise InputError(f"{PROGRAM}: command: given {command!r}, allowed: {', '.join(commands.choices)}{near}")
     arguments, unknown = parser.parse_known_args(argv)
     if arguments.command in ("recommend", "diagnose"):
+        from calc.recommend import options
+
         arguments.fields = options.read(unknown, f"{PROGRAM} {arguments.command}")
     elif unknown:
-        near = closest(unknown[0], ("--json", "--batch", "--help", "--replace", *map("--{}".format, OPTIONS)))
+        near = closest(unknown[0], ("--json", "--batch", "--help", "--replace", *map("--{}".format, added)))
         raise InputError(f"{PROGRAM} {arguments.command}: given {unknown[0]!r}, which it does not take{near}")
     if arguments.command == "estimate" and (arguments.scenario is None) == (arguments.batch is None):
         given = "neither" if arguments.batch is None else "both"

@@ -232,7 +232,7 @@ def test_a_fault_of_calc_is_its_lines_answer_and_no_more(run: Callable[..., Run]
     def stumble(s: Scenario) -> NoReturn:
         raise ZeroDivisionError("of calc" if s.gpus == 1 else "")
 
-    monkeypatch.setattr("calc.__main__.estimate", stumble)
+    monkeypatch.setattr("calc.estimate.estimate.estimate", stumble)
     done = run("estimate", "--batch", "-", stdin=f"{json.dumps(SFT)}\n{{}}\n")
     assert (done.status, done.err) == (0, "")
     fault, bad = [json.loads(line)["error"] for line in done.out.splitlines()]
@@ -366,14 +366,35 @@ def test_an_answer_that_cannot_be_written_says_why_in_one_line(monkeypatch: pyte
         assert err.getvalue() == f"standard output: {told}\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "told"),
+    [
+        ("hardware/gpus/a40.yaml", "vendor:", "vendro:", ": unknown field 'vendro'; did you mean 'vendor'?"),
+        ("measurements/throughput.jsonl", '"verdict":', '"verdcit":', ":1: unknown field 'verdcit'; did you mean"),
+    ],
+)
 def test_an_invalid_catalog_stops_the_check(
-    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    right: str,
+    wrong: str,
+    told: str,
 ) -> None:
+    """Records included, which an estimate does not validate."""
     for folder in ("hardware", "models", "measurements"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    file = tmp_path / "hardware/gpus/a40.yaml"
-    file.write_text(file.read_text().replace("vendor:", "vendro:"))
-    monkeypatch.setattr("calc.__main__.load", lambda: load(tmp_path))
-    line = run("check").refused()
-    assert "hardware/gpus/a40.yaml" in line
-    assert "did you mean 'vendor'" in line
+    file = tmp_path / name
+    file.write_text(file.read_text("utf-8").replace(right, wrong), "utf-8")
+    monkeypatch.setattr("calc.catalog.catalog.load", lambda: load(tmp_path))
+    assert run("check").refused().startswith(f"{name}{told}")
+
+
+def test_a_list_of_the_catalog_waits_for_no_estimate() -> None:
+    """To import all of calc takes longer than most answers do."""
+    asked = "import sys; from calc.__main__ import main; main(['gpus', '--json']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True, check=True)
+    imported = {name.split(".")[1] for name in done.stderr.split() if name.startswith("calc.")}
+    assert json.loads(done.stdout)
+    assert imported == {"__main__", "base", "catalog", "models"}

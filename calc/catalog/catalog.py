@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from calc.base import project
@@ -30,6 +33,7 @@ class CatalogError(InputError):
     """A data file, or a name looked up in the catalog, that cannot be used; its text is the one line to print."""
 
 
+MEASUREMENTS, EXHAUSTED = "measurements", "measurements/exhausted"
 BEFORE_TURING = ("Pascal", "Volta")
 BEFORE_AMPERE = (*BEFORE_TURING, "Turing")
 
@@ -148,21 +152,47 @@ class Model:
         return parameters(self.architecture)
 
 
-@dataclass(frozen=True, slots=True)
+class Records(NamedTuple):
+    """Records of measurements/, and the file and line of each, by id."""
+
+    measurements: tuple[Mapping[str, Any], ...] = ()
+    exhausted: tuple[Mapping[str, Any], ...] = ()
+    places: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
 class Catalog:
     """All data files, each mapping sorted by id. `version`: 12 hex digits that change when any of the files does.
 
-    `places` maps a record's id to its file and line.
+    No estimate needs a record: they are validated when the first of them is asked for, which raises CatalogError as
+    `load` does.
     """
 
     gpus: Mapping[str, GPU]
     nodes: Mapping[str, Node]
     models: Mapping[str, Model]
-    measurements: tuple[Mapping[str, Any], ...]
-    exhausted: tuple[Mapping[str, Any], ...]  # PyTorch's out-of-memory messages
     version: str
     names: Names = field(repr=False)
-    places: Mapping[str, str] = field(default_factory=dict, repr=False)
+    read: Callable[[], Records] = field(default=Records, repr=False)
+
+    @functools.cached_property
+    def _records(self) -> Records:
+        return self.read()
+
+    @property
+    def measurements(self) -> tuple[Mapping[str, Any], ...]:
+        """The records of measurements/*.jsonl."""
+        return self._records.measurements
+
+    @property
+    def exhausted(self) -> tuple[Mapping[str, Any], ...]:
+        """PyTorch's out-of-memory messages: the records of measurements/exhausted/*.jsonl."""
+        return self._records.exhausted
+
+    @property
+    def places(self) -> Mapping[str, str]:
+        """The file and line of each record, by id."""
+        return self._records.places
 
     def gpu(self, name: str) -> GPU:
         """The GPU with this id, case aside; CatalogError `gpu: …` otherwise."""
@@ -213,13 +243,13 @@ def _some(ids: Iterable[str], command: str) -> str:
 def load(root: Path | None = None) -> Catalog:
     """The catalog of the project at `root` (this one by default), read once; `load.cache_clear()` forgets it.
 
-    Every file is read before anything is returned. Raises CatalogError for the first file that does not match its
-    schema or names something that does not exist: one line that names the file and the field (or the line), what was
-    given and what is allowed.
+    Every file is read before anything is returned, and all but the records are validated. Raises CatalogError for the
+    first file that does not match its schema or names something that does not exist: one line that names the file and
+    the field (or the line), what was given and what is allowed.
     """
     root = root or project.ROOT
     digest = hashlib.sha256()
-    try:
+    with _refused():
         gpu_files = _records(root, "hardware/gpus", "hardware/schema/gpu.schema.json", digest.update)
         node_files = _records(root, "hardware/nodes", "hardware/schema/node.schema.json", digest.update)
         model_files = _records(root, "models", "models/schema.json", digest.update)
@@ -229,13 +259,19 @@ def load(root: Path | None = None) -> Catalog:
         gpus = {name: replace(gpu, linked=_linked(gpu, nodes.values())) for name, gpu in gpus.items()}
         models = {record.id: _model(record) for record in model_files}
         _own_names(model_files, root)
-        named = names(models.values())
-        places: dict[str, str] = {}
-        measurements = tuple(_measurements(root, gpus, named.listed, places, digest.update))
-        exhausted = tuple(_exhausted(root, gpus, places, digest.update))
+        measured, exhausted = (_texts(root, folder, digest.update) for folder in (MEASUREMENTS, EXHAUSTED))
+    named = names(models.values())
+    read = partial(_validated, root, measured, exhausted, gpus, named.listed)
+    return Catalog(gpus, nodes, models, digest.hexdigest()[:12], named, read)
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Makes a fault of a file a CatalogError."""
+    try:
+        yield
     except InputError as error:
         raise CatalogError(str(error), error.refusal, error.field) from None
-    return Catalog(gpus, nodes, models, measurements, exhausted, digest.hexdigest()[:12], named, places)
 
 
 class _Record(NamedTuple):
@@ -478,13 +514,37 @@ def _own_names(records: Iterable[_Record], root: Path) -> None:
                 raise InputError(f"{blamed}: {taken}")
 
 
+def _texts(root: Path, folder: str, update: Callable[[bytes], None]) -> list[tuple[str, bytes]]:
+    """The folder's .jsonl files: the name of each and its bytes."""
+    return [(where, _read(path, where, update, FILE)) for where, path in _files(root, folder, ".jsonl")]
+
+
+def _validated(
+    root: Path,
+    measured: Iterable[tuple[str, bytes]],
+    exhausted: Iterable[tuple[str, bytes]],
+    gpus: Mapping[str, GPU],
+    names: Mapping[str, str],
+) -> Records:
+    """The records of files that were read: their models and GPUs must be in the catalog, and no id may occur twice."""
+    places: dict[str, str] = {}
+    with _refused():
+        measurements = tuple(_lines(root, MEASUREMENTS, measured, places, partial(check_names, gpus=gpus, names=names)))
+        messages = tuple(_lines(root, EXHAUSTED, exhausted, places, partial(_check_card, gpus=gpus)))
+    return Records(measurements, messages, places)
+
+
 def _lines(
-    root: Path, folder: str, places: dict[str, str], update: Callable[[bytes], None]
-) -> Iterable[tuple[str, dict[str, Any]]]:
-    """The valid records of the folder's .jsonl files, one per line, each with its place; no id may occur twice."""
+    root: Path,
+    folder: str,
+    texts: Iterable[tuple[str, bytes]],
+    places: dict[str, str],
+    named: Callable[[Mapping[str, Any], str], None],
+) -> Iterator[Mapping[str, Any]]:
+    """The records of the folder's files, one per line, each put in `places`; `named` refuses names that it gives."""
     check = validator(root / folder / "schema.json")
-    for where, path in _files(root, folder, ".jsonl"):
-        for number, line in enumerate(decode(_read(path, where, update, FILE), where).split("\n"), start=1):
+    for where, raw in texts:
+        for number, line in enumerate(decode(raw, where).split("\n"), start=1):
             if not line.strip():
                 continue
             place = f"{where}:{number}"
@@ -494,30 +554,14 @@ def _lines(
                 blamed, other = newer_first(root, owner, place)
                 taken = f"given {record['id']!r}, already the id of {other}, allowed: an id of its own"
                 raise InputError(f"{blamed}: id: {taken}")
-            yield place, record
+            named(record, place)
+            yield record
 
 
-def _measurements(
-    root: Path,
-    gpus: Mapping[str, GPU],
-    names: Mapping[str, str],
-    places: dict[str, str],
-    update: Callable[[bytes], None],
-) -> Iterable[Mapping[str, Any]]:
-    """The records of measurements/*.jsonl, whose models and GPUs must be in the catalog."""
-    for place, record in _lines(root, "measurements", places, update):
-        check_names(record, place, gpus, names)
-        yield record
-
-
-def _exhausted(
-    root: Path, gpus: Mapping[str, GPU], places: dict[str, str], update: Callable[[bytes], None]
-) -> Iterable[Mapping[str, Any]]:
-    """The records of measurements/exhausted/*.jsonl, whose GPUs must be in the catalog."""
-    for place, record in _lines(root, "measurements/exhausted", places, update):
-        if record["gpu"] is not None:
-            _known(record["gpu"], gpus, f"{place}: gpu", "gpus")
-        yield record
+def _check_card(message: Mapping[str, Any], place: str, gpus: Mapping[str, GPU]) -> None:
+    """Refuses an out-of-memory message whose GPU is not in the catalog, with an InputError."""
+    if message["gpu"] is not None:
+        _known(message["gpu"], gpus, f"{place}: gpu", "gpus")
 
 
 def check_names(record: Mapping[str, Any], place: str, gpus: Mapping[str, GPU], names: Mapping[str, str]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from calc.base.columns import table
 from calc.base.ledger import Line, Phase
 from calc.base.units import GiB, gb, gib
 from calc.estimate.estimate import host_verdict, shown_values, speed
@@ -290,11 +291,3 @@ def _number(n_bytes: int) -> str:
 
 def _count(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> Iterator[str]:
-    """The rows of a text table: columns two spaces apart, those in `right` aligned to the right."""
-    sizes = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    layout = "  ".join(f"{{:{'>' if i in right else '<'}{size}}}" for i, size in enumerate(sizes))
-    for row in (head, *rows):
-        yield f"  {layout.format(*row)}".rstrip()

@@ -42,9 +42,9 @@ def edit(root: Path) -> Edit:
 
 
 def refused(root: Path) -> str:
-    """The one line with which the catalog at `root` is refused."""
+    """The one line with which the catalog at `root` is refused, its records included."""
     with pytest.raises(CatalogError) as caught:
-        load(root)
+        assert load(root).measurements
     text = str(caught.value)
     assert text.isprintable()
     return text
@@ -345,6 +345,17 @@ def test_a_fault_in_a_measurement_names_file_and_line(root: Path, change: dict[s
     lines = [json.dumps(RECORD), "", json.dumps({**RECORD, "id": "two", **change})]
     (root / "measurements/a.jsonl").write_text("\n".join(lines))
     assert refused(root).startswith(f"measurements/a.jsonl:3: {message}")
+
+
+def test_a_fault_in_a_measurement_keeps_nobody_from_an_estimate(root: Path) -> None:
+    """Records are validated where they are used; the version tells that a file of theirs changed all the same."""
+    before = load(root).version
+    (root / "measurements/a.jsonl").write_text("not json\n")
+    load.cache_clear()
+    catalog = load(root)
+    assert catalog.models and catalog.version != before
+    with pytest.raises(CatalogError, match=r"^measurements/a\.jsonl:1: not JSON: "):
+        assert catalog.measurements
 
 
 def test_a_line_that_is_not_json_is_named(root: Path) -> None:

@@ -165,7 +165,7 @@ def test_a_fault_is_one_line_that_names_file_and_field(root: Path, change: dict[
     lines = [json.dumps(record) for record in (RECORD, {**RECORD, "id": "exhausted/two", **change})]
     (root / "measurements/exhausted/a.jsonl").write_text("\n".join(lines))
     with pytest.raises(CatalogError) as caught:
-        load(root)
+        assert load(root).exhausted
     assert str(caught.value).startswith(f"measurements/exhausted/a.jsonl:2: {message}")
     assert str(caught.value).isprintable()
 

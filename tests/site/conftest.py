@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 from browsing import ARGUMENTS, CHROMIUM, WHOLE, served
 from playwright.sync_api import Browser, sync_playwright
 from sharing import PROJECT, alone
-from sites import build
+from sites import build, command
+from sites import tiny as small
 
+TINY = "tiny"
 BUILT, LONG = {"project", "site", "origin"}, "test_lighthouse_marks"
 
 
@@ -37,6 +40,25 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             built = build(made)
             assert built.returncode == 0, built.stdout[-1000:] + built.stderr[-2000:]
     return made
+
+
+@pytest.fixture(scope="session")
+def tiny_built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small project and its built site in `site/`, for all workers of one run; no test changes it."""
+    with alone(tmp_path_factory, TINY) as root:
+        made = root / TINY
+        if not (made / "site").exists():
+            shutil.rmtree(made, ignore_errors=True)
+            built = command(small(made), "build", "site")
+            assert built.returncode == 0, built.stderr[-2000:]
+            assert "for 0 scenarios" not in built.stdout
+    return made
+
+
+@pytest.fixture
+def tiny(tiny_built: Path, tmp_path: Path) -> Path:
+    """A copy of the small project and its site, for one test: it builds what that changes."""
+    return Path(shutil.copytree(tiny_built, tmp_path / "project", symlinks=True))
 
 
 @pytest.fixture(scope="session")

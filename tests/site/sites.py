@@ -14,7 +14,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 IGNORED = shutil.ignore_patterns(
-    ".git", ".venv", "node_modules", "site", ".site-*", "build", ".*_cache", "__pycache__", ".hypothesis",
+    ".git", ".venv", "node_modules", "site", ".site-*", "build", ".*_cache", ".hypothesis",
     "pytest-cache-files-*",  # pytest's cache for a moment, where it makes its first one
 )  # fmt: skip
 NEW_GPU = "newcard"
@@ -28,7 +28,9 @@ def command(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def copy(target: Path) -> Path:
-    """A copy of the project without what was built in it, but for the answers that are kept by content."""
+    """A copy of the project without what was built in it, but for the answers that are kept by content, and for what
+    Python has compiled, which it knows again by the time of a file's last change.
+    """
 
     def ignored(folder: str, names: list[str]) -> set[str]:
         here = IGNORED(folder, names)

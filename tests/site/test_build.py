@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sites import NEW_GPU, ROOT, add_gpu, command, tiny
+from sites import NEW_GPU, ROOT, command
 
 from calc.answers import answers
 from calc.site.build import checks
@@ -155,41 +155,37 @@ PARTS = {
 }
 
 
-def test_a_fault_is_one_line_and_leaves_the_old_site(tmp_path: Path) -> None:
-    project = tiny(tmp_path / "project")
-    assert command(project, "build", "site").returncode == 0
-    assert "lastmod" not in (project / "site/sitemap.xml").read_text("utf-8")  # no commit, no date: not the clock's
-    before = digest(project / "site")
+def test_a_fault_is_one_line_and_leaves_the_old_site(tiny: Path) -> None:
+    assert "lastmod" not in (tiny / "site/sitemap.xml").read_text("utf-8")  # no commit, no date: not the clock's
+    before = digest(tiny / "site")
     for faults in (DATA, IMPOSSIBLE, MACRO, LINKS, PARTS):
         originals: dict[Path, str] = {}
         for name, old, new in faults:
-            path = project / name
+            path = tiny / name
             text = path.read_text("utf-8") if path.exists() else ""
             originals.setdefault(path, text)
             assert old in text
             path.write_text(text.replace(old, new, 1) if old else text + new, "utf-8")
-        run = command(project, "build", "site")
+        run = command(tiny, "build", "site")
         for path, text in originals.items():
             path.write_text(text, "utf-8") if text else path.unlink()
         assert (run.returncode, run.stdout) == (2, "")
         lines = run.stderr.splitlines()
         assert [expected for expected in faults.values() if sum(expected in line for line in lines) != 1] == [], lines
         assert len(lines) == len(faults), lines
-        assert digest(project / "site") == before
-        assert not list(project.glob(".site-*"))
+        assert digest(tiny / "site") == before
+        assert not list(tiny.glob(".site-*"))
 
 
-def test_a_gpu_that_is_gone_loses_its_page_and_a_published_table_that_is_gone_fails_the_build(tmp_path: Path) -> None:
-    project = tiny(tmp_path / "project")
-    add_gpu(project)
-    assert command(project, "write").returncode == 0
-    assert (project / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
-    assert (project / f"build/data/tables/gpu-{NEW_GPU}.csv").exists()
-    (project / f"hardware/gpus/{NEW_GPU}.yaml").unlink()
+def test_a_gpu_that_is_gone_loses_its_page_and_a_published_table_that_is_gone_fails_the_build(tiny: Path) -> None:
+    project, before = tiny, digest(tiny / "site")
+    page, table = project / "docs/hardware/gpus/a100-80-sxm.md", project / "build/data/tables/gpu-a100-80-sxm.csv"
+    assert page.exists() and table.exists()
+    for name in ("gpus/a100-80-sxm", "nodes/hgx-a100"):  # the card, and the only node with it
+        (project / f"hardware/{name}.yaml").unlink()
     run = command(project, "write")
     assert run.returncode == 0, run.stderr
-    assert not (project / f"docs/hardware/gpus/{NEW_GPU}.md").exists()
-    assert not (project / f"build/data/tables/gpu-{NEW_GPU}.csv").exists()
+    assert not page.exists() and not table.exists()
     assert command(project, "ids").returncode == 0
     listed = project / "calc/site/build/ids.txt"
     assert "job-phases" in listed.read_text("utf-8").split()
@@ -198,5 +194,5 @@ def test_a_gpu_that_is_gone_loses_its_page_and_a_published_table_that_is_gone_fa
     translated = project / "docs/index.zh.md"
     translated.write_text(translated.read_text("utf-8").replace('id="job-phases"', 'id="job-by-phase"'), "utf-8")
     run = command(project, "build", "site")
-    assert (run.returncode, not (project / "site").exists()) == (2, True)
+    assert (run.returncode, digest(project / "site")) == (2, before)
     assert "ids.txt: table 'job-phases' was published and is gone: an id never changes" in run.stderr

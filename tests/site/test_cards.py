@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from sites import command, tiny
+from sites import command
 
 from calc.site.build import cards
 
 
 def test_every_page_has_its_card_and_names_it_where_the_address_of_the_site_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADROOM_SITE_URL", "https://example.org/guide/")
-    project = tiny(tmp_path / "project")
+    project = tiny
     built = command(project, "build", "site")
     assert built.returncode == 0, built.stderr[-2000:]
     site, named = project / "site", set()

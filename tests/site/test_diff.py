@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from sites import command, tiny
+from sites import command
 
 from calc.site.build.diff import compare
 
@@ -22,8 +22,8 @@ def test_compare_names_what_is_new_gone_and_different() -> None:
     ]
 
 
-def test_a_card_with_less_memory_moves_its_numbers_and_no_other_card_s(tmp_path: Path) -> None:
-    project = tiny(tmp_path / "project")
+def test_a_card_with_less_memory_moves_its_numbers_and_no_other_card_s(tiny: Path) -> None:
+    project = tiny
     for arguments in (
         ["init", "-q"],
         ["add", "-A"],
@@ -42,8 +42,8 @@ def test_a_card_with_less_memory_moves_its_numbers_and_no_other_card_s(tmp_path:
     assert lines[-1].startswith(f"{len(lines) - 1} changes")
 
 
-def test_an_unknown_revision_is_one_line(tmp_path: Path) -> None:
-    project = tiny(tmp_path / "project")
+def test_an_unknown_revision_is_one_line(tiny: Path) -> None:
+    project = tiny
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
     run = command(project, "diff", "no-such-revision")
     assert (run.returncode, run.stdout) == (2, "")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sites import command, tiny
+from sites import command
 
 from calc.site.build.compare_engines import differences
 
 
-def test_properdocs_builds_the_same_cells_ids_and_links(tmp_path: Path) -> None:
-    project = tiny(tmp_path / "project")
+def test_properdocs_builds_the_same_cells_ids_and_links(tiny: Path) -> None:
+    project = tiny
     config = project / "mkdocs.yml"
     moved = config.read_text("utf-8").replace("redirect_maps: {}", "redirect_maps: {gone/cards.md: hardware/index.md}")
     config.write_text(moved, "utf-8")

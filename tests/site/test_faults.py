@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from sites import command, tiny
+from sites import command
 
 from calc.answers.kept import Kept
 from calc.site import faults
@@ -54,14 +54,15 @@ def test_a_full_disk_leaves_no_part_of_what_is_kept(tmp_path: Path, monkeypatch:
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_what_stops_a_build_leaves_the_old_site_and_nothing_else(tmp_path: Path) -> None:
+def test_what_stops_a_build_leaves_the_old_site_and_nothing_else(tiny: Path) -> None:
     """Also what a killed build has left goes with the next one, even where that fails."""
-    project = tiny(tmp_path / "project")
+    project = tiny
     old, left = project / "site/index.html", project / ".site-killed/fresh"
-    for folder in (old.parent, left):
-        folder.mkdir(parents=True)
+    left.mkdir(parents=True)
+    shutil.rmtree(project / "build/data")  # which shows below that the build is at work
     old.write_text("old", "utf-8")
     page = project / "docs/models/qwen2.5-0.5b.md"
+    page.unlink()
     page.symlink_to("/dev/full")
     full = command(project, "build", "site")
     assert (full.returncode, full.stdout, full.stderr) == (2, "", "no space left on device\n")

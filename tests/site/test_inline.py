@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sites import ROOT, command, tiny
+from sites import ROOT, command
 
 from calc.site.text.inline import coded, inline, within
 
@@ -110,8 +110,8 @@ def hostile(project: Path) -> None:
     config.write_text(config.read_text("utf-8").replace("nav:\n", "nav:\n  - recipes/sft.md\n", 1), "utf-8")
 
 
-def test_no_part_of_a_page_comes_from_data(tmp_path: Path) -> None:
-    project = tiny(tmp_path / "project")
+def test_no_part_of_a_page_comes_from_data(tiny: Path) -> None:
+    project = tiny
     hostile(project)
     build = project / "calc/site/build/build.py"  # without the rules that refuse such names before anything is built
     build.write_text(build.read_text("utf-8").replace("    check()\n", ""), "utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from browsing import opened
 from playwright.sync_api import Browser, Route
-from sites import command, tiny
+from sites import command
 
 from calc.site.build import policy
 
@@ -129,8 +129,8 @@ def test_what_a_policy_forbids_fails_the_build(tmp_path: Path, html: str) -> Non
     assert list(policy.faults(tmp_path)) == ["page.html: has no policy"]
 
 
-def test_a_moved_pages_old_address_leads_on_under_a_policy(browser: Browser, tmp_path: Path) -> None:
-    project = tiny(tmp_path / "project")
+def test_a_moved_pages_old_address_leads_on_under_a_policy(browser: Browser, tiny: Path) -> None:
+    project = tiny
     config = project / "mkdocs.yml"
     text = config.read_text("utf-8")
     assert "redirect_maps: {}" in text

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from browsing import opened
 from playwright.sync_api import Browser
-from sites import command, tiny
+from sites import command
 
 from calc.site.faults import BuildError
 from calc.site.preview import preview
@@ -78,9 +78,9 @@ class Served:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
+def served(tiny: Path, tmp_path: Path) -> Iterator[Served]:
     """The preview of a small project."""
-    project = tiny(tmp_path / "project")
+    project = tiny
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{found.getsockname()[1]}"
@@ -284,8 +284,8 @@ def test_an_address_that_cannot_be_is_one_line(address: str) -> None:
         preview.serve(address)
 
 
-def test_a_catalog_that_is_broken_at_the_start_is_one_line(tmp_path: Path) -> None:
-    project = tiny(tmp_path / "project")
+def test_a_catalog_that_is_broken_at_the_start_is_one_line(tiny: Path) -> None:
+    project = tiny
     card = project / f"{CARD}.yaml"
     card.write_text(card.read_text("utf-8").replace("marketing_gb", "marketting_gb"), "utf-8")
     run = command(project, "serve")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from browsing import opened, served
 from playwright.sync_api import Browser
-from sites import ROOT, command, tiny
+from sites import ROOT, command
 
 from calc.site.build import checks
 from calc.site.views.catalog import changelog
@@ -29,9 +29,9 @@ def run(project: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tiny: Path) -> Path:
     """A small project under git, without any version."""
-    made = tiny(tmp_path / "project")
+    made = tiny
     git(made, "init", "-q")
     git(made, "config", "user.name", "t")
     git(made, "config", "user.email", "t@example.org")

@@ -29,7 +29,7 @@ def catalog(data: Mapping[str, Any]) -> Catalog:
     gpus = {record["id"]: _made(GPU, record) for record in data["gpus"]}
     nodes = {record["id"]: _made(Node, record) for record in data["nodes"]}
     models = {r["id"]: _made(Model, r | _architectures(r)) for r in data["models"]}
-    return Catalog(gpus, nodes, models, (), (), data["catalog"], names(models.values()))
+    return Catalog(gpus, nodes, models, data["catalog"], names(models.values()))
 
 
 def _architectures(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -272,7 +272,7 @@ def serve(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise BuildError(f"--address: given {address!r}, allowed: host:port, as in 127.0.0.1:8000")
-    load()
+    _ = load().places  # of records, which that validates
     _fresh("site.build.pages").write(DOCS)  # before the watch starts
     # compiled files go elsewhere because calc/ is watched; the next change of it then compiles one file alone
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / "build" / "compiled")
