@@ -30,7 +30,7 @@ NODES: tuple[Rule[Node], ...] = (
 MODELS: tuple[Rule[Model], ...] = (
     models.config_fields, models.named_class, models.published_count, models.size_in_name, models.active_in_name,
     models.names, texts.model_sources, texts.days, texts.finished, texts.tidy, models.one_dtype, models.positions,
-    models.groups, models.images,
+    models.groups, models.listed_layers, models.images,
 )  # fmt: skip
 RECORDS: tuple[Rule[Mapping[str, Any]], ...] = (
     texts.record_sources, texts.thread, texts.record_finished, texts.dates, texts.record_days, records.named,
@@ -43,7 +43,9 @@ MESSAGES: tuple[Rule[Mapping[str, Any]], ...] = (
     messages.card, messages.processes, messages.release,
 )  # fmt: skip
 # Rules across all files, which name the place to blame themselves.
-ALL: tuple[Callable[[Catalog, Path], Iterator[str]], ...] = (texts.own_names, texts.own_records, beside.faults)
+ALL: tuple[Callable[[Catalog, Path], Iterator[str]], ...] = (
+    models.kinds, texts.own_names, texts.own_records, beside.faults,
+)  # fmt: skip
 
 
 def check(root: Path | None = None) -> Catalog:

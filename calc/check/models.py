@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from calc.base.schema import closest
@@ -68,13 +70,13 @@ def _unknown(fields: Mapping[str, Any], allowed: frozenset[str], where: str) -> 
 
 def named_class(model: Model, _: Catalog) -> Iterator[str]:
     """The class that the config names belongs to the family that it names."""
-    given = model.config.get("architectures")
+    given = model.config.get("architectures", ())
     own = model.config["model_type"]
     family = ALIKE.get(own, own)
     stems = [CLASSES.get(name) or name.replace("_", "").removesuffix("text") + "for" for name in (family, own)]
-    if given and not given[0].replace("_", "").casefold().startswith(tuple(stems)):
+    if not all(name.replace("_", "").casefold().startswith(tuple(stems)) for name in given):
         yield fault("config.architectures", given, f"a class of the family {family}, as model_type says")
-    elif given and not given[0].endswith(HEADS):
+    elif not all(name.endswith(HEADS) for name in given):
         yield fault("config.architectures", given, f"a class whose name ends in {' or '.join(HEADS)}")
 
 
@@ -110,6 +112,15 @@ def groups(model: Model, _: Catalog) -> Iterator[str]:
         yield fault("config.topk_group", picked, f"at most n_group = {every}")
 
 
+def listed_layers(model: Model, _: Catalog) -> Iterator[str]:
+    """A list of layers, those with experts or without, names layers that there are, by their numbers from 0."""
+    config, layers = _inner(model), model.architecture.layers
+    for field in ("mlp_only_layers", "moe_layers"):
+        for number in config.get(field) or ():
+            if number not in range(layers):
+                yield fault(f"config.{field}", number, f"0 to {layers - 1}, of num_hidden_layers = {layers}")
+
+
 def images(model: Model, _: Catalog) -> Iterator[str]:
     """No field of a vision tower is a misspelt one, in whose place the class's default would stand."""
     given, sight = model.config.get("vision_config", {}), SEEING.get(model.config["model_type"])
@@ -117,6 +128,28 @@ def images(model: Model, _: Catalog) -> Iterator[str]:
     for name in given.keys() - known.keys():
         for near in get_close_matches(name, known.keys() - given.keys(), n=1, cutoff=MISSPELT):
             yield f"unknown field 'config.vision_config.{name}'; did you mean 'config.vision_config.{near}'?"
+
+
+def kinds(catalog: Catalog, _: Path) -> Iterator[str]:
+    """A config's field is of the kind, a number or a list, say, that it is of in all other models.
+
+    What changes no tensor is read by nobody else. Where two models alone have a field, nobody knows which is wrong.
+    """
+    given = {(model.id, name): value for model in catalog.models.values() for name, value in _inner(model).items()}
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for (_owner, name), value in given.items():
+        found[name][_kind(value)] += value is not None
+    for (owner, name), value in given.items():
+        usual, times = found[name].most_common(1)[0]
+        if value is not None and _kind(value) != usual and found[name][_kind(value)] == 1 < times:
+            yield f"models/{owner}.yaml: {fault(f'config.{name}', value, f'{usual}, as in the other models')}"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    names = {int: "a number", float: "a number", str: "text", list: "a list", dict: "a mapping of fields"}
+    return names.get(type(value), "null")
 
 
 def published_count(model: Model, _: Catalog) -> Iterator[str]:
@@ -176,6 +209,6 @@ def names(model: Model, catalog: Catalog) -> Iterator[str]:
             yield f"unlike: given {name!r}, which models/{owner}.yaml lists, allowed: names that no model has"
     if "/" in model.name:
         yield fault("name", model.name, "the name that readers write, such as Llama 3 8B")
-    found = re.match(r"https://huggingface\.co/([^/]+/[^/]+)", model.source)
-    if found and found[1].casefold() not in own:
+    found = re.match(r"https://huggingface\.co(?:/([^/]+/[^/]+)/.)?", model.source)
+    if found and (found[1] or "").casefold() not in own:
         yield fault("source", model.source, f"a file of {model.hf} or of one of aliases")

@@ -13,7 +13,12 @@ from calc.catalog.catalog import GPU, Catalog, Model, Node, newer_first
 from calc.check.faults import fault
 
 _ADDRESS = re.compile(r"https?://(?:[a-z0-9-]+\.)+[a-z]{2,}(?::[0-9]+)?(?:[/?#]\S*)?", re.IGNORECASE)
-_NOWHERE = re.compile(r"https?://(?:[a-z0-9-]+\.)*example\.[a-z]+\b", re.IGNORECASE)
+# Names that nobody, or somebody's own network alone, resolves: RFC 2606, RFC 6761, RFC 6762, and ICANN's .internal.
+_NOWHERE = re.compile(
+    r"https?://(?:[a-z0-9-]+\.)*(?:example\.[a-z]+|(?:example|test|invalid|localhost|local|internal|lan|home|corp)"
+    r"(?=[:/?#]|$))",
+    re.IGNORECASE,
+)
 # Pages that say something else to the next reader: what a search found, or what a chat said.
 _FOUND = re.compile(
     r"https?://(?:[a-z0-9-]+\.)*(?:google\.[a-z.]+/search|bing\.com/(?:search|chat)|duckduckgo\.com|chatgpt\.com"
@@ -21,7 +26,8 @@ _FOUND = re.compile(
     re.IGNORECASE,
 )
 _LETTER = re.compile(r"[^\W\d_]")
-_PATH = re.compile(r"(?:~?/|[A-Za-z]:\\|file:)\S")  # of a file that only its owner has
+# Of a file that only its owner has, and what a browser would run.
+_PATH = re.compile(r"(?:~?/|[A-Za-z]:\\|(?:file|javascript|vbscript|data):)\S", re.IGNORECASE)
 _MARKUP = re.compile(r"[<>|*`\[\]{}\\]")
 # Words that stand in for a source that is missing, or was to be written later.
 _PLACEHOLDER = re.compile(
@@ -45,7 +51,7 @@ def leads_somewhere(text: str) -> bool:
     found = [word.strip("(<\"'") for word in text.split() if "://" in word]
     if not all(address(word.rstrip(").,;>\"'")) for word in found):
         return False
-    if any(_PATH.match(word) for word in text.split()):
+    if any(_PATH.match(word) for word in text.split()) or not text.strip().isprintable():
         return False
     words = [word for word in text.split() if _LETTER.search(word)]
     return bool(found) or (len(words) >= 2 and not _PLACEHOLDER.search(text.strip()))
@@ -104,9 +110,14 @@ def finished(thing: GPU | Node | Model, _: Catalog) -> Iterator[str]:
 
 
 def tidy(thing: GPU | Node | Model, _: Catalog) -> Iterator[str]:
-    """A name is plain text, with one space between its words."""
-    if thing.name != " ".join(thing.name.split()) or _MARKUP.search(thing.name):
-        yield fault("name", thing.name, "words with one space between them, without markup")
+    """A name is plain text, with one space between its words, of ASCII: a Cyrillic H looks like the other, and is not.
+
+    A licence is plain text, too.
+    """
+    named = {"name": thing.name} | ({"licence": thing.licence} if isinstance(thing, Model) else {})
+    for field, text in named.items():
+        if text != " ".join(text.split()) or not text.isascii() or _MARKUP.search(text):
+            yield fault(field, text, "words of ASCII with one space between them, without markup")
 
 
 def record_finished(record: Mapping[str, Any], _: Catalog) -> Iterator[str]:

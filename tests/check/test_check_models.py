@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from calc.base.project import ROOT
 from calc.catalog.catalog import load
 from calc.check import models
 from calc.check.faults import Rule
@@ -256,3 +257,13 @@ def test_a_rule_refuses_what_it_is_for(
 ) -> None:
     assert said(rule, name, **within) == []
     assert said(rule, name, **beyond) == [line]
+
+
+def test_a_field_is_of_the_kind_that_it_is_of_in_other_models() -> None:
+    """Though nothing reads it. A model may have no value, and a whole number stands for a fraction."""
+    catalog, line = load(), "models/qwen3-30b-a3b.yaml: config.router_aux_loss_coef: given {}, allowed: a number"
+    for value, given in (("small", "'small'"), (True, "true"), (None, ""), (1, "")):
+        model = catalog.models["qwen3-30b-a3b"]
+        odd = replace(model, config={**model.config, "router_aux_loss_coef": value})
+        found = list(models.kinds(replace(catalog, models={**catalog.models, model.id: odd}), ROOT))
+        assert found == ([f"{line.format(given)}, as in the other models"] if given else [])

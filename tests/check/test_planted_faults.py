@@ -209,10 +209,26 @@ GPU_FAULTS = [
     ),
     Fault(
         "name in markup", H100, swap("name: H100 SXM 80GB HBM3", "name: <b>H100</b> 80GB"),
-        ": name: given '<b>H100</b> 80GB', allowed: words with one space between them, without markup",
+        ": name: given '<b>H100</b> 80GB', allowed: words of ASCII with one space between them, without markup",
     ),
     Fault(
         "name with two spaces", H100, swap("name: H100 SXM", "name: H100  SXM"), ": name: given 'H100  SXM 80GB HBM3'",
+    ),
+    Fault(
+        "name with a Cyrillic letter", H100, swap("name: H100", "name: \u041d100"),
+        ": name: given '\u041d100 SXM 80GB HBM3', allowed: words of ASCII",
+    ),
+    Fault(
+        "source on a network of one's own", H100, value("tdp_w", "https://wiki.corp.internal/h100", "source"),
+        f": tdp_w.source: given 'https://wiki.corp.internal/h100', {SOURCE}",
+    ),
+    Fault(
+        "source that would run", H100, value("tdp_w", "javascript:alert(1) of NVIDIA", "source"),
+        f": tdp_w.source: given 'javascript:alert(1) of NVIDIA', {SOURCE}",
+    ),
+    Fault(
+        "source of two lines", H100, value("tdp_w", '"NVIDIA H100\\ndatasheet"', "source"),
+        f": tdp_w.source: given 'NVIDIA H100\\ndatasheet', {SOURCE}",
     ),
     Fault("endless id", H100, swap("id: h100-sxm", f"id: {'x' * 300}"), ": id: given 'xxxx"),
     Fault(
@@ -494,6 +510,26 @@ MODEL_FAULTS = [
     Fault(
         "copied model, earlier in order", "models/a.yaml", whole(like(LLAMA)),
         ": hf: given 'meta-llama/Meta-Llama-3-8B', already a name of models/llama-3-8b.yaml",
+    ),
+    Fault(
+        "dense layer beyond the last", MOE, config("mlp_only_layers", "[48]"),
+        ": config.mlp_only_layers: given 48, allowed: 0 to 47, of num_hidden_layers = 48",
+    ),
+    Fault(
+        "second class of another family", LLAMA, config("architectures", "[LlamaForCausalLM, MistralForCausalLM]"),
+        ": config.architectures: given a list, ",
+    ),
+    Fault(
+        "bias in words", LLAMA, config("attention_bias", "none"),
+        ": config.attention_bias: given 'none', allowed: ",
+    ),
+    Fault(
+        "source that is no file", LLAMA, config("source", "https://huggingface.co"),
+        ": source: given 'https://huggingface.co', allowed: a file of meta-llama/Meta-Llama-3-8B",
+    ),
+    Fault(
+        "licence in markup", LLAMA, config("licence", '"[MIT](javascript:x)"'),
+        ": licence: given '[MIT](javascript:x)', allowed: words of ASCII",
     ),
     Fault("upper-case model", "models/Llama-4-8B.yaml", whole(like(LLAMA)), f": {NAMES}.yaml"),
     Fault("config.json among models", "models/config.json", whole(b"{}"), f": {NAMES}.yaml"),
@@ -799,6 +835,8 @@ RECORD_FAULTS = [
     Fault(
         "id with a space", "gib", record("gib", id="published/my record"), ": id: given 'published/my record', allowed",
     ),
+    Fault("endless id of a record", "gib", record("gib", id=f"published/{'x' * 300}"), ": id: given 'published/xxx"),
+    Fault("no rates", "matmul", record("matmul", rates=[]), ": rates: given a list, [], allowed: a list that is not"),
     Fault(
         "version in words", "measured", record("measured", versions__torch="nightly"),
         ": versions.torch: given 'nightly'",

@@ -55,7 +55,7 @@ def test_a_translation_has_the_numbers_and_tables_of_its_original(tiny: Path) ->
     page.write_text(page.read_text("utf-8").replace("job-phases", "its-own"), "utf-8")
     failed = command(project, "write")
     assert failed.returncode == 2
-    assert "has [[ phases_table(job, its-own) ]], which the page that it translates lacks" in failed.stderr
+    assert "docs/index.zh.md:8: has [[ phases_table(job, its-own) ]], where line 10 of the page" in failed.stderr
 
 
 # Words that a Chinese engineer reads in English, and the names of packages, fields and their values.

@@ -66,14 +66,24 @@ def calls(page: Source) -> dict[Call, int]:
 
 
 def strays(original: Source, translation: Source) -> Iterator[tuple[int, str]]:
-    """The macro calls in which a translation differs from its original: a line of it, and the call lacking or added."""
+    """The first macro call in which a translation differs from its original: a line of it, and what differs there.
+
+    A call that one lacks and the other has is one difference, of the same macro where there are several.
+    """
     there, here = calls(original), calls(translation)
-    for call, line in there.items():
-        if call not in here:
-            yield translation.line, f"lacks {_spelled(call)}, which line {line} of the page that it translates has"
-    for call, line in here.items():
-        if call not in there:
-            yield line, f"has {_spelled(call)}, which the page that it translates lacks"
+    lacking = {call: line for call, line in there.items() if call not in here}
+    added = {call: line for call, line in here.items() if call not in there}
+    more = max(len(lacking), len(added)) - 1
+    others = f"; {more} more calls differ" if more > 0 else ""
+    for call, line in [*lacking.items()][:1]:
+        for other in sorted(added, key=lambda each: each[0] != call[0])[:1]:
+            has = f"has {_spelled(other)}, where line {line} of the page that it translates has {_spelled(call)}"
+            yield added[other], has + others
+            return
+        yield translation.line, f"lacks {_spelled(call)}, which line {line} of the page that it translates has{others}"
+        return
+    for call, line in [*added.items()][:1]:
+        yield line, f"has {_spelled(call)}, which the page that it translates lacks{others}"
 
 
 def _spelled(call: Call) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
+from jinja2 import meta, nodes
+from jinja2.sandbox import SandboxedEnvironment
 
 from calc.base.schema import InputError
 from calc.site.faults import BuildError, line_of
@@ -25,6 +27,7 @@ from calc.site.text.sources import Source
 
 TYPED = " typed in, allowed: a macro that computes it, or a mark that somebody is quoted: >, <q> or `"
 NOTED = (FIGURES, datasets.KEY)  # the page metadata that macros add for the theme
+VIEW = "page"  # what macros and templates call the page being rendered
 
 
 class Rendered(NamedTuple):
@@ -51,7 +54,7 @@ class Pages:
         self.record = Record()
         self._view = View("", "", {})
         self.found: dict[str, Rendered] = {}
-        self._environment = jinja2.Environment(
+        self._environment = SandboxedEnvironment(  # ranges have an end, and nothing inside Python is in reach
             # {#anchor} and {{ }} belong to Markdown and to quoted code.
             variable_start_string="[[",
             variable_end_string="]]",
@@ -95,7 +98,7 @@ class Pages:
         page = self._read(source)
         try:
             self._view = View(source, languages.url(source), languages.meta(source, dict(page.meta), self.docs))
-            text = self._environment.from_string(page.text).render(page=self._view)
+            text = self._environment.from_string(page.text).render({VIEW: self._view})
         except OSError:
             raise
         except Exception as error:
@@ -108,11 +111,25 @@ class Pages:
         original, language = languages.split(source)
         if language and not (self.docs / original).is_file():
             raise BuildError(f"docs/{source}: a translation of docs/{original}, which is not there")
-        found = [] if page.meta.get("generated") else [(line, f"given {what!r}{TYPED}") for line, what in typed(page)]
+        found = []
+        if not page.meta.get("generated"):
+            self._parse(source, page)
+            found += [(line, f"given {what!r}{TYPED}") for line, what in typed(page)]
         found += languages.strays(sources.read(self.docs / original), page) if language else []
         if found:
             raise BuildError("\n".join(f"docs/{source}:{line}: {words}" for line, words in found))
         return page
+
+    def _parse(self, source: str, page: Source) -> None:
+        """Refuses a page by hand whose macros cannot be read, or are not there: a translation is not blamed for it."""
+        try:
+            tree = self._environment.parse(page.text)
+        except jinja2.TemplateSyntaxError as error:
+            raise BuildError(f"docs/{source}{_line(error, page)}: {error.message}") from error
+        unknown = meta.find_undeclared_variables(tree) - self._environment.globals.keys() - {VIEW}
+        for name in tree.find_all(nodes.Name):
+            if name.name in unknown:
+                raise BuildError(f"docs/{source}:{page.line + name.lineno - 1}: {name.name!r} is undefined")
 
 
 def _line(error: Exception, page: Source) -> str:
