@@ -154,6 +154,7 @@ def words(best: Configuration) -> str:
             ("optimizer", s.offload.optimizer),
             ("weights", s.offload.parameters),
             ("checkpoints", s.offload.activations),
+            ("Adam's step", s.offload.fraction > 0),
         )
         if on
     ]

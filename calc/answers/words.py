@@ -83,6 +83,7 @@ def describe(answer: Answer) -> str:
         ("weights", s.offload.parameters),
         ("optimizer", s.offload.optimizer),
         ("checkpoints", s.offload.activations),
+        ("Adam's step", s.offload.fraction > 0),
     )
     kept = [what for what, off in moved if off]
     parts = [
@@ -153,6 +154,7 @@ def _offloaded(s: Scenario) -> str:
         ["optimizer"] * s.offload.optimizer
         + ["weights"] * s.offload.parameters
         + ["checkpoints"] * s.offload.activations
+        + ["Adam's step"] * (s.offload.fraction > 0)
         + frozen
     )
     *most, last = names or ["nothing"]

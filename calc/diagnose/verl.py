@@ -10,7 +10,7 @@ from calc.diagnose.flags import Flags, listed, without_none
 from calc.launch.shell import ATTENTION
 from calc.launch.verl import ACTOR, MODEL, REF, ROLLOUT
 from calc.launch.verl_keys import DTYPES, ESTIMATORS, IMPLEMENTATIONS, STRATEGIES
-from calc.launch.verl_megatron import DEGREES, RECOMPUTED
+from calc.launch.verl_megatron import DEGREES, FRACTION, HYBRID, RECOMPUTED
 
 METHODS = {word: task for task, word in ESTIMATORS.items()} | {
     "grpo_passk": "grpo",
@@ -168,7 +168,17 @@ def _megatron(flags: Flags) -> dict[str, Any]:
         "virtual_pipeline": flags.integer(f"{where}.virtual_pipeline_model_parallel_size"),
         "offload.parameters": flags.switch(f"{where}.param_offload"),
         "offload.optimizer": flags.switch(f"{where}.optimizer_offload"),
+        "offload.fraction": _hybrid(flags),
     }
+
+
+def _hybrid(flags: Flags) -> float | None:
+    """The share of the parameters that Adam steps on the host; none if the optimizer is not told so."""
+    where = f"{ACTOR}.optim.override_optimizer_config"
+    names = {called: (f"{where}.{called}", f"+{where}.{called}") for called in (*HYBRID, FRACTION)}
+    flags.has(*(name for both in names.values() for name in both))
+    share = [value for name in names[FRACTION] if (value := flags.number(name)) is not None]
+    return share[0] if share and any(flags.on(name) for name in names["optimizer_cpu_offload"]) else None
 
 
 def _recomputed(flags: Flags) -> dict[str, Any]:

@@ -41,15 +41,16 @@ class Megatron(Holder):
     """`replica` as one rank holds it; `distributed`: ranks share masters and moments.
 
     `fuses`: products add the gradients of their weights to the buffer themselves (`gradient_accumulation_fusion`);
-    `groups`: the products of a rank's experts are one (`moe_grouped_gemm`). `offload`: masters and moments live on the
-    host, where Adam steps (`optimizer_cpu_offload` of all parameters, `cpu_offloading/hybrid_optimizer.py`).
+    `groups`: the products of a rank's experts are one (`moe_grouped_gemm`). `hosted`: the share of the parameters whose
+    masters and moments live on the host, where Adam steps (`optimizer_cpu_offload` with `optimizer_offload_fraction`,
+    `cpu_offloading/hybrid_optimizer.py`, beside `use_precision_aware_optimizer`).
     """
 
     replica: Replica
     distributed: bool = True
     fuses: bool = True
     groups: bool = True
-    offload: bool = False
+    hosted: float = 0.0
 
     @cached_property
     def buffers(self) -> list[Buffer]:
@@ -102,8 +103,18 @@ class Megatron(Holder):
         return [*Holder.resident(self), *self.placeholders()]
 
     def staying(self) -> list[Line]:
-        """The states that stay while the role does not train, and the placeholders, but where all blocks pause."""
-        return [*Holder.staying(self), *self.placeholders() * (not self.replica.paused)]
+        """The states that stay while the role does not train, and the placeholders, but where all blocks pause.
+
+        A hybrid optimizer's masters on the GPU stay there: its states leave alone (verl `utils/megatron_utils.py`,
+        `offload_megatron_optimizer`).
+        """
+        stays = [x for x in self.states() if self.keeps_masters and x.component == "master_weights"]
+        return [*Holder.staying(self), *stays, *self.placeholders() * (not self.replica.paused)]
+
+    @property
+    def keeps_masters(self) -> bool:
+        """True if masters stay on the GPU where states leave it."""
+        return 0 < self.hosted < 1 and "states" in self.replica.leaves
 
     def placeholders(self) -> list[Line]:
         """An empty gradient for each shape of a product's weights, from the first backward on, for all micro batches.
@@ -129,13 +140,17 @@ class Megatron(Holder):
         lines = []
         for own in self.buffers:
             lines.append(self.accumulated(own))
-            if self.offload:
-                continue
-            if r.master_bytes:
-                lines.append(weights.master(r.role, own.elements, r.master_bytes, own.shards))
-            whole = () if self.distributed else own.tensors
-            lines.append(optimizer.states(r.optimizer, r.role, own.elements, r.step_bytes, whole, own.shards))
+            here = self.here(own.elements)
+            if r.master_bytes and here:
+                lines.append(weights.master(r.role, here, r.master_bytes, own.shards))
+            if here:
+                whole = () if self.distributed else own.tensors
+                lines.append(optimizer.states(r.optimizer, r.role, here, r.step_bytes, whole, own.shards))
         return lines
+
+    def here(self, elements: int) -> int:
+        """Those of `elements` parameters whose masters and moments are on the GPU: whole ones, the last of them."""
+        return elements - round(self.hosted * elements)
 
     def accumulated(self, own: Buffer) -> Line:
         """A buffer of gradients, which every rank has whole."""
@@ -172,10 +187,10 @@ class Megatron(Holder):
     def stepping(self) -> Moments:
         """The optimizer step in place: masters get views of the gradients' buffer, and a kernel needs nothing else."""
         r = self.replica
-        if r.optimizer and self.offload:
+        if r.optimizer and self.hosted == 1:
             yield "optimizer step on the host", []
         elif r.optimizer:
-            own = sum(buffer.elements // buffer.shards for buffer in self.buffers)
+            own = sum(self.here(buffer.elements) // buffer.shards for buffer in self.buffers)
             scratch = optimizer.step_scratch(r.optimizer, r.role, own, min(own, r.largest), r.step_bytes)
             # gradients that are not in fp32 are copied (`_copy_model_grads_to_main_grads`)
             copied = own if r.grad_bytes < r.step_bytes else 0
@@ -200,9 +215,9 @@ class Megatron(Holder):
 
     def host(self, ranks: int) -> Moments:
         """The parts that step on the host, or leave for it between the role's phases, and copies that stay there."""
-        if not (self.offload or self.replica.leaves or self.replica.backups):
+        if not (self.hosted or self.replica.leaves or self.replica.backups):
             return
-        before, after = self.stepping_there() if self.offload else ([], [])
+        before, after = self.stepping_there() if self.hosted else ([], [])
         if self.replica.leaves:
             more, later = self.pausing() if self.replica.paused else self.leaving()
             before, after = [*before, *more], [*after, *later]
@@ -229,21 +244,24 @@ class Megatron(Holder):
         return first, [*later, *(host.paused(line) for line in self.placeholders())]
 
     def stepping_there(self) -> tuple[list[Line], list[Line]]:
-        """A rank's part of each parameter and of its gradient in fp32, pinned, and the moments from the first step on.
+        """A rank's part of its parameters in fp32, and from the first step on their gradients, pinned, and moments.
 
-        See `HybridDeviceOptimizer` (`pin_cpu_params`, `pin_cpu_grads`).
+        `HybridDeviceOptimizer` pins a 16-bit copy and casts it, which leaves the pageable fp32 one
+        (`_get_sub_optimizer_param_groups` of Megatron-core 0.16.1); gradients are copied into pinned memory
+        (`_set_sub_optimizer_grads`).
         """
         r = self.replica
         if r.optimizer is None:
             return [], []
-        kept = [
-            host.fsdp(r.role, component, own.tensors, own.shards, 4, r.pins)
-            for own in self.buffers
-            for component in ("master_weights", "gradients")
-        ]
         states = optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)
-        moments = [host.moments(r.role, own.elements // own.shards, states) for own in self.buffers]
-        return kept[::2], [*kept[1::2], *moments]
+        masters: list[Line] = []
+        later: list[Line] = []
+        for own in self.buffers:
+            share = (own.elements - self.here(own.elements)) // own.shards
+            masters.append(host.master(r.role, share))
+            copied = host.fsdp(r.role, "gradients", own.tensors, own.shards, 4, r.pins)
+            later += [host.part(copied, self.hosted), host.moments(r.role, share, states)]
+        return masters, later
 
     def leaving(self) -> tuple[list[Line], list[Line]]:
         """Weights, pinned, and states tensor by tensor, pinned too.
@@ -259,8 +277,10 @@ class Megatron(Holder):
                 before.append(host.asleep(r.role, "weights", own.elements, r.weight_bytes, pins=r.pins))
             elif "weights" in r.leaves:
                 before.append(host.loading(r.role, own.elements, r.weight_bytes, streamed=False))
-            if r.optimizer and "states" in r.leaves:
+            if r.optimizer and "states" in r.leaves and self.hosted < 1:
                 states = int(optimizer.state_bytes_per_parameter(r.optimizer, r.step_bytes)) // 4
-                before.append(host.shared(r.role, "master_weights", own.tensors, own.shards, 1, r.pins))
-                after.append(host.shared(r.role, "optimizer_states", own.tensors, own.shards, states, r.pins))
+                masters = host.shared(r.role, "master_weights", own.tensors, own.shards, 1, r.pins)
+                before += [] if self.keeps_masters else [masters]
+                moments = host.shared(r.role, "optimizer_states", own.tensors, own.shards, states, r.pins)
+                after.append(host.part(moments, 1 - self.hosted))
         return before, after

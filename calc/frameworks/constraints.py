@@ -13,6 +13,7 @@ from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS, Generates
 
 ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a model's own operations were read
+HYBRID = ("verl",)  # frameworks with which Megatron-core's hybrid device optimizer was read
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
 QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
 BLOCKS = {"mxfp8": 32, "nvfp4": 128}  # elements, and tokens, of a block that kernels scale
@@ -255,6 +256,19 @@ def streams_fault(s: Scenario) -> Refusal | None:
     return Refusal(field, "true where GPUs share sequences", "false; not modelled") if s.together > 1 else None
 
 
+def hybrid_fault(s: Scenario) -> Refusal | None:
+    """The reason why Adam cannot step a part of the parameters on the host, in one line; None if it can, or shall not.
+
+    Megatron-core's `HybridDeviceOptimizer` does.
+    """
+    if not (share := s.offload.fraction):
+        return None
+    field = "offload.fraction"
+    if s.framework not in HYBRID:
+        return Refusal(field, f"{share:g} with {s.framework}", "0; not modelled there")
+    return Refusal(field, f"{share:g} with sharding {s.sharding}", "0") if s.sharding != "megatron" else None
+
+
 def vocabulary_fault(s: Scenario) -> Refusal | None:
     """The reason why a teacher's distributions cannot be compared with the student's, in one line, or None."""
     if not (teacher := s.role("teacher")) or teacher.architecture.vocab == (own := s.architecture.vocab):
@@ -337,7 +351,9 @@ def experts_fault(s: Scenario) -> Refusal | None:
 
 def unmodelled(s: Scenario) -> Refusal | None:
     """The reason why a framework that is not plain PyTorch cannot have some of its settings, in one line, or None."""
-    faults = (kernels_fault, whole_gradients, states_fault, streams_fault, compile_fault, experts_fault)
+    faults = (
+        kernels_fault, whole_gradients, states_fault, streams_fault, hybrid_fault, compile_fault, experts_fault,
+    )  # fmt: skip
     return next((reason for fault in faults if (reason := fault(s))), None)
 
 

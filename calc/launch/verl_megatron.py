@@ -15,6 +15,9 @@ DEGREES = {
     "context_parallel": "context_parallel_size",
     "expert_parallel": "expert_model_parallel_size",
 }
+# Adam on the host, as verl's own scripts switch it on; without the first, masters of all parameters stay on the GPU.
+HYBRID = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
+FRACTION = "optimizer_offload_fraction"
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
@@ -34,6 +37,10 @@ def keys(actor: str, model: str, s: Scenario, name: str) -> Iterator[Words]:
     yield key(f"{where}.expert_tensor_parallel_size", s.expert_tensor_parallel)
     yield key(f"{where}.param_offload", s.offload.parameters)
     yield key(f"{where}.optimizer_offload", s.offload.optimizer)
+    if s.offload.fraction:
+        adam = f"+{actor}.optim.override_optimizer_config"
+        yield from (key(f"{adam}.{called}", True) for called in HYBRID)
+        yield key(f"{adam}.{FRACTION}", f"{s.offload.fraction:g}")
     layers = f"{where}.override_transformer_config"
     if s.recomputed:
         yield key(f"{layers}.recompute_granularity", "selective")

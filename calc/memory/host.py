@@ -110,7 +110,7 @@ def zero_optimizer(
     return [
         _pinned("master_weights", role, 4 * share, "4·P_r", {"P_r": share}, "master", pins)
         if pinned_master
-        else _line("master_weights", role, 4 * share, "4·P_r", {"P_r": share}, "master"),
+        else master(role, share),
         _line("gradients", role, grads, f"sum of {pins.formula('4·s')}", values, "gradients"),
     ]
 
@@ -140,6 +140,19 @@ def cpu_adam_buffers(role: str) -> Line:
 def half_precision_copy(role: str, share: int, pins: HostAllocator = ROUNDED) -> Line:
     """ZeRO-2's pinned bf16 copy of the partition, from DeepSpeed 0.17."""
     return _pinned("weights", role, 2 * share, "2·P_r", {"P_r": share}, "master", pins)
+
+
+def master(role: str, share: int) -> Line:
+    """The fp32 copy of a rank's `share` of 16-bit weights, pageable."""
+    return _line("master_weights", role, 4 * share, "4·P_r", {"P_r": share}, "master")
+
+
+def part(line: Line, share: float) -> Line:
+    """A `share` of what a line counts."""
+    if share == 1:
+        return line
+    values = {**line.values, "f": share}
+    return line._replace(bytes=round(share * line.bytes), formula=f"f·({line.formula})", values=values)
 
 
 def moments(role: str, share: int, s: float = 8) -> Line:

@@ -161,13 +161,13 @@ class Problem:
     def _fused(self, index: int, search: Search, found: Found) -> tuple[int, Search, Found] | None:
         """The same training with Liger's kernels, where they keep on the card what leaves it without, and time."""
         fused, offload = {**self.rungs[index], "loss": "fused"}, search.chosen(found).scenario.offload
-        if fused not in self.rungs[index + 1 :] or not (offload.optimizer or offload.parameters):
+        if fused not in self.rungs[index + 1 :] or not offload.trained:
             return None
         other = self.asked(fused)
         at = other.best() if other else None
         if other and at and at.seconds <= found.seconds:
             kept = other.chosen(at).scenario.offload
-            if not (kept.optimizer or kept.parameters):
+            if not kept.trained:
                 return self.rungs.index(fused), other, at
         return None
 
@@ -178,7 +178,7 @@ class Problem:
         while a smaller one trains all weights.
         """
         s = search.chosen(found).scenario
-        if s.method != "full" or not s.offload.optimizer or not search.rated:
+        if s.method != "full" or not (s.offload.optimizer or s.offload.fraction) or not search.rated:
             return None
         limit = found.seconds / PATIENCE
         for later, rung in enumerate(self.rungs[index + 1 :], index + 1):
@@ -214,7 +214,7 @@ class Problem:
             at = other.best() if other else None
             if other and at and at.seconds <= found.seconds * (1 + TOLERANCE):
                 offload = other.chosen(at).scenario.offload
-                if not (offload.parameters or offload.optimizer):
+                if not offload.trained:
                     return rung, other, at
         return None
 

@@ -573,7 +573,7 @@ class Search:
         if (b, first) not in self._hostless:
             s = self.scenario(b, first)
             roles = [s, *filter(None, [s.role(name) for name in s.roles])] if s else []
-            offloads = any(role.offload.optimizer or role.offload.parameters for role in roles)
+            offloads = any(role.offload.trained for role in roles)
             job = self.job(b, first) if offloads else None
             lacks = most(Hosts(job).phases()) - self.host.bytes if job else 0
             self._hostless[b, first] = lacks > 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
-from calc.recommend.space import OFFLOADS, TURNS, Branch
+from calc.recommend.space import KEPT, TURNS, Branch
 from calc.scenario.scenario import Scenario
 
 # From what every loop can run to what takes most care. FSDP 2, which replaces FSDP 1 in PyTorch, saves and loads each
@@ -42,8 +42,9 @@ def efforts(branch: Branch) -> Iterator[tuple[Effort, tuple[int, ...]]]:
 
 def effort(base: Scenario, changes: dict[str, Any]) -> Effort:
     """The effort of `base` with some settings changed."""
-    offloads = dict(zip(OFFLOADS, (base.offload.optimizer, base.offload.parameters), strict=True))
-    moved = offloads | {name: value for name, value in changes.items() if name.endswith(OFFLOADS)}
+    offload = base.offload
+    offloads = dict(zip(KEPT, (offload.optimizer, offload.parameters, offload.fraction), strict=True))
+    moved = offloads | {name: value for name, value in changes.items() if name.endswith(tuple(KEPT))}
     checkpointing = changes.get("checkpointing", base.checkpointing)
     return Effort(
         sum(map(bool, moved.values())),

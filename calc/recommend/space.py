@@ -82,6 +82,7 @@ TURNS: Mapping[str, tuple[Any, ...]] = {
     "checkpointing": ("none", "selective", "full"),
     "offload.optimizer": (False, True),
     "offload.parameters": (False, True),
+    "offload.fraction": (0.0, 1.0),
 }
 # From fast and hungry to slow and lean; the micro batch follows as the last.
 LEANS: Mapping[str, tuple[Any, ...]] = {
@@ -102,6 +103,7 @@ MEGATRON = "megatron"  # the sharding of its distributed optimizer
 LIKELY = ("pretrain", "sft")  # whose losses are likelihoods, so that parameters may step in backward
 BARRED = ("sharding", "placement", "rollout.engine")
 OFFLOADS = ("offload.optimizer", "offload.parameters")
+KEPT: Fields = {"offload.optimizer": False, "offload.parameters": False, "offload.fraction": 0.0}  # on the GPU, all
 SHARE = "rollout.gpu_memory_utilization"
 FROZEN = "offload.parameters of the frozen roles"
 

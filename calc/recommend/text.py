@@ -139,7 +139,7 @@ def _shown(title: str, c: Configuration, catalog: Catalog) -> Iterator[str]:
         f"{c.judged.estimate.fit_probability:.2f}"
     )
     offload = c.scenario.offload
-    if (offload.optimizer or offload.parameters) and (host := _host(c.judged)):
+    if offload.trained and (host := _host(c.judged)):
         yield f"  host memory {gib(host)} on each node"
     yield from _pace(c.scenario, c.throughput)
 
@@ -173,7 +173,12 @@ def _pace(s: Scenario, t: Throughput | None) -> Iterator[str]:
 def _settings(judged: Judged, catalog: Catalog) -> str:
     """The settings to be made, in one line."""
     s = judged.scenario
-    offloaded = [name for name, on in (("optimizer", s.offload.optimizer), ("weights", s.offload.parameters)) if on]
+    moved = (
+        ("optimizer", s.offload.optimizer),
+        ("weights", s.offload.parameters),
+        ("Adam's step", s.offload.fraction > 0),
+    )
+    offloaded = [name for name, on in moved if on]
     frozen = [name for name in s.roles if (own := s.role(name)) and own.offload.parameters and not s.offload.parameters]
     way = f"{s.method} of rank {s.lora.rank}" if s.lora else s.method
     if s.optimizer == "none" and s.method == "qlora":

@@ -12,7 +12,7 @@ from calc.catalog.catalog import GPU
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.problem import Configuration, Problem, configured
 from calc.recommend.search import Found, Judged, Search
-from calc.recommend.space import MEGATRON, OFFLOADS, Branch, Fields, attention
+from calc.recommend.space import KEPT, MEGATRON, Branch, Fields, attention
 from calc.scenario.scenario import Scenario
 
 # The share of the card that an alternative with more margin leaves free beside the peak and its error.
@@ -65,13 +65,13 @@ def slower(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
 def lighter(problem: Problem, chosen: Fields, search: Search, found: Found) -> Iterator[Configuration]:
     """If the optimizer is offloaded: the same method with one small enough to stay on the GPU, if that is faster."""
     best = configured(search, search.chosen(found))
-    for rung in problem.rungs[problem.rungs.index(chosen) + 1 :] if best.scenario.offload.optimizer else ():
+    for rung in problem.rungs[problem.rungs.index(chosen) + 1 :] if best.scenario.offload.trained else ():
         if rung["method"] != chosen["method"] or (rung["optimizer"], rung.get("precision")) == (
             chosen["optimizer"],
             chosen.get("precision"),
         ):
             continue
-        other = problem.search(rung, dict.fromkeys(OFFLOADS, False))
+        other = problem.search(rung, KEPT)
         at = other.best() if other else None
         if other and at and at.seconds * (1 + TOLERANCE) < found.seconds:
             yield configured(other, other.chosen(at), _kept_small(rung))
@@ -285,6 +285,7 @@ def _worded(name: str, value: Fields, s: Scenario) -> str:
         "offload.optimizer": "offloading the optimizer",
         "offload.parameters": "offloading the weights",
         "offload": "offloading weights and optimizer",
+        "offload.fraction": "Adam on the host",
         "rollout.sleep": f"letting {engine} sleep while others work",
         "rollout.gpu_memory_utilization": f"a share of {value.get(name)} of the card for {engine}",
     }

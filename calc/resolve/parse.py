@@ -64,6 +64,7 @@ NEUTRAL: Mapping[str, Any] = {
     "packing": False,
     "optimizer_in_backward": False,
     "offload.activations": False,
+    "offload.fraction": 0.0,
     "linear_attention": "fla",  # slow without, as Transformers warns at every start
     "kernels": "eager",
     "expandable_segments": False,
@@ -149,6 +150,7 @@ def _valid(data: Any, where: str, needed: tuple[str, ...]) -> dict[str, Any]:
 # Fields on which no default depends, so that they can be changed alone: see `vary`.
 VARIED = frozenset({
     "micro_batch", "checkpointing", "loss", "logprob", "offload.optimizer", "offload.parameters",
+    "offload.fraction",
     "rollout.tensor_parallel", "rollout.gpu_memory_utilization", "rollout.sleep", "rollout.max_model_len",
 })  # fmt: skip
 _FROZEN_OFFLOAD = re.compile(r"roles\.(reference|reward|teacher)\.offload\.parameters")

@@ -76,11 +76,17 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """The tensors that live in host memory."""
+    """The tensors that live in host memory; Adam steps a `fraction` of the parameters there."""
 
     optimizer: bool
     parameters: bool
     activations: bool = False
+    fraction: float = 0.0
+
+    @property
+    def trained(self) -> bool:
+        """True if weights or optimizer states of a trained model are on the host, all the time or in between."""
+        return self.optimizer or self.parameters or self.fraction > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +401,7 @@ class Scenario:
     def _differing(self, name: str, own: Mapping[str, Any]) -> Scenario:
         differs: dict[str, Any] = {"gpus": self.gpus_of(self.group(name))}
         lora: dict[str, Any] = {}
-        offload: dict[str, bool] = {}
+        offload: dict[str, Any] = {}
         for place, value in own.items():
             branch, _, leaf = place.partition(".")
             {"lora": lora, "offload": offload}.get(branch, differs)[leaf or branch] = value

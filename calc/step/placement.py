@@ -272,7 +272,8 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
             if (strategy := s.data_parallel_sharding_strategy) != "no_shard":
                 return MegatronFsdp(model, fuses=fuses, strategy=strategy)
             # a framework that moves states between phases does without Megatron-core's own offload
-            return Megatron(model, fuses=fuses, offload=s.offload.optimizer and "states" not in model.leaves)
+            own = s.offload.optimizer and "states" not in model.leaves
+            return Megatron(model, fuses=fuses, hosted=1.0 if own else s.offload.fraction)
         case "none" | "ddp" | "zero" if keeps.deepspeed:
             again = s.checkpointing != "none"
             return Zero(

@@ -137,7 +137,7 @@ def role(s: Scenario, keeps: Keeps, r: Rates, name: str, *, trained: bool) -> li
     # what the framework moves to the host between phases is on the GPU during the role's own phase
     if known.leaves:
         stepping = own.offload.optimizer and "states" not in known.leaves
-        own = changed(own, {"offload": Offload(stepping, False)})
+        own = changed(own, {"offload": Offload(stepping, False, fraction=own.offload.fraction)})
     rows = known.rows if trained else known.scoring_rows
     mine = max(1, _responses(s) // own.data_parallel)
     rows = min(rows, mine)

@@ -190,7 +190,9 @@ def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
         own = s.role(name) or s
         count = parameters(own.architecture) // (own.tensor_parallel * own.pipeline_parallel)
         weight, _, master, _ = FORMATS[own.layout]
-        weights, states = weight * ("weights" in role.leaves), (master + 2 * 4) * ("states" in role.leaves)
+        weights = weight * ("weights" in role.leaves)
+        # states that Adam steps on the host stay there
+        states = (1 - own.offload.fraction) * (master + 2 * 4) * ("states" in role.leaves)
         # Megatron-core's ranks share states alone, each with weights of its own
         shares = weights * (own.shards if own.sharding == "megatron" else 1) + states
         if shares:

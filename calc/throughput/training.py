@@ -295,15 +295,18 @@ def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
 def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term]:
     """The optimizer step, on the GPU or on the host, and the copies that offload needs."""
     ranks = 1 if s.sharding in ("none", "ddp") else s.shards
-    if s.offload.optimizer:
+    hosted = 1.0 if s.offload.optimizer else s.offload.fraction
+    if hosted:
         on_node = min(s.gpus_per_node, s.shards)
         wide = 2 if s.precision == "bf16" and s.sharded.family != "zero" else 4
         rate = CPU_ADAM * min(1, on_node / CPU_CORES) if framework(s.framework).one_thread(s) else CPU_ADAM
-        yield traffic.stepped_on_host(changed * load.steps, ON_HOST * wide, ranks, on_node, rate)
-        # gradients of every micro batch come down, new weights go up
-        yield traffic.copied(changed, 2 * load.micro + 2 * load.steps, ranks, r.pcie)
-    else:
-        yield traffic.stepped(changed * load.steps, optimizer_bytes(s), ranks, r.memory)
+        yield traffic.stepped_on_host(hosted * changed * load.steps, ON_HOST * wide, ranks, on_node, rate)
+        # gradients come down, of every micro batch or, as Megatron-core adds them up in fp32, of the step; new weights
+        # go up
+        down = 4 * load.steps if s.sharded.family == "megatron" else 2 * load.micro
+        yield traffic.copied(hosted * changed, down + 2 * load.steps, ranks, r.pcie)
+    if hosted < 1:
+        yield traffic.stepped((1 - hosted) * changed * load.steps, optimizer_bytes(s), ranks, r.memory)
 
 
 def optimizer_bytes(s: Scenario) -> float:

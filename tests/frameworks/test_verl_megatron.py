@@ -8,12 +8,14 @@ import pytest
 
 from calc.base.ledger import total
 from calc.base.plan import Path
+from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.frameworks.verl import megatron
 from calc.resolve.parse import ScenarioError, parse
 from calc.scenario.scenario import Scenario
 from calc.step import placement
 from calc.step.placement import Placed
+from calc.throughput import throughput
 
 JOB = {
     "model": "qwen2.5-7b", "task": "grpo", "framework": "verl==0.9.1", "gpu": "h100-sxm", "gpus": 8,
@@ -121,6 +123,37 @@ def test_a_host_keeps_what_left_pinned_and_states_only_where_they_leave() -> Non
     after = {line.component for line in moments["after the first step"]}
     assert before == {"weights", "master_weights"} and after - before == {"optimizer_states"}
     assert not any(lines for lines in dict(placed(job())["actor"].engine.host(8)).values())
+
+
+def test_adam_steps_a_share_of_the_parameters_on_the_host() -> None:
+    """Megatron-core 0.16.1 `HybridDeviceOptimizer`: 12 B of masters and moments go, and fp32 gradients are copied.
+
+    What is left on the GPU steps there; its moments leave it between the actor's phases, its masters do not.
+    """
+    engine = placed(job())["actor"].engine
+    held = total(engine.states()) - total(placed(job(offload={"fraction": 1}))["actor"].engine.states())
+    states = {"master_weights", "optimizer_states"}
+    assert held == sum(line.bytes for line in engine.states() if line.component in states)
+    half = placed(job(offload={"fraction": 0.5, "optimizer": True}))["actor"].engine
+    assert total(half.states()) == pytest.approx(total(engine.states()) - held / 2, rel=1e-6)
+    assert sum(line.bytes for line in half.staying() if line.component == "master_weights") == held // 6
+    moments = dict(placed(job(offload={"fraction": 1}))["actor"].engine.host(1))
+    after = {line.component: line.bytes for line in moments["after the first step"]}
+    assert {"master_weights", "gradients", "optimizer_states"} == set(after)
+    assert after["master_weights"] + after["optimizer_states"] == pytest.approx(held, rel=1e-6)
+
+
+def test_a_share_on_the_host_takes_longer_the_larger_it_is() -> None:
+    def took(share: float) -> float:
+        return throughput(job(offload={"fraction": share}), load().gpu("h100-sxm"), None).step_seconds
+
+    assert took(0) < took(0.5) < took(1)
+
+
+@pytest.mark.parametrize("fields", [{"framework": "verl==0.5.0"}, {"sharding": "fsdp2", "tensor_parallel": 1}])
+def test_a_share_on_the_host_is_refused_where_no_hybrid_optimizer_was_read(fields: dict[str, Any]) -> None:
+    with pytest.raises(ScenarioError, match=r"offload\.fraction: given 1.*, allowed.*: 0"):
+        parse(JOB | fields | {"offload.fraction": 1})
 
 
 HYBRID = {"model": "qwen3.5-4b", "gpus": 16, "tensor_parallel": 2}

@@ -125,7 +125,7 @@ def verl_megatron() -> Iterator[dict[str, Any]]:
         {"model": "qwen3-30b-a3b", "expert_parallel": 4, "expert_tensor_parallel": 2},
     )  # fmt: skip
     cuts = ({}, {"tensor_parallel": 2}, {"tensor_parallel": 2, "context_parallel": 2})
-    moved = ({}, {"offload": {"parameters": True, "optimizer": True}})
+    moved = ({}, {"offload": {"parameters": True, "optimizer": True}}, {"offload": {"fraction": 0.5}})
     again = {"checkpointing": "selective", "recompute_modules": ["mlp", "moe_act"]}
     kept = ({}, {"checkpointing": "full", "loss": "fused"}, again)
     roles = ({}, {"roles": {"reference": {"offload": {"parameters": True}}}})

@@ -278,6 +278,7 @@ def test_commands_for_verls_megatron_engine_say_the_scenario(packages: Packages)
         actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         own = f"{actor}.megatron"
         recomputed = said.get(f"{own}.override_transformer_config.recompute_granularity")
+        adam = f"{actor}.optim.override_optimizer_config"
         fields = {
             "tensor_parallel": said[f"{own}.tensor_model_parallel_size"],
             "pipeline_parallel": said[f"{own}.pipeline_model_parallel_size"],
@@ -287,11 +288,13 @@ def test_commands_for_verls_megatron_engine_say_the_scenario(packages: Packages)
             "expert_tensor_parallel": said[f"{own}.expert_tensor_parallel_size"],
             "offload.parameters": said[f"{own}.param_offload"],
             "offload.optimizer": said[f"{own}.optimizer_offload"],
+            "offload.fraction": said.get(f"{adam}.optimizer_offload_fraction", 0),
             "checkpointing": recomputed or "none",
             "recompute_modules": said.get(f"{own}.override_transformer_config.recompute_modules"),
             "loss": "fused" if said["actor_rollout_ref.model.use_fused_kernels"] else "full",
             "rollout.tensor_parallel": said[f"{rollout}.tensor_model_parallel_size"],
         }
+        assert s.offload.fraction == 0 or said[f"{adam}.optimizer_cpu_offload"]
         if s.has("reference"):
             fields["roles.reference.offload.parameters"] = said["actor_rollout_ref.ref.megatron.param_offload"]
         grid.same(fields, s)

@@ -24,6 +24,7 @@ from calc.frameworks.constraints import (
     compile_fault,
     cut_alike,
     experts_fault,
+    hybrid_fault,
     in_backward_fault,
     kernels_fault,
     linear_fault,
@@ -174,7 +175,7 @@ def refuse(s: Scenario) -> Refusal | None:
         return fault
     if s.sharding != "zero3" and (fault := linear_fault(s)):
         return fault
-    if fault := kernels_fault(s) or in_backward_fault(s) or states_fault(s) or streams_fault(s):
+    if fault := kernels_fault(s) or in_backward_fault(s) or states_fault(s) or streams_fault(s) or hybrid_fault(s):
         return fault
     if s.trainer != "own" and (fault := TRAINERS[s.trainer].refuse(s)):
         return fault

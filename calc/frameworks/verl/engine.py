@@ -10,7 +10,7 @@ from calc.base.plan import HostCopies, Leaves, Path, Role, Scaled, Stage
 from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.base.versions import at_least
-from calc.frameworks.constraints import context_fault, own_units, whole_layers
+from calc.frameworks.constraints import context_fault, hybrid_fault, own_units, whole_layers
 from calc.frameworks.releases import stated
 from calc.frameworks.verl import easyr1
 from calc.frameworks.verl.releases import DEFAULTS, FORK, forked, reached, shared
@@ -43,7 +43,7 @@ def refuse(s: Scenario) -> Refusal | None:
         "logprob": ("logsumexp",),
     } | (easyr1.fixed(s) if forked(version) else {})
     uncut = whole_layers(s, "its FSDP trainer does not cut layers: take sharding megatron")
-    if reason := uncut or context_fault(s) or own_units(s):
+    if reason := uncut or context_fault(s) or own_units(s) or hybrid_fault(s):
         return reason
     # models/transformers/monkey_patch.py:291-294 of 0.7.0
     degree, heads, keys = s.context_parallel, s.architecture.heads, s.architecture.kv_heads

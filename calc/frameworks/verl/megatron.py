@@ -26,6 +26,7 @@ from calc.scenario.scenario import Scenario
 FIRST = "0.4.0"
 BRIDGE = "0.9.0"  # vanilla_mbridge: False (engine/megatron.yaml:102)
 FUSED = "0.5.0"  # model.use_fused_kernels (models/mcore/model_forward_fused.py)
+HYBRID = "0.6.0"  # optim.override_optimizer_config, and states of the hybrid optimizer that leave by device
 PARTS = "0.5.0"  # recompute_modules (config/actor/megatron_actor.yaml)
 
 
@@ -84,6 +85,10 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.sequence_parallel is not (cut := s.tensor_parallel > 1):
         # `sequence_parallel` of the configuration, which is on, counts only then (config_converter.py:49 of 0.4.1)
         return Refusal("sequence_parallel", f"{show(s.sequence_parallel)} {given}", show(cut), "with verl")
+    if s.offload.fraction and not reached(version, HYBRID):
+        return Refusal(
+            "offload.fraction", f"{s.offload.fraction:g}", f"0; it came with {HYBRID}", f"with verl {version}"
+        )
     if fault := megatron_core.spread_fault(s, given):
         return fault
     if s.max_tokens_per_gpu and s.max_tokens_per_gpu * s.context_parallel < s.seq_len:

@@ -323,6 +323,7 @@ JOBS = {
     "{what} in host memory": "{what}放在主机内存",
     "nothing in host memory": "不卸载",
     "optimizer": "优化器",
+    "Adam's step": "Adam 的更新",
     "{n#} GPUs": "{n} 张卡",
     "{n#} GPU": "{n} 张卡",
     "offload": "卸载",
@@ -789,6 +790,7 @@ ADVICE = {
     "offloading the optimizer": "卸载优化器",
     "offloading the weights": "卸载权重",
     "offloading weights and optimizer": "卸载权重和优化器",
+    "Adam on the host": "在主机上运行 Adam",
     "offloading the frozen roles": "卸载冻结的角色",
     "letting vLLM sleep while others work": "别的角色工作时让 vLLM 休眠",
     "letting SGLang sleep while others work": "别的角色工作时让 SGLang 休眠",
@@ -1132,6 +1134,11 @@ CALCULATOR = {
     ),
     "Whether optimizer states and master weights live in host memory.": "优化器状态和主权重是否放在主机内存。",
     "Whether the weights live in host memory.": "权重是否放在主机内存。",
+    "Share of the trained parameters whose Adam steps on the host, where their master weights and states stay, by "
+    "Megatron-core's hybrid device optimizer: optimizer_offload_fraction, with optimizer_cpu_offload.": (
+        "由 Megatron-core 的混合设备优化器在主机上用 Adam 更新的可训练参数的比例，这些参数的主权重和状态留在主机上："
+        "optimizer_offload_fraction，与 optimizer_cpu_offload 同用。"
+    ),
     "Activation recomputation: none; full: every layer, from its input; selective: PyTorch's, which keeps attention "
     "and every second matrix product of a layer (torchtitan's policy for operators), or Megatron-core's, of "
     "recompute_modules.": (
