@@ -229,7 +229,10 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     sees = "images.width" in values
     modelled = partial(module.modelled, values=values | {"version": known})
     architecture = modelled(model.reading(images=sees))
-    values["model"], values["gpu"] = model.id, catalog.gpu(given["gpu"]).id
+    card = catalog.gpu(given["gpu"])
+    values["model"], values["gpu"] = model.id, card.id
+    unmapped = values["expandable_segments"] and not rules.maps_pages(card, str(values.get("versions.torch", "0")))
+    values["expandable_segments"] = values["expandable_segments"] and not unmapped
     if "lora.targets" in usual and "lora.targets" not in given:
         values["lora.targets"] = rules.usual(architecture, usual["lora.targets"])
     roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known), modelled)
@@ -267,15 +270,16 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
             for role, own in roles.items()
             if not isinstance(own, str)
         },
-        warnings=tuple(
-            rules.warnings_of(values, architecture, name, version, known, apart=bool(model.seeing) and not sees)
+        warnings=(
+            *([rules.UNMAPPED] if unmapped else []),
+            *rules.warnings_of(values, architecture, name, version, known, apart=bool(model.seeing) and not sees),
         ),
     )
     rules.cut(scenario)
     scenario = rules.batched(scenario, given)
     if scenario.max_tokens_per_gpu:
         scenario = replace(scenario, micro_batch=scenario.rows)  # so that other readers of the field see what runs
-    reason = rules.pinning_fault(scenario, catalog.gpu(scenario.gpu)) or rules.serving_fault(scenario, given)
+    reason = rules.pinning_fault(scenario, card) or rules.serving_fault(scenario, given)
     reason = (
         reason
         or rules.linear_fault(scenario)

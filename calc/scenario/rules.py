@@ -26,6 +26,8 @@ from calc.scenario.words import NODE, PAIRED, PARTNERS, RL, ROLES, SERVERS, SHAR
 
 # What the kernel for attention with sinks is built for (build.toml of kernels-community/vllm-flash-attn3).
 SINKS = ("Ampere", "Hopper")
+MAPS_ON_ROCM = "2.12"  # the first PyTorch whose builds for ROCm have expandable segments
+UNMAPPED = f"expandable_segments is computed as false: PyTorch's builds for ROCm have them from {MAPS_ON_ROCM} on"
 
 UNBUILT_FOR_ROLES = ("expert_parallel", "pipeline_parallel")
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
@@ -503,6 +505,15 @@ def warnings_of(
         yield "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too"
     if version and known != version and not known.startswith(f"{version}."):
         yield f"{name} {version} is computed as {known}, the nearest version that is known"
+
+
+def maps_pages(gpu: GPU, torch: str) -> bool:
+    """True if PyTorch's allocator can map the pages of an expandable segment on this card.
+
+    Builds for ROCm warn that it is "not supported on this platform" and go on without (`c10/cuda/CUDAAllocatorConfig.h`
+    of 2.9); pytorch/pytorch pull request 177974 of March 2026 brought it, with release 2.12.
+    """
+    return gpu.vendor != "AMD" or at_least(torch, MAPS_ON_ROCM)
 
 
 def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:

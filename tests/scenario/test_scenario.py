@@ -551,3 +551,13 @@ def test_adapters_on_routed_experts_come_with_a_word() -> None:
     assert any("without routed experts" in warning for warning in parse({**job, "method": "lora"}).warnings)
     assert parse({**job, "method": "lora", "lora.targets": ["q_proj"]}).warnings == ()
     assert parse({**job, "model": "llama-3-8b"}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "torch", "maps"), [("mi300x", "2.11", False), ("mi300x", "2.12", True), ("h200", "2.5", True)]
+)
+def test_builds_for_rocm_map_no_pages_before_they_could(gpu: str, torch: str, maps: bool) -> None:
+    """PyTorch 2.9 `c10/cuda/CUDAAllocatorConfig.h`: a warning, and the usual segments; pull request 177974 for 2.12."""
+    s = parse({"model": "llama-3-8b", "task": "sft", "gpu": gpu, "expandable_segments": True, "versions.torch": torch})
+    assert s.expandable_segments is maps
+    assert any("ROCm" in warning for warning in s.warnings) is not maps
