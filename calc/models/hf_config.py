@@ -37,6 +37,7 @@ _POSITIVE = {
 }
 # Transformers' names in `layer_types` for the kinds of layers that are modelled
 KINDS = ("full_attention", "sliding_attention")
+MLP_KINDS = ("dense", "sparse")  # in `mlp_layer_types`
 CONV_KINDS = ("full_attention", "conv")  # of families with short convolutions
 DELTA_KINDS = ("full_attention", "linear_attention")  # of families with gated delta rules
 Mixer = Literal["attention", "latent", "delta", "ssm", "both", "conv", "none"]
@@ -361,12 +362,31 @@ def _unmodelled(config: Mapping[str, Any]) -> str:
     inner = config.get("text_config")
     parts = [("", config), *([("text_config.", inner)] if isinstance(inner, Mapping) else [])]
     fields = [f"{where}{name}" for where, part in parts for name in part if name not in {*MODELLED, "text_config"}]
-    kinds = Counter(str(kind) for _, part in parts for kind in _listed(part.get("layer_types")) if kind not in KINDS)
-    found = [f"{count} layers of {kind}" for kind, count in kinds.items()]
+    kinds = sum([_strange_layers(part) for _, part in parts], Counter[str]())
+    found = [f"{count} layers {kind}" for kind, count in kinds.items()]
     if fields:
         more = f" and {len(fields) - _SHOWN} more" if len(fields) > _SHOWN else ""
         found.append(f"the fields {', '.join(fields[:_SHOWN])}{more}")
     return "; ".join(found)
+
+
+def _strange_layers(part: Mapping[str, Any]) -> Counter[str]:
+    """The number of layers of each kind that no family here has, as `of mamba`: configs spell them in three ways.
+
+    They name the kind of each layer (`layer_types`), number the kinds (`hybrid_layer_pattern`), or list the layers of
+    each (`kda_layers`), the last in a mapping of its own.
+    """
+    found, layers = Counter[str](), part.get("num_hidden_layers")
+    for name, value in part.items():
+        for inner, own in value.items() if isinstance(value, Mapping) and name != "text_config" else ():
+            if inner.endswith("_layers") and inner not in (*MODELLED, "full_attn_layers") and _listed(own):
+                found[f"of {inner.removesuffix('_layers')}"] += len(own)
+        own = _listed(value)
+        if name == "layer_types" or (own and len(own) == layers and all(isinstance(kind, str) for kind in own)):
+            found += Counter(f"of {kind}" for kind in own if kind not in (*KINDS, *MLP_KINDS))
+        elif own and len(own) == layers and name not in MODELLED and all(type(kind) is int for kind in own):
+            found += Counter(f"with {name} {kind}" for kind in own if kind)
+    return found
 
 
 def _listed(value: object) -> Sequence[object]:
