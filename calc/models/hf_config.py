@@ -167,7 +167,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     unrotated: tuple[int, ...] = ()
     if family.unrotated == "listed":
         unrotated = _no_rope(read, layers)
-    elif family.positions is not None:
+    elif family.positions is not None or family.unrotated == "all":
         unrotated = tuple(range(layers))
     elif family.unrotated == "unless-rope":
         unrotated = () if read.value("position_embedding_type") == "rope" else tuple(range(layers))
@@ -204,6 +204,10 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else "heads"
     if "mup_enabled" in family.defaults:
         facts["embedding_scaled"] = read.boolean("mup_enabled")
+    if "lm_head_bias" in family.defaults:
+        facts["head_bias"] = read.boolean("lm_head_bias")
+    if "input_jitter_noise" in family.defaults:
+        facts["jittered"] = read.positive("input_jitter_noise")
     if "norm_topk_prob" in family.defaults:
         facts["routing_normed"] = read.boolean("norm_topk_prob")
     dense = _dense_layers(read, layers) if facts.get("experts") else range(layers)
@@ -530,13 +534,22 @@ def _each_layer(read: _Reader, layers: int) -> Sequence[str]:
             allowed = f"num_hidden_layers = {layers} letters of {', '.join(PATTERN)}"
             raise ConfigError("hybrid_override_pattern", pattern, allowed)
         return [PATTERN[letter] for letter in pattern]
-    types = read.value("layer_types") or read.value("layers_block_type") or ["mamba"] * layers
+    types = read.value("layer_types") or read.value("layers_block_type") or _mixers_but(read, layers)
     if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != layers:
         raise ConfigError("layer_types", types, f"a list of num_hidden_layers = {layers} names")
     for index, kind in enumerate(types):
         if kind not in SSM_KINDS:
             raise ConfigError(f"layer_types[{index}]", kind, ", ".join(SSM_KINDS), tuple(SSM_KINDS))
     return types
+
+
+def _mixers_but(read: _Reader, layers: int) -> Sequence[str]:
+    """State spaces in all layers but those whose numbers the config lists (Bamba)."""
+    listed = (read.value("attn_layer_indices") if read.known("attn_layer_indices") else None) or ()
+    if not isinstance(listed, Sequence) or not all(type(n) is int and 0 <= n < layers for n in listed):
+        allowed = f"a list of layers' numbers below num_hidden_layers = {layers}"
+        raise ConfigError("attn_layer_indices", listed, allowed)
+    return ["attention" if n in listed else "mamba" for n in range(layers)]
 
 
 def _blocks(read: _Reader, layers: int) -> tuple[LayerSpec, ...]:

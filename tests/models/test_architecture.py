@@ -514,7 +514,9 @@ JUNK = st.one_of(
 @given(architectures())
 def test_layers_embedding_norm_and_head_make_the_model(arch: Architecture) -> None:
     layers = sum(A.layer_parameters(arch, arch.specs[i]) for i in range(arch.layers))
-    bare = A.embedding_parameters(arch) + layers + arch.norm_elements
+    beside = arch.positions * arch.hidden + A.layer_input_parameters(arch)
+    norms = arch.norm_elements * (2 if arch.names.embedding_norm else 1)
+    bare = A.embedding_parameters(arch) + beside + layers + norms
     assert A.parameters(arch, head="none") == bare
     assert A.parameters(arch, head="scalar") == bare + arch.hidden
     head = (0 if arch.tied else A.embedding_parameters(arch)) + arch.head_bias * arch.vocab
