@@ -57,9 +57,11 @@ def architectures(draw: st.DrawFn) -> Architecture:
         "moe_num_experts": experts, "moe_k": draw(st.integers(1, experts)),
         "moe_topk": draw(st.integers(1, experts)), "moe_layer_start_index": draw(small),
         "decoder_sparse_step": draw(small), "n_shared_experts": draw(st.integers(0, 2)), "anything_else": None,
+        "num_kv_shared_layers": 0,
     }  # fmt: skip
+    config |= dict.fromkeys(FAMILIES[config["model_type"]].needed, True)
     if FAMILIES[config["model_type"]].ssm:
-        kinds = ["mamba", "attention"] if config["model_type"] == "granitemoehybrid" else ["mamba", "mlp", "moe"]
+        kinds = ["mamba", "attention"] if FAMILIES[config["model_type"]].ssm == "instead" else ["mamba", "mlp", "moe"]
         layers = config["num_hidden_layers"]
         config |= {"layer_types": draw(st.lists(st.sampled_from(kinds), min_size=layers, max_size=layers))}
     spelled = FAMILIES[config["model_type"]].spelled

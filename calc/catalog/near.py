@@ -43,14 +43,14 @@ UNMODELLED = tuple(
         "that is not modelled",
         r"kimi[ _-]?linear": "has Kimi's delta attention, which is not modelled; Qwen3-Next has a gated delta rule",
         r"kimi[ _-]?(?:vl|audio)": f"{_IMAGES}; its language model has the shapes of moonlight-16b-a3b",
-        r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of BailingMoE, whose code is in no release "
-        "of Transformers and is not modelled; glm-4.5-air, qwen3-30b-a3b and kimi-k2 are of like build",
+        r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of another BailingMoE than the second, "
+        "which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t",
         r"jamba": "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have "
         "Mamba-2's",
         r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma": "has a state space or recurrence of another kind "
         "than Mamba-2's and the gated delta rule, which are modelled",
-        r"bloomz?|mpt[ _-]?[0-9]+b|baichuan2?-13b": "has positions that slope attention's scores (ALiBi), which "
-        "are not modelled",
+        r"baichuan2?-13b": "slopes attention's scores by position (ALiBi) in code that lies beside its weights; "
+        "bloom-7b1 and mpt-7b do so, too",
         r"minimax[ _-]?m1|minimax[ _-]?text": "has lightning attention, which is not modelled; minimax-m2 is",
         r"mimo[ _-]?v2": "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is",
         r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled",
@@ -58,8 +58,7 @@ UNMODELLED = tuple(
         r"longcat": "has two attentions in a layer and experts that do nothing, which are not modelled",
         r"deepseek[ _-]?moe": "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the "
         "nearest",
-        r"phi-?(?:3\.5|mini|tiny)-moe|phimoe": "routes with a sparse mixer, which is not modelled; mixtral-8x7b is the "
-        "nearest",
+        r"phi-?(?:mini|tiny)-moe": "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build",
         r"nemotron[ _-]?(?:super|ultra)|nemotron[ _-]?3[ _-]?(?:super|ultra)|[0-9_.]+nemotron[ _-]?super": "has layers "
         "that were cut one by one, or latent experts, which are not modelled; nemotron-3-nano-30b-a3b is",
         r"minicpm[ _-]?(?:v|o)": _IMAGES,

@@ -42,7 +42,10 @@ ROPE: Mapping[str | None, tuple[str, ...]] = {
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
 }
 # families whose classes are not named as their model_type is, and the names' beginnings
-CLASSES = {"gpt2": "gpt2lmhead", "hunyuan_v1_dense": "hunyuandensev1for", "hunyuan_v1_moe": "hunyuanmoev1for"}
+CLASSES = {
+    "bailing_moe": "bailingmoev2for", "gpt2": "gpt2lmhead", "hunyuan_v1_dense": "hunyuandensev1for",
+    "hunyuan_v1_moe": "hunyuanmoev1for",
+}  # fmt: skip
 
 
 def config_fields(model: Model, _: Catalog) -> Iterator[str]:

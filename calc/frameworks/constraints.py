@@ -335,7 +335,7 @@ def experts_fault(s: Scenario) -> Refusal | None:
     if not s.quantize_moe_experts:
         return None
     field, arch = "quantize_moe_experts", s.architecture
-    if not arch.experts or arch.routing == "all" or arch.modeling:
+    if not arch.experts or arch.experts_apart or arch.routing == "all" or arch.modeling:
         return Refusal(field, f"true with model {s.model}", "false; modelled for routed experts of Transformers")
     if s.framework != "torch" or s.trainer not in QUANTISE_EXPERTS:
         who = s.framework if s.framework != "torch" else f"trainer {s.trainer}"

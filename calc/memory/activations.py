@@ -121,6 +121,8 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             return tape.op("mlp: activation", [half, tanh], i, tanh.b, saves=[half, tanh])
         if kind == "xielu":
             return self.expanded_gate(x)
+        if kind == "bloom_gelu":
+            return self.bloom_gelu(x)
         if kind == "gelu_fast":
             half = tape.op("mlp: half", [x], i, x.b)
             scaled = tape.op("mlp: scale", [x], i, x.b)
@@ -132,6 +134,20 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             tanh = tape.op("mlp: tanh + 1", [tanh], i, x.b, aliases=[tanh])
             return tape.op("mlp: activation", [half, tanh], i, x.b, saves=[half, tanh])
         return tape.op("mlp: activation", [x], i, x.b, saves=[x])
+
+    def bloom_gelu(self, x: Tensor) -> Tensor:
+        """BLOOM's GELU: a function of its own, whose operations keep its input alone, one expression each way.
+
+        Transformers 5.23 `models/bloom/modeling_bloom.py`, `bloom_gelu_forward`, `bloom_gelu_back`.
+        """
+        i = x.size
+        # half of x; the tanh's two factors, their product, the tanh, and 1 more
+        course = (i, i, i, i, 2, i, 3, i, 1, 4, i, 5, i, 6, None)
+        # the tanh again; half of x, the tanh's slope and its argument's, their products, half of 1 more, and the sum
+        back = (i, i, i, 1, i, 2, i, 0, 3, i, 4, i, i, i, 7, i, i, 9, i, 10, i, 8, 11, i, 6, 12, i, i, 14, i, 13, 15,
+                None)  # fmt: skip
+        return self.tape.op("mlp: activation", [x], x.width, x.b, saves=[x], scratch=i * 4, backward_scratch=i * 5,
+                            course=course, backward_course=back)  # fmt: skip
 
     def expanded_gate(self, x: Tensor) -> Tensor:
         """xIELU without its CUDA kernel, both sides of which have a slope that is trained (Apertus).
@@ -171,7 +187,8 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         """
         weights = weights or self.route(x)
         if self.run.looped:
-            return self.one_by_one(x, weights, self.expert_gate)
+            loop = self.written_in_turn if self.arch.experts_apart else self.one_by_one
+            return loop(x, weights, self.expert_gate)
         # a grouped multiplication runs in its weights' type: autocast does not know it
         tape, arch, c = self.tape, self.arch, self.run.residual
         kh, kj = Size({"k·h": 1}), Size({"k·j": 1})
@@ -259,6 +276,8 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         else:
             logits = tape.op("router", reads, experts, reads[-1].b, saves=reads[:1] * trained + reads[1:],
                              weight=weight, product=name not in self.biased, multiplies=True)  # fmt: skip
+        if arch.routing == "sampled":
+            return self.drawn_experts(logits)
         if arch.routing.startswith("best"):
             logits = self.cast(logits, 4 if arch.routing == "best-fp32" else logits.b, "router")
             best = tape.op("router: top k", [logits], k, logits.b, saves=[index])
@@ -276,6 +295,26 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             best = tape.op("router: normalise", [best], k, 4, saves=[Tensor(Size({"": 1}), 4)], saves_out=True)
         return best if arch.routing_uncast else self.cast(best, self.c, "router")
 
+    def drawn_experts(self, logits: Tensor) -> Tensor:
+        """Phi-3.5 MoE's two experts: each is drawn from those near the best, the second without the first.
+
+        Transformers 5.23 `models/phimoe/modeling_phimoe.py`, `sparsemixer`.
+        """
+        tape, experts, one, drawn = self.tape, logits.width, Size({"": 1}), list[Tensor]()
+        index = Tensor(one, 8, differentiable=False)
+        for turn in ("first", "second"):
+            far = tape.op(f"router: {turn}: mask", [logits], experts, logits.b, saves=[Tensor(experts, 1), index])
+            far = self.cast(far, 4, "router") if self.autocast else far
+            shares = tape.op(f"router: {turn}: softmax", [far], experts, far.b, saves_out=True)
+            drawn.append(tape.op(f"router: {turn}: weight", [shares], one, far.b, saves=[shares, index]))
+        return tape.op("router: join", drawn, of(k=1), drawn[0].b)
+
+    def jittered(self, x: Tensor) -> Tensor:
+        """A tensor that noise multiplies in place, twice: before the router, and inside it."""
+        for _ in range(2 * (self.arch.jittered and self.run.training)):
+            x = self.tape.op("router: jitter", [x], x.width, x.b, view=True, saves=[Tensor(x.width, x.b)])
+        return x
+
     def feed_forward(self, x: Tensor) -> Tensor:
         """A layer's MLP, its routed experts, or routed and shared experts."""
         x = self.gathered(x, "mlp")
@@ -289,7 +328,7 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         if self.arch.routing == "all":
             return self.all_experts(x)
         if not self.arch.shared_experts:
-            return self.experts(x)
+            return self.experts(self.jittered(x))
         if not self.arch.shared_first:
             y = self.experts(x)
             shared = self.mlp(x, of(s=1), "shared_")
@@ -484,6 +523,11 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         self.tape.hold(self.tape.op("streams: stack", [self.input, *parts], WIDTH * up.streams, self.run.residual))
         return self.tape
 
+    def embedding_norm(self) -> Tape:
+        """The norm between the embedding and the first layer (BLOOM)."""
+        self.norm(self.input, self.arch.names.embedding_norm)
+        return self.tape
+
     def layer_inputs(self) -> Tape:
         """All layers' own embeddings of a token: a row of a table, and a projection of the model's embedding, normed.
 
@@ -611,6 +655,8 @@ def below_layers(run: Run, recompute: bool) -> Size:
         kept += Size({"S": masks * run.residual})
     if recompute:
         kept += lent(run)
+    if run.arch.names.embedding_norm:
+        kept += Program(run, first=not run.trained and not leaf).embedding_norm().saved()
     if run.arch.layer_inputs:
         tape = Program(run, first=not run.trained and not leaf, counted=recompute).layer_inputs()
         kept += tape.saved() + of(Lp=run.residual)

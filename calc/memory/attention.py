@@ -209,7 +209,7 @@ class Attention(Linears):
         x = self.gathered(x, "attention")
         latent = self.spec.mixer == "latent"
         q, k, v, *named = self.latent_queries_keys_values(x) if latent else self.queries_keys_values(x)
-        attend = self.eager if self.run.whole_scores else self.fused
+        attend = self.sloped if self.arch.slopes else self.eager if self.run.whole_scores else self.fused
         mixed = attend(q, k, v)
         if self.arch.output_gate:
             gate = self.tape.op("gate: sigmoid", [named[-1]], of(q=1), named[-1].b, saves_out=True)
@@ -383,6 +383,31 @@ class Attention(Linears):
         tape.returns(*named)
         # the decoder layer gets the probabilities too, and keeps them as `_`
         tape.hold(x)
+        mixed = tape.op("values", [x, v], of(o=1), self.c, saves=[x, v])
+        return tape.op("attention: contiguous", [mixed], of(o=1), self.c)
+
+    def sloped(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Eager attention whose scores fall with distance (ALiBi).
+
+        BLOOM copies queries, keys and values head by head, and keeps a name on the scores; MPT's slopes are fp32, and
+        so are the scores from there on. Transformers 5.23 `models/bloom/modeling_bloom.py`, `models/mpt/`.
+        """
+        tape, scores, wide = self.tape, Size({"H·S": 1}), self.arch.slopes == "added"
+        if not wide:
+            q, k, v = (tape.op(f"{n}: copy", [t], t.width, t.b) for n, t in zip("qkv", (q, k, v), strict=True))
+        q, k, v = self.in_compute_type(q, k, v)
+        made = x = tape.op("scores", [q, k], scores, self.c, saves=[q, k])
+        if wide:
+            x = tape.op("scores: scale", [x], scores, self.c)
+            x = tape.op("scores: slope", [x], scores, 4, aliases=[x] if x.b == 4 else [])
+            x = tape.op("scores: mask", [x], scores, 4)  # all layers keep one mask
+        else:
+            x = tape.op("scores: mask", [x], scores, self.c, aliases=[x])
+        masked = x = self.cast(x, 4, "softmax")
+        x = self.cast(tape.op("softmax", [x], scores, 4, saves_out=True), self.c, "probabilities")
+        x = self.dropped_out(x, "probabilities") if self.arch.attention_dropout else x
+        tape.returns(*([masked] if wide else [made, masked]))
+        tape.hold(x)  # the layer gets the probabilities, too
         mixed = tape.op("values", [x, v], of(o=1), self.c, saves=[x, v])
         return tape.op("attention: contiguous", [mixed], of(o=1), self.c)
 

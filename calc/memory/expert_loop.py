@@ -48,6 +48,43 @@ class ExpertLoop(Linears):
         tape.returns(mask)
         return self.cast(y, self.run.residual, "experts")
 
+    def written_in_turn(self, x: Tensor, weights: Tensor, gate: Gate) -> Tensor:
+        """Ling's loop: every token is copied for each of its experts, which write over the rows of an empty tensor.
+
+        In backward each expert makes the gradient of all rows anew, once with zeros where it wrote and once with its
+        own rows alone. What runs while nothing is trained holds no more (inclusionAI/Ling-V2
+        `models/modeling_bailing_moe_v2.py`, `BailingMoeV2SparseMoeBlock`).
+        """
+        tape, kh, k = self.tape, Size({"k·h": 1}), of(k=1)
+        copies = tape.op("experts: copies", [x], kh, x.b)
+        empty = tape.op("experts: empty", [], kh, x.b)
+        linears = self.expert_linears()
+        outside, self.tape = tape, Tape()
+        picked = self.tape.op("pick", [copies], kh, x.b, saves=[Tensor(k, 8)])
+        pair = self.by_expert(self.first_of_experts, picked, Size({"k·j": 1}) * (2 if self.arch.gated else 1))
+        down = self.by_expert("down_proj", gate(pair, Size({"k·j": 1}), self.c), kh)
+        self.tape.op("write", [down], Size(), down.b, saves=[Tensor(k, 8)])
+        each, self.tape = self.tape.ops, outside
+        saved = dict.fromkeys(t.storage for op in each for t in op.saves)
+        passing = total([t.storage for op in each for t in op.outs if t.storage not in saved])
+        of_one = passing * (1 / self.arch.experts) + self.expert_in_16_bits()
+        y = tape.op(
+            "experts: in turn",
+            [empty, copies, *linears],
+            kh,
+            x.b,
+            saves=[*saved, *linears],
+            view=True,
+            scratch=of_one,
+            backward_scratch=of_one + kh * (2 * x.b),
+            weight=sum(op.weight for op in each),
+            multiplies=True,
+        )
+        weighed = tape.op("experts: weigh", [y, weights], kh, 4, saves=[y, weights], backward_scratch=kh * (8 - x.b))
+        summed = tape.op("experts: sum", [weighed], WIDTH, 4)
+        tape.returns(copies)
+        return self.cast(summed, x.b, "experts")
+
     def each_expert(self, x: Tensor, weights: Tensor, gate: Gate) -> Tape:
         """The operations of all experts on a tape of their own, as if they ran at once."""
         outside, self.tape = self.tape, Tape()

@@ -55,6 +55,7 @@ class Names(NamedTuple):
     gate_up: str = "gate_up_proj"
     ssm: str = "mamba"
     gate: str = "gate_proj"
+    embedding_norm: str = ""  # of the embedding's output, where the family has one (BLOOM)
 
 
 NAMES = Names()
@@ -303,6 +304,9 @@ class Architecture:
     # expanded: stored in groups of queries with one key and one value, which are then copied for every query (Falcon)
     fused_qkv: Literal["", "sliced", "split", "expanded"] = ""
     masked: bool = False  # SDPA gets a mask even where it needs none
+    # positions slope attention's scores (ALiBi), in Transformers' eager attention alone: by the product that makes the
+    # scores (BLOOM), or by an fp32 tensor that is added to them (MPT)
+    slopes: Literal["", "within", "added"] = ""
     narrow_softmax: bool = False  # eager attention takes the softmax in its input's type (Llama 4)
     tuned: bool = False  # queries without rotary positions are multiplied by their position's number (Llama 4)
     own_eager: bool = False  # eager attention scales in place and takes the softmax in its input's type (Falcon)
@@ -324,10 +328,14 @@ class Architecture:
     experts_input_first: bool = False  # expert weights are stored input first, gates and ups side by side (GPT-OSS)
     # Transformers 5 makes them of older files' separate experts, and PEFT then adapts them where it adapts such names
     experts_converted: bool = False
+    # experts are modules of linears in code beside the weights, whatever Transformers has, and run in turn (Ling)
+    experts_apart: bool = False
     router: str = "mlp.gate"  # the router's module name
     # a softmax over all experts (fp32: on casts), or over the best alone; all: every expert gets every token
-    # (Llama 4); sigmoid: of each expert's logit, in the compute type (LFM2)
-    routing: Literal["softmax", "fp32", "best", "best-fp32", "all", "sigmoid"] = "softmax"
+    # (Llama 4); sigmoid: of each expert's logit, in the compute type (LFM2); sampled: two of those near the best, each
+    # with a softmax of its own (Phi-3.5 MoE)
+    routing: Literal["softmax", "fp32", "best", "best-fp32", "all", "sigmoid", "sampled"] = "softmax"
+    jittered: bool = False  # what experts and router read is multiplied by noise, once for each (Phi-3.5 MoE)
     routing_normed: bool = True  # the weights of a token's experts are divided by their sum
     routing_uncast: bool = False  # the weights of a token's experts stay in fp32
     shared_name: str = "mlp.shared_experts"
@@ -710,9 +718,17 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
         lm.append(Tensor("lm_head.bias", (rows,), 1, "bias", "head"))
     heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
     learned = Tensor(f"{names.model}.{names.positions}.weight", (arch.positions, arch.hidden), 1, "embedding", "embed")
-    beside = [*[learned] * (arch.positions > 0), *_layer_inputs(arch), *_streams(arch)]
+    beside = [*[learned] * (arch.positions > 0), *_embedding_norm(arch), *_layer_inputs(arch), *_streams(arch)]
     begins, ends = (embedding, *beside) * arch.embeds, (*norm, *heads[head]) * arch.ends
     return (*begins, *layers.values(), *ends, *vision_tensors(arch))
+
+
+def _embedding_norm(arch: Architecture) -> list[Tensor]:
+    """The tensors of the norm between the embedding and the first layer."""
+    if not (name := arch.names.embedding_norm):
+        return []
+    ends = ("weight", "bias") if arch.norm_bias else ("weight",)
+    return [Tensor(f"{arch.names.model}.{name}.{end}", (arch.hidden,), 1, "norm", "embed") for end in ends]
 
 
 def _layer_inputs(arch: Architecture) -> list[Tensor]:

@@ -126,6 +126,25 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "ssm_multipliers", "ssm_out_multiplier", "time_step_floor", "time_step_limit", "time_step_max",
         "time_step_min", "time_step_rank",
     ),
+    "bloom": (
+        "attention_softmax_in_fp32", "bias_dropout_fusion", "layer_norm_epsilon", "masked_softmax_fusion", "n_embed",
+        "offset_alibi", "pretraining_tp", "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact", "unk_token_id",
+    ),
+    "mpt": (
+        "attn_config", "emb_pdrop", "embedding_fraction", "expansion_ratio", "init_config", "init_device",
+        "layer_norm_epsilon", "learned_pos_emb", "logit_scale", "no_bias", "norm_type", "resid_pdrop",
+        "tokenizer_name", "verbose",
+    ),
+    "bailing_moe": (
+        *_ROUTER, *_GROUPS, "attention_bias", "max_window_layers", "moe_router_enable_expert_bias",
+        "moe_shared_expert_intermediate_size", "mtp_loss_scaling_factor", "norm_head", "norm_softmax",
+        "partial_rotary_factor", "rotary_dim", "router_dtype", "score_function", "use_rmsnorm", "use_sliding_window",
+    ),
+    "phimoe": (*_ROUTER, "hidden_dropout", "original_max_position_embeddings", "rms_norm_eps"),
+    "bamba": (
+        *_MAMBA, "attn_rotary_emb", "layers_block_type", "num_logits_to_keep", "partial_rotary_factor",
+        "time_step_limit", "z_loss_coefficient",
+    ),
     "exaone_moe": (
         *_ROUTER, *_GROUPS, "first_last_k_dense_replace", "is_moe_layer", "mlp_layer_types", "mtp_loss_type",
         "mtp_share_layers", "scoring_func", "tokenizer_class", "topk_method",

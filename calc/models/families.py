@@ -18,7 +18,7 @@ class Family:
     the sliding window where `layer_types` does not: `all` (whatever `layer_types` says), `each`, `even`, `late`,
     `even-early`, `period` (those whose number the period does not divide), `period-before-last`, `after-fourths`, the
     `unrotated`, or the `rotated` (Llama 4, whose windows are chunks: counted as windows of that length).
-    `unrotated` says which layers have no rotary positions: those that do `not-slide`, the `listed`, or all
+    `unrotated` says which layers have no rotary positions: `all`, those that do `not-slide`, the `listed`, or all
     `unless-rope` is the config's `position_embedding_type`. `experts` and
     `expert_size` name the config fields with the number of routed experts and their width. `spelled` maps the usual
     names of fields to the family's own.
@@ -60,14 +60,14 @@ MXFP4 = ("gpt_oss",)
 # Families that Transformers 5 loads from files with separate experts (`conversion_mapping.py`, "qwen2_moe"), and whose
 # dense or shared MLPs have linears named as those experts': whoever names all linears to PEFT has the experts adapted.
 CONVERTED = (
-    "afmoe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe",
-    "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "qwen3_next", "solar_open",
+    "afmoe", "bailing_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
+    "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "qwen3_next", "solar_open",
 )  # fmt: skip
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
-    "afmoe", "apertus", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe",
-    "falcon_h1",
+    "afmoe", "apertus", "bailing_moe", "bamba", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5",
+    "ernie4_5_moe", "exaone_moe", "falcon_h1",
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
     "granitemoehybrid", "lfm2", "lfm2_moe", "llama4_text", "minimax_m2", "nemotron_h",
     "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
@@ -214,6 +214,11 @@ _SHORT = dict(
 )  # fmt: skip
 _LATE_NORMS = dict(qk_norm="heads", qk_norm_late=True, names=Names(q_norm="query_layernorm", k_norm="key_layernorm"))
 _MLA = dict(attention_bias=False, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64)
+_MAMBA2 = dict(
+    ssm_heads="mamba_n_heads", ssm_head_dim="mamba_d_head", ssm_groups="mamba_n_groups", ssm_state="mamba_d_state",
+    ssm_kernel="mamba_d_conv", ssm_chunk="mamba_chunk_size", ssm_conv_bias="mamba_conv_bias",
+    ssm_bias="mamba_proj_bias",
+)  # fmt: skip
 FAMILIES: dict[str, Family] = {
     "llama": Family(dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False), biases=_LLAMA),
     "llama4_text": Family(
@@ -489,10 +494,7 @@ FAMILIES: dict[str, Family] = {
              names=Names(mlp="shared_mlp", gate_up="input_linear", down="output_linear")),
         biases=_ATTENTION, ssm="instead", dense_size="shared_intermediate_size", unrotated="unless-rope",
         experts="num_local_experts", expert_size="intermediate_size",
-        spelled=dict(shared_expert_intermediate_size="shared_intermediate_size", ssm_heads="mamba_n_heads",
-                     ssm_head_dim="mamba_d_head", ssm_groups="mamba_n_groups", ssm_state="mamba_d_state",
-                     ssm_kernel="mamba_d_conv", ssm_chunk="mamba_chunk_size", ssm_conv_bias="mamba_conv_bias",
-                     ssm_bias="mamba_proj_bias"),
+        spelled=dict(shared_expert_intermediate_size="shared_intermediate_size", **_MAMBA2),
     ),
     "falcon_h1": Family(
         dict(num_key_value_heads=8, max_position_embeddings=8192, attention_bias=False, mlp_bias=False,
@@ -501,9 +503,7 @@ FAMILIES: dict[str, Family] = {
         dict(multipliers=True, embedding_scaled=True, logits_scaled=True,
              norms=Norms(mlp="pre_ff_layernorm"), names=Names(final_norm="final_layernorm", mlp="feed_forward")),
         biases=_LLAMA, ssm="beside",
-        spelled=dict(ssm_heads="mamba_n_heads", ssm_head_dim="mamba_d_head", ssm_groups="mamba_n_groups",
-                     ssm_state="mamba_d_state", ssm_kernel="mamba_d_conv", ssm_chunk="mamba_chunk_size",
-                     ssm_conv_bias="mamba_conv_bias", ssm_bias="mamba_proj_bias"),
+        spelled=_MAMBA2,
     ),
     "olmo": Family(
         dict(max_position_embeddings=2048, attention_bias=False), dict(norm="bare", rotation="fp32"),
@@ -623,6 +623,50 @@ FAMILIES: dict[str, Family] = {
              sliding_window_pattern=4),
         dict(norm="centred", norm_fp32=True, norms=_ONE, parallel=True, rotation="fp32", logits_scaled=True),
         biases=_ATTENTION, window="period", unrotated="not-slide",
+    ),
+    "bloom": Family(
+        dict(n_inner=None, seq_length=2048, hidden_act="bloom_gelu", tie_word_embeddings=True, hidden_dropout=0.0,
+             apply_residual_connection_post_layernorm=False),
+        dict(qkv_bias=True, o_bias=True, mlp_bias=True, norm="layer", norm_bias=True, gated=False, fused_qkv="sliced",
+             slopes="within",
+             names=Names("transformer", "word_embeddings", "ln_f", "self_attention", "query_key_value", "dense",
+                         "dense_h_to_4h", "dense_4h_to_h", "h", embedding_norm="word_embeddings_layernorm")),
+        unrotated="all", dropout="hidden_dropout", expansion=4, refused=("apply_residual_connection_post_layernorm",),
+        spelled=dict(num_hidden_layers="n_layer", num_attention_heads="n_head", intermediate_size="n_inner",
+                     max_position_embeddings="seq_length"),
+    ),
+    "mpt": Family(
+        dict(max_seq_len=2048, hidden_act="gelu", tie_word_embeddings=True, intermediate_size=None),
+        dict(norm="layer", gated=False, fused_qkv="split", slopes="added", norms=Norms("norm_1", mlp="norm_2"),
+             names=Names("transformer", "wte", "norm_f", "attn", "Wqkv", "out_proj", layers="blocks", mlp="ffn")),
+        unrotated="all", expansion=4,
+        spelled=dict(hidden_size="d_model", num_hidden_layers="n_layers", num_attention_heads="n_heads",
+                     max_position_embeddings="max_seq_len"),
+    ),
+    "bailing_moe": Family(
+        dict(num_key_value_heads=4, head_dim=128, max_position_embeddings=32768, use_qkv_bias=False, use_bias=False,
+             use_qk_norm=False, num_experts=256, num_experts_per_tok=8, moe_intermediate_size=512,
+             num_shared_experts=1, first_k_dense_replace=1, embedding_dropout=0.0, output_dropout=0.0),
+        dict(fused_qkv="split", rotation="joined", routing="fp32", routing_uncast=True, experts_apart=True,
+             names=Names(embedding="word_embeddings", attention="attention", qkv="query_key_value", output="dense",
+                         q_norm="query_layernorm", k_norm="key_layernorm")),
+        biases=("use_qkv_bias", "use_bias", ""), experts="num_experts", dropout="output_dropout",
+        embedding_dropout="embedding_dropout", needed=("use_qk_norm",),
+        spelled=dict(n_shared_experts="num_shared_experts"),
+    ),
+    "phimoe": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=131072, attention_bias=False, lm_head_bias=False,
+             sliding_window=None, num_local_experts=16, num_experts_per_tok=2, input_jitter_noise=0.0),
+        dict(norm="layer", norm_bias=True, router="mlp.router", routing="sampled"), biases=_ATTENTION, window="all",
+        experts="num_local_experts", expert_size="intermediate_size",
+    ),
+    "bamba": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=262144, attention_bias=False, mlp_bias=False,
+             attn_layer_indices=None, mamba_n_heads=128, mamba_d_head=64, mamba_n_groups=1, mamba_d_state=256,
+             mamba_d_conv=4, mamba_chunk_size=256, mamba_conv_bias=True, mamba_proj_bias=False),
+        dict(rotation="joined", norms=Norms(mlp="pre_ff_layernorm"),
+             names=Names(final_norm="final_layernorm", mlp="feed_forward")),
+        biases=_LLAMA, ssm="instead", spelled=_MAMBA2,
     ),
     "exaone_moe": Family(
         dict(num_key_value_heads=32, max_position_embeddings=2048, sliding_window=4096, sliding_window_pattern=4,

@@ -37,6 +37,7 @@ _POSITIVE = {
 }
 # Transformers' names in `layer_types` for the kinds of layers that are modelled
 KINDS = ("full_attention", "sliding_attention")
+MLP_KINDS = ("dense", "sparse")  # in `mlp_layer_types`
 CONV_KINDS = ("full_attention", "conv")  # of families with short convolutions
 DELTA_KINDS = ("full_attention", "linear_attention")  # of families with gated delta rules
 Mixer = Literal["attention", "latent", "delta", "ssm", "both", "conv", "none"]
@@ -166,7 +167,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     unrotated: tuple[int, ...] = ()
     if family.unrotated == "listed":
         unrotated = _no_rope(read, layers)
-    elif family.positions is not None:
+    elif family.positions is not None or family.unrotated == "all":
         unrotated = tuple(range(layers))
     elif family.unrotated == "unless-rope":
         unrotated = () if read.value("position_embedding_type") == "rope" else tuple(range(layers))
@@ -203,6 +204,10 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else "heads"
     if "mup_enabled" in family.defaults:
         facts["embedding_scaled"] = read.boolean("mup_enabled")
+    if "lm_head_bias" in family.defaults:
+        facts["head_bias"] = read.boolean("lm_head_bias")
+    if "input_jitter_noise" in family.defaults:
+        facts["jittered"] = read.positive("input_jitter_noise")
     if "norm_topk_prob" in family.defaults:
         facts["routing_normed"] = read.boolean("norm_topk_prob")
     dense = _dense_layers(read, layers) if facts.get("experts") else range(layers)
@@ -361,12 +366,31 @@ def _unmodelled(config: Mapping[str, Any]) -> str:
     inner = config.get("text_config")
     parts = [("", config), *([("text_config.", inner)] if isinstance(inner, Mapping) else [])]
     fields = [f"{where}{name}" for where, part in parts for name in part if name not in {*MODELLED, "text_config"}]
-    kinds = Counter(str(kind) for _, part in parts for kind in _listed(part.get("layer_types")) if kind not in KINDS)
-    found = [f"{count} layers of {kind}" for kind, count in kinds.items()]
+    kinds = sum([_strange_layers(part) for _, part in parts], Counter[str]())
+    found = [f"{count} layers {kind}" for kind, count in kinds.items()]
     if fields:
         more = f" and {len(fields) - _SHOWN} more" if len(fields) > _SHOWN else ""
         found.append(f"the fields {', '.join(fields[:_SHOWN])}{more}")
     return "; ".join(found)
+
+
+def _strange_layers(part: Mapping[str, Any]) -> Counter[str]:
+    """The number of layers of each kind that no family here has, as `of mamba`: configs spell them in three ways.
+
+    They name the kind of each layer (`layer_types`), number the kinds (`hybrid_layer_pattern`), or list the layers of
+    each (`kda_layers`), the last in a mapping of its own.
+    """
+    found, layers = Counter[str](), part.get("num_hidden_layers")
+    for name, value in part.items():
+        for inner, own in value.items() if isinstance(value, Mapping) and name != "text_config" else ():
+            if inner.endswith("_layers") and inner not in (*MODELLED, "full_attn_layers") and _listed(own):
+                found[f"of {inner.removesuffix('_layers')}"] += len(own)
+        own = _listed(value)
+        if name == "layer_types" or (own and len(own) == layers and all(isinstance(kind, str) for kind in own)):
+            found += Counter(f"of {kind}" for kind in own if kind not in (*KINDS, *MLP_KINDS))
+        elif own and len(own) == layers and name not in MODELLED and all(type(kind) is int for kind in own):
+            found += Counter(f"with {name} {kind}" for kind in own if kind)
+    return found
 
 
 def _listed(value: object) -> Sequence[object]:
@@ -510,13 +534,22 @@ def _each_layer(read: _Reader, layers: int) -> Sequence[str]:
             allowed = f"num_hidden_layers = {layers} letters of {', '.join(PATTERN)}"
             raise ConfigError("hybrid_override_pattern", pattern, allowed)
         return [PATTERN[letter] for letter in pattern]
-    types = read.value("layer_types") or read.value("layers_block_type") or ["mamba"] * layers
+    types = read.value("layer_types") or read.value("layers_block_type") or _mixers_but(read, layers)
     if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != layers:
         raise ConfigError("layer_types", types, f"a list of num_hidden_layers = {layers} names")
     for index, kind in enumerate(types):
         if kind not in SSM_KINDS:
             raise ConfigError(f"layer_types[{index}]", kind, ", ".join(SSM_KINDS), tuple(SSM_KINDS))
     return types
+
+
+def _mixers_but(read: _Reader, layers: int) -> Sequence[str]:
+    """State spaces in all layers but those whose numbers the config lists (Bamba)."""
+    listed = (read.value("attn_layer_indices") if read.known("attn_layer_indices") else None) or ()
+    if not isinstance(listed, Sequence) or not all(type(n) is int and 0 <= n < layers for n in listed):
+        allowed = f"a list of layers' numbers below num_hidden_layers = {layers}"
+        raise ConfigError("attn_layer_indices", listed, allowed)
+    return ["attention" if n in listed else "mamba" for n in range(layers)]
 
 
 def _blocks(read: _Reader, layers: int) -> tuple[LayerSpec, ...]:

@@ -1,7 +1,7 @@
 """Transformers' releases with the model types that came with each, as `models/auto` of their packages maps them.
 
 A config whose model type a release lacks is refused by its AutoConfig, whoever trains, unless code lies beside the
-weights. Types that have no other code (kimi_k2, mimo) are in no release.
+weights. Types that have no other code (kimi_k2, mimo, bailing_moe) are in no release.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "2.0.0": ("gpt2",),
     "4.19.0": ("opt",),
     "4.20.0": ("gpt_neox",),
+    "4.21.0": ("bloom",),
     "4.28.0": ("llama",),
     "4.31.0": ("falcon",),
+    "4.32.0": ("mpt",),
     "4.34.0": ("mistral",),
     "4.36.0": ("mixtral", "phi"),
     "4.37.0": ("qwen2",),
@@ -29,9 +31,9 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.42.0": ("gemma2",),
     "4.44.0": ("nemotron",),
     "4.45.0": ("granite", "granitemoe", "olmoe", "qwen2_vl"),
-    "4.46.0": ("glm",),
+    "4.46.0": ("glm", "phimoe"),
     "4.47.0": ("olmo2",),
-    "4.48.0": ("cohere2",),
+    "4.48.0": ("bamba", "cohere2"),
     "4.49.0": ("helium", "qwen2_5_vl"),
     "4.50.0": ("gemma3", "gemma3_text", "mistral3"),
     "4.51.0": ("deepseek_v3", "llama4", "llama4_text", "qwen3", "qwen3_moe"),
@@ -56,8 +58,8 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
 # vLLM's tests/models/registry.py marks them today or did when they were new, or `auto_map` in the config says; Qwen 1
 # has the shapes of Qwen 2.
 CODE_BESIDE = (
-    "afmoe", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "hunyuan_v1_moe", "hyperclovax",
-    "internlm3", "iquestcoder", "minimax_m2", "nemotron_h", "phi", "phi3", "qwen2",
+    "afmoe", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "hunyuan_v1_moe",
+    "hyperclovax", "internlm3", "iquestcoder", "minimax_m2", "nemotron_h", "phi", "phi3", "phimoe", "qwen2",
 )  # fmt: skip
 FIRST: Mapping[str, str] = {name: version for version, names in BROUGHT.items() for name in names}
 # The first release whose layers share their tables of cos and sin, or make them as they go, by family. Before, each had

@@ -226,10 +226,10 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
 
 
 def attention(arch: Architecture, gpu: GPU) -> Attention:
-    """The attention that keeps least of those that run for a model on a card; sinks are known to no other kernel."""
+    """The attention that keeps least of those that run for a model on a card; no other knows sinks and slopes."""
     if not list(flash_faults(arch, gpu)):
         return "flash"
-    return "eager" if arch.attention_sinks else "sdpa"
+    return "eager" if arch.attention_sinks or arch.slopes else "sdpa"
 
 
 def _too_old(error: ScenarioError, job: Fields) -> str | None:

@@ -492,7 +492,8 @@ def warnings_of(
         yield f"{values['model']} without images is its language model alone: with images its vision tower counts, too"
     if architecture.vision and "images.width" not in values:
         yield f"{values['model']} without images reads text alone: images.width and images.height say their size"
-    if architecture.experts and values["method"] == "qlora" and not values["quantize_moe_experts"]:
+    fused = architecture.experts and not architecture.experts_apart
+    if fused and values["method"] == "qlora" and not values["quantize_moe_experts"]:
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
     frozen = architecture.experts and not architecture.megatron
     if (
@@ -542,6 +543,8 @@ def flash_faults(architecture: Architecture, gpu: GPU) -> Iterator[str]:
         largest = max([architecture.at(spec).head_dim for spec, _ in layer_kinds(architecture)])
         if largest > SDPA_FLASH_HEAD:
             yield f"FlashAttention-2 takes no heads of {largest}, as some layers of this model have: take sdpa"
+    if architecture.slopes and not architecture.megatron:
+        yield f"FlashAttention-2 does not run for models of the family {architecture.family}: take eager"
     # transformers 5.15 `modeling_gpt_oss.py`, _compatible_flash_implementations; build.toml of the kernel
     if architecture.attention_sinks and not architecture.megatron and gpu.architecture not in SINKS:
         yield (

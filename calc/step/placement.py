@@ -64,14 +64,14 @@ VALUED = ("critic", "reward")  # roles with a value head in place of one over th
 def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
     """The attention kernel that runs: the one asked for, as far as the model and PyTorch's SDPA support it.
 
-    GPT-OSS's sinks leave eager or flash only. SDPA takes its memory-efficient kernel in fp32 and for heads whose values
-    are narrower than their queries (DeepSeek), and its plain mathematics, which keeps what eager attention keeps, for
-    grouped queries in fp32.
+    GPT-OSS's sinks leave eager or flash only, and scores that slope eager alone. SDPA takes its memory-efficient kernel
+    in fp32 and for heads whose values are narrower than their queries (DeepSeek), and its plain mathematics, which
+    keeps what eager attention keeps, for grouped queries in fp32.
     """
     match attention:
         case "eager" | "flash":
             return attention
-        case "sdpa" if arch.attention_sinks:
+        case "sdpa" if arch.attention_sinks or arch.slopes:
             return "eager"
         case "sdpa" if TAPES[layout] == "fp32":
             return "math" if arch.grouped else "efficient"
@@ -157,7 +157,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         flat=s.sharding == "fsdp1",
         context=s.context_parallel,
         imbalance=s.expert_imbalance,
-        looped=arch.experts > 0 and not at_least(s.versions.get("transformers", "5"), "5"),
+        looped=arch.experts > 0 and experts_apart(s, arch),
         replaced=replaced(s.kernels, arch.family),
         compiled=trained and s.compile in ("model", "model-and-loss"),
         narrow=NARROW[s.float8] if trained else "",
@@ -177,11 +177,16 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
     )
 
 
+def experts_apart(s: Scenario, arch: Architecture) -> bool:
+    """True if routed experts are linears of their own: before Transformers 5, or in a model's own code."""
+    return arch.experts_apart or not at_least(s.versions.get("transformers", "5"), "5")
+
+
 def four_bit_experts(s: Scenario) -> Experts:
     """The routed experts of the job that are in four bits."""
     if s.quantize_moe_experts:
         return "whole"
-    return "linears" if s.method == "qlora" and not at_least(s.versions["transformers"], "5") else ""
+    return "linears" if s.method == "qlora" and experts_apart(s, s.architecture) else ""
 
 
 def masked(s: Scenario, arch: Architecture, length: int) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 from .reading import CaseError, mapping
 
 MODELS = Path(__file__).parents[2] / "models"
-LAYERS = "(?:layers|h)"  # a pattern for the names that models give the list of their decoder layers
+# a pattern for the names that models give the list of their decoder layers
+LAYERS = r"(?:layers|h|(?<=transformer\.)blocks)"
 TURN = 512  # ms-swift's chunk_size (4.6 `rlhf_trainers/gkd_loss.py`)
 TASKS = ("sft", "rm", "dpo", "orpo", "gkd", "ppo-actor", "ppo-critic", "logprob")
 

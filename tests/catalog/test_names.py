@@ -241,9 +241,9 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
     ("name", "why"),
     [
         ("moonshotai/Kimi-Linear-48B-A3B-Instruct", "has Kimi's delta attention"),
-        ("inclusionAI/Ring-mini-2.0", "is of BailingMoE"),
+        ("inclusionAI/Ling-lite-1.5", "is of another BailingMoE"),
         ("ai21labs/AI21-Jamba-1.5-Mini", "has Mamba-1's state spaces"),
-        ("bigscience/bloom-7b1", "has positions that slope"),
+        ("baichuan-inc/Baichuan2-13B-Chat", "slopes attention's scores"),
         ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "reads images"),
         ("mistralai/Voxtral-Mini-3B-2507", "hears or speaks"),
         ("google/flan-t5-xl", "has an encoder beside"),

@@ -550,3 +550,28 @@ def test_a_layer_is_written_once_for_all_stages_of_a_pipeline() -> None:
     assert Run(whole).alone(spec) == Run(stages[0]).alone(spec) != Run(whole)
     mixed = next(model.architecture for model in load().models.values() if model.architecture.broad)
     assert Run(mixed).alone(mixed.specs[0]).arch is mixed
+
+
+@pytest.mark.parametrize("model", ["bloom-560m", "mpt-7b"])
+def test_scores_that_slope_keep_probabilities_in_both_types(model: str) -> None:
+    """ALiBi leaves eager attention: fp32 from the softmax and 16 bits for the product, one each a pair and head."""
+    arch = load().models[model].architecture
+    tape = Program(Run(arch), arch.specs[0]).layer()
+    assert tape.saved().tokens["H·S"] == 2 + 4
+    assert "S" not in tape.saved().tokens  # all layers have one mask
+
+
+def test_a_norm_between_embedding_and_layers_keeps_its_input() -> None:
+    """BLOOM's, where the embedding is trained: its input, and the mean and the scale of each token in fp32."""
+    bloom, opt = (load().models[name].architecture for name in ("bloom-560m", "opt-125m"))
+    kept = activations.below_layers(Run(bloom), recompute=False)
+    assert kept.tokens == {"h": 2, "": 8}
+    assert not activations.below_layers(Run(opt), recompute=False)
+    assert not activations.below_layers(Run(bloom, trained=False), recompute=False)
+
+
+def test_noise_on_what_experts_read_is_kept_while_training() -> None:
+    """Phi-3.5 MoE multiplies it twice in place, by a tensor of the same size each time."""
+    arch = load().models["phi-3.5-moe"].architecture
+    still, noisy = (Program(Run(arch, training=on), arch.specs[0]).layer().saved() for on in (False, True))
+    assert noisy.tokens["h"] - still.tokens["h"] == 2 * 2

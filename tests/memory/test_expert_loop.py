@@ -70,6 +70,13 @@ def test_a_block_keeps_what_its_code_keeps(model: str, trained: bool, kept: int,
     assert most <= found[1] <= most + 3 * 2 * 256 * TOKENS + found[0] // 8
 
 
+@pytest.mark.parametrize(("trained", "kept", "most"), [(True, 9_023_496, 15_314_956), (False, 5_615_624, 11_907_084)])
+def test_experts_of_ling_write_over_rows_in_turn(trained: bool, kept: int, most: int) -> None:
+    """Counted with the block's operations in torch 2.13 on the CPU: each expert makes all rows' gradients anew."""
+    found = course(small("ling-mini-2.0"), trained=trained)
+    assert found == (pytest.approx(kept, rel=2e-3), pytest.approx(most, rel=1e-4))
+
+
 def test_a_row_of_a_parameter_is_copied_and_its_gradient_is_as_large_as_the_parameter() -> None:
     """GPT-OSS: copies of all experts' weights, 8·256·640 and 8·320·256, are kept, and backward has both gradients and
     one more of the larger; experts that are linears keep no weight.

@@ -466,6 +466,13 @@ def test_an_unknown_family_is_told_what_else_is_not_modelled() -> None:
         from_config(hybrid)
     told = "4 layers of mamba; the fields vision_config, text_config.mamba_headdim"
     assert str(caught.value).endswith(f"; not modelled of this config: {told}")
+    listed = {"linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "head_dim": 128}}
+    told = "3 layers of kda; the fields linear_attn_config"
+    with pytest.raises(ConfigError, match=f"not modelled of this config: {told}$"):
+        from_config({"model_type": "kimi_linear", "num_hidden_layers": 4, **listed})
+    numbered = {"num_hidden_layers": 3, "hybrid_layer_pattern": [0, 1, 1], "mlp_layer_types": ["dense", "sparse"] * 2}
+    with pytest.raises(ConfigError, match=r"config: 2 layers with hybrid_layer_pattern 1; the fields hybrid_layer"):
+        from_config({"model_type": "mimo_v2", **numbered})
     many = {f"mamba_{n}": n for n in range(14)}
     with pytest.raises(ConfigError, match=r"the fields mamba_0, .*, mamba_11 and 2 more$"):
         from_config({"model_type": "zamba2", **many})
@@ -507,7 +514,9 @@ JUNK = st.one_of(
 @given(architectures())
 def test_layers_embedding_norm_and_head_make_the_model(arch: Architecture) -> None:
     layers = sum(A.layer_parameters(arch, arch.specs[i]) for i in range(arch.layers))
-    bare = A.embedding_parameters(arch) + layers + arch.norm_elements
+    beside = arch.positions * arch.hidden + A.layer_input_parameters(arch)
+    norms = arch.norm_elements * (2 if arch.names.embedding_norm else 1)
+    bare = A.embedding_parameters(arch) + beside + layers + norms
     assert A.parameters(arch, head="none") == bare
     assert A.parameters(arch, head="scalar") == bare + arch.hidden
     head = (0 if arch.tied else A.embedding_parameters(arch)) + arch.head_bias * arch.vocab

@@ -914,6 +914,9 @@ ADVICE = {
     "FlashAttention-2 takes no heads of {n}, as some layers of this model have: take sdpa": (
         "FlashAttention-2 不支持大小为 {n} 的注意力头，而这个模型的一些层正是如此：用 sdpa"
     ),
+    "FlashAttention-2 does not run for models of the family {family}: take eager": (
+        "FlashAttention-2 不支持 {family} 系列的模型：用 eager"
+    ),
     "vLLM's wheels from 0.21 on have no kernels for the {gpu}: generate with rollout.engine hf": (
         "vLLM 自 0.21 起的发行包没有 {gpu} 的内核：用 rollout.engine hf 生成"
     ),
@@ -1651,10 +1654,8 @@ REFUSALS = {
     "has Kimi's delta attention, which is not modelled; Qwen3-Next has a gated delta rule": (
         "用的是 Kimi 的 delta attention，不在计算范围内；Qwen3-Next 用的是 gated delta rule"
     ),
-    "is of BailingMoE, whose code is in no release of Transformers and is not modelled; glm-4.5-air, qwen3-30b-a3b and "
-    "kimi-k2 are of like build": (
-        "属于 BailingMoE，任何 Transformers 版本都没有它的代码，不在计算范围内；"
-        "结构相近的有 glm-4.5-air、qwen3-30b-a3b 和 kimi-k2"
+    "is of another BailingMoE than the second, which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t": (
+        "属于另一代 BailingMoE；可计算的是第二代：ling-mini-2.0、ling-flash-2.0 和 ling-1t"
     ),
     "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have Mamba-2's": (
         "用的是 Mamba-1 的状态空间，不在计算范围内；granite-4-h-tiny 和 nemotron-nano-9b-v2 用的是 Mamba-2"
@@ -1662,7 +1663,8 @@ REFUSALS = {
     "has a state space or recurrence of another kind than Mamba-2's and the gated delta rule, which are modelled": (
         "的状态空间或循环结构不是可计算的 Mamba-2 和 gated delta rule"
     ),
-    "has positions that slope attention's scores (ALiBi), which are not modelled": "用 ALiBi 位置编码，不在计算范围内",
+    "slopes attention's scores by position (ALiBi) in code that lies beside its weights; bloom-7b1 and mpt-7b do so, "
+    "too": "用 ALiBi 位置编码，代码随权重发布；同样用 ALiBi 的有 bloom-7b1 和 mpt-7b",
     "has lightning attention, which is not modelled; minimax-m2 is": (
         "用的是 lightning attention，不在计算范围内；可计算的有 minimax-m2"
     ),
@@ -1679,8 +1681,8 @@ REFUSALS = {
     "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the nearest": (
         "属于 DeepSeek 的第一代 MoE，其代码放在权重旁边；最接近的是 deepseek-v2-lite"
     ),
-    "routes with a sparse mixer, which is not modelled; mixtral-8x7b is the nearest": (
-        "用 sparse mixer 路由，不在计算范围内；最接近的是 mixtral-8x7b"
+    "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build": (
+        "属于 SlimMoE，代码随权重发布；结构相近的是 phi-3.5-moe"
     ),
     "has layers that were cut one by one, or latent experts, which are not modelled; nemotron-3-nano-30b-a3b is": (
         "的层是逐层裁剪的，或有潜在空间专家，不在计算范围内；可计算的有 nemotron-3-nano-30b-a3b"
