@@ -13,6 +13,7 @@ from calc.scenario.scenario import Scenario
 from calc.scenario.words import RL
 from calc.throughput import Unrated, node_of, throughput
 
+LOOPS = {"trl": "TRL"}  # frameworks with a loop of their own, as measured records of theirs are headed
 COLLECTIVES = ("gather", "reduce", "all-reduce", "overlap")
 
 
@@ -84,8 +85,8 @@ def step(record: Mapping[str, Any], catalog: Catalog) -> Pace | None:
 
 def kind(s: Scenario) -> str:
     """The kind of job under which a measured record is counted."""
-    if s.framework == "trl":
-        return "TRL, with generation" if s.rollout else "TRL"
+    if name := LOOPS.get(s.framework):
+        return f"{name}, with generation" if s.rollout else name
     if s.sharding != "none":
         return "one rank of FSDP2" if s.sharding == "fsdp2" else "one rank of ZeRO"
     if s.method != "full":

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from calc.catalog.catalog import Catalog
 from calc.diagnose.reading import Assumed, Reading
+from calc.frameworks.registry import framework
 from calc.models.releases import FIRST, newest_type
 from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
@@ -29,6 +30,7 @@ INSTEAD: Mapping[str, Any] = {
 # Fields that give way where they contradict one that says more about the job.
 SOFT = ("precision", "grad_dtype", "global_batch", "gpus_per_node", "packing", "optimizer_impl", "rollout.sleep")
 TRANSFORMERS = "versions.transformers"
+PLAIN = {"transformers": "plain Transformers' default"}  # trainers whose defaults are not those of plain PyTorch
 _ROUNDS = 12
 
 
@@ -127,8 +129,8 @@ def _assumed(reading: Reading, s: Scenario, given: Mapping[str, Any], more: Mapp
     read = [each for each in reading.assumed if each.field not in more and given.get(each.field) == each.value]
     whole = flatten(s.as_dict())
     whose = f"the default of {s.framework} {s.framework_version}"
-    if s.framework == "torch":
-        whose = "plain Transformers' default" if s.trainer == "transformers" else "the default of plain PyTorch"
+    if framework(s.framework).CHOICES.own_loop:
+        whose = PLAIN.get(s.trainer, "the default of plain PyTorch")
     defaults = [
         Assumed(name, whole[name], "one GPU unless said" if name == "gpus" else whose)
         for name in SHOWN

@@ -6,9 +6,10 @@ A text may hold a command, files of settings, a scenario, an error and a traceba
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from calc.base.schema import InputError
 from calc.catalog import oom_message
@@ -76,6 +77,32 @@ READ = 500_000  # characters of a text that are searched for what it says in pas
 _RANK = re.compile(r"rank(\d+)|local_rank[=:] ?(\d+)")
 _CARD = re.compile(r"GPU (\d+)(?:;| has a total)|\|\s+(\d+)\s+(?:NVIDIA|Tesla|GeForce)\s")
 _CUDA_DEVICES = re.compile(r"\d+(?:,\d+)*")
+
+
+class Commands(Protocol):
+    """The interface of a module that reads the commands of one program; `IGNORED`: flags that decide no memory."""
+
+    IGNORED: re.Pattern[str]
+
+    def recognised(self, flags: Flags) -> bool:
+        """True for a command of this program."""
+
+    def fields(self, flags: Flags) -> dict[str, Any]:
+        """The fields that a command states."""
+
+
+# By project, in the order in which they are asked: a fork before the project whose flags it shares.
+COMMANDS: tuple[tuple[str, Commands], ...] = (
+    ("openrlhf", openrlhf), ("verl", easyr1), ("verl", verl), ("slime", slime), ("Megatron-SWIFT", megatron_swift),
+)  # fmt: skip
+
+
+class Reader(NamedTuple):
+    """What reads a command of `project`, and the flags of it that decide no memory."""
+
+    project: str
+    fields: Callable[[Flags], dict[str, Any]]
+    ignored: re.Pattern[str]
 
 
 class Assumed(NamedTuple):
@@ -188,15 +215,15 @@ def _settings(found: Reading, text: str, lines: list[pasted.Line], catalog: Cata
         return
     found.parts += ["a file of settings"] if merged else []
     found.parts += ["a Python script"] if coded else []
-    own, (kind, project) = max(readers, key=lambda pair: len(pair[0].values))
+    own, reader = max(readers, key=lambda pair: len(pair[0].values))
     if any(command.words for read_flags, command in commands if read_flags is own):
         found.parts.insert(0, "a launch command")
-    found.flags, found.project = own, project
-    said, ignored = _fields(own, kind, project)
+    found.flags, found.project = own, reader.project
+    said = reader.fields(own)
     accumulation = said.pop("accumulation", None)
     found.fields = said
     found.variables = dict(own.variables)
-    found.unread = own.left(ignored)
+    found.unread = own.left(reader.ignored)
     _batch(found, accumulation)
     if servers and said.get("placement") == "separate":
         found.fields |= trainer.served(servers[0])
@@ -222,37 +249,17 @@ def _devices(own: Flags, command: shell.Command) -> None:
         own.values.setdefault("nnodes", nodes)
 
 
-def _reader(own: Flags, text: str) -> tuple[str, str] | None:
-    """The reader of a command and the project whose command it is."""
-    if openrlhf.recognised(own):
-        return "openrlhf", "openrlhf"
-    if easyr1.recognised(own):
-        return "easyr1", "verl"
-    if verl.recognised(own):
-        return "verl", "verl"
-    if slime.recognised(own):
-        return "slime", "slime"
-    if megatron_swift.recognised(own):
-        return "megatron-swift", "Megatron-SWIFT"
+def _reader(own: Flags, text: str) -> Reader | None:
+    """The reader of a command, or None."""
+    for project, module in COMMANDS:
+        if module.recognised(own):
+            return Reader(project, module.fields, module.IGNORED)
     if program := recipes.project(own):
-        return "recipes", program
-    return ("trainer", trainer.built_on(own, text)) if trainer.recognised(own) else None
-
-
-def _fields(own: Flags, kind: str, project: str) -> tuple[dict[str, Any], re.Pattern[str]]:
-    if kind == "openrlhf":
-        return openrlhf.fields(own), openrlhf.IGNORED
-    if kind == "easyr1":
-        return easyr1.fields(own), easyr1.IGNORED
-    if kind == "verl":
-        return verl.fields(own), verl.IGNORED
-    if kind == "slime":
-        return slime.fields(own), slime.IGNORED
-    if kind == "megatron-swift":
-        return megatron_swift.fields(own), megatron_swift.IGNORED
-    if kind == "recipes":
-        return recipes.fields(own, project), recipes.IGNORED
-    return trainer.fields(own, project), trainer.IGNORED
+        return Reader(program, partial(recipes.fields, program=program), recipes.IGNORED)
+    if trainer.recognised(own):
+        project = trainer.built_on(own, text)
+        return Reader(project, partial(trainer.fields, project=project), trainer.IGNORED)
+    return None
 
 
 def _batch(found: Reading, accumulation: int | None) -> None:

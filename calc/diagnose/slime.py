@@ -89,7 +89,7 @@ def _machine(flags: Flags) -> dict[str, Any]:
 
 
 def _recomputed(flags: Flags) -> dict[str, Any]:
-    """Whether layers run again for their backward, or which parts of them."""
+    """The fields on layers, or parts of them, that run again for their backward."""
     granularity, modules = flags.text("recompute_granularity"), flags.text("recompute_modules")
     flags.has("recompute_method", "recompute_num_layers")
     if granularity == "selective" and modules:

@@ -13,6 +13,7 @@ from calc.diagnose import openrlhf
 from calc.diagnose.job import Job
 from calc.diagnose.reading import Reading
 from calc.diagnose.remedies import Remedy
+from calc.frameworks.registry import framework
 from calc.launch import launch
 from calc.launch.shell import Launch
 from calc.resolve.parse import parse
@@ -20,11 +21,13 @@ from calc.scenario.scenario import Scenario
 
 SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 PINNING = "PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:{0},pinned_max_cached_size_mb:{0}"
-# Settings as Transformers' Trainer has them, which has no command of its own.
-TRAINER: Mapping[str, str] = {
-    "micro_batch": "--per_device_train_batch_size {}", "attention": "--attn_implementation flash_attention_2",
-    "loss": "--use_liger_kernel True", "optimizer": "--optim {}", "checkpointing": "--gradient_checkpointing True",
-    "accumulation": "--gradient_accumulation_steps {}",
+# Settings as trainers without a command of their own have them.
+NAMED: Mapping[str, Mapping[str, str]] = {
+    "transformers": {
+        "micro_batch": "--per_device_train_batch_size {}", "attention": "--attn_implementation flash_attention_2",
+        "loss": "--use_liger_kernel True", "optimizer": "--optim {}", "checkpointing": "--gradient_checkpointing True",
+        "accumulation": "--gradient_accumulation_steps {}",
+    },
 }  # fmt: skip
 # A file of DeepSpeed or accelerate, in every project.
 FILES: Mapping[str, str] = {
@@ -39,12 +42,13 @@ def diff(job: Job, remedy: Remedy, reading: Reading, catalog: Catalog) -> list[s
     before, after = _command(job.given, catalog), _command(remedy.given, catalog)
     if before and after:
         found = list(_changed(_options(before), _options(after)))
-        if reading.flags and reading.project == "openrlhf" and openrlhf.older(reading.flags):
+        if reading.flags and openrlhf.recognised(reading.flags) and openrlhf.older(reading.flags):
             found = [_older(line) for line in found]
         if found:
             return found
-    if job.scenario.trainer == "transformers" and job.scenario.framework == "torch":
-        return list(_named(TRAINER, job.scenario, remedy))
+    s = job.scenario
+    if framework(s.framework).CHOICES.own_loop and s.trainer in NAMED:
+        return list(_named(NAMED[s.trainer], s, remedy))
     return [f"{name}: {_value(value)}" for name, value in remedy.changes.items() if value is not None]
 
 

@@ -182,7 +182,7 @@ def _hybrid(flags: Flags) -> float | None:
 
 
 def _recomputed(flags: Flags) -> dict[str, Any]:
-    """Whether Megatron-core runs layers again for their backward, or which parts of them."""
+    """The fields on layers, or parts of them, that Megatron-core runs again for their backward."""
     where = f"{ACTOR}.megatron.override_transformer_config"
 
     def said(name: str) -> str | None:

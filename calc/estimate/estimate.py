@@ -13,7 +13,7 @@ from calc.base.units import gb, gib
 from calc.catalog.catalog import Catalog, load
 from calc.estimate import verdict
 from calc.estimate.gpu_group import PHASES, sets
-from calc.estimate.host_memory import host_memory
+from calc.estimate.host_memory import HostMemory, host_memory
 from calc.estimate.host_nodes import DURING, Hosts
 from calc.estimate.result import Estimate, Group
 from calc.scenario.rules import card_notes, card_warnings, linear_notes
@@ -61,7 +61,7 @@ def estimate(s: Scenario, catalog: Catalog | None = None, *, replays: bool = Tru
             *job.keeps.notes,
             *[str(g.refusal) for g in groups if g.refusal],
             *paged_out(groups),
-            *([f"host memory: {gb(needed)} needed, compared with {host}"] if host.short(needed, beside) else []),
+            *host_notes(host, needed, beside),
         ),
         catalog_version=catalog.version,
         calc_version=__version__,
@@ -71,6 +71,11 @@ def estimate(s: Scenario, catalog: Catalog | None = None, *, replays: bool = Tru
 def on_gpus(s: Scenario, groups: Sequence[Group]) -> int:
     """Bytes that the GPUs of a node take at their peaks, at most."""
     return min(s.gpus, s.gpus_per_node) * max(g.peak.moment.device_bytes for g in groups)
+
+
+def host_notes(host: HostMemory, needed: int, beside: int) -> list[str]:
+    """What a node needs of its host, where that is more than it is known to have."""
+    return [f"host memory: {gb(needed)} needed, compared with {host}"] if host.short(needed, beside) else []
 
 
 def paged_out(groups: Sequence[Group]) -> list[str]:

@@ -12,6 +12,7 @@ from calc.estimate.estimate import host_verdict, shown_values, speed
 from calc.estimate.result import Estimate, Group
 from calc.estimate.verdict import Verdict, room
 from calc.estimate.wording import spoken
+from calc.frameworks.registry import framework
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import PAIRED
 from calc.throughput import Throughput, Unrated
@@ -122,7 +123,7 @@ def samples(s: Scenario) -> int:
 
 def trainer(s: Scenario) -> list[str]:
     """The trainer whose loop runs, if the framework does not say it."""
-    return [TRAINERS[s.trainer]] if s.framework == "torch" and s.trainer in TRAINERS else []
+    return [TRAINERS[s.trainer]] if framework(s.framework).CHOICES.own_loop and s.trainer in TRAINERS else []
 
 
 def runs(s: Scenario) -> str:

@@ -16,6 +16,9 @@ ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a mode
 HYBRID = ("verl",)  # frameworks with which Megatron-core's hybrid device optimizer was read
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
 QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
+MASKS = ("megatron",)  # trainers whose data loader makes masks of all pairs of positions where it is asked to
+MEGATRON_FSDP = ("megatron",)  # trainers whose Megatron-FSDP is modelled
+FUSES = ("megatron", "megatron-swift")  # trainers that choose what fuses the loss
 BLOCKS = {"mxfp8": 32, "nvfp4": 128}  # elements, and tokens, of a block that kernels scale
 
 
@@ -464,3 +467,33 @@ def float8_fault(s: Scenario) -> Refusal | None:
     if s.float8 in BLOCKS and tokens % n:
         return Refusal("float8", f"{s.float8!r} with {tokens} tokens a GPU", f"with a multiple of {n}")
     return None
+
+
+def mask_fault(s: Scenario) -> Refusal | None:
+    """The reason why no data loader makes masks of all pairs of positions, in one line, or None."""
+    if not s.create_attention_mask_in_dataloader or s.trainer in MASKS:
+        return None
+    return Refusal("create_attention_mask_in_dataloader", f"true with trainer {s.trainer}", "false")
+
+
+def strategy_fault(s: Scenario) -> Refusal | None:
+    """The reason why Megatron-FSDP does not share what is asked for, or is not modelled so, in one line, or None."""
+    field, asked = "data_parallel_sharding_strategy", s.data_parallel_sharding_strategy
+    if asked == "no_shard":
+        return None
+    if s.trainer not in MEGATRON_FSDP:
+        return Refusal(field, f"{asked} with trainer {s.trainer}", "no_shard, or with megatron")
+    if s.pipeline_parallel > 1:
+        return Refusal("pipeline_parallel", f"{s.pipeline_parallel} with Megatron-FSDP", "1; not modelled")
+    if s.offload.optimizer:
+        return Refusal("offload.optimizer", "true with Megatron-FSDP", "false; not modelled")
+    return None
+
+
+def loss_fault(s: Scenario) -> Refusal | None:
+    """The reason why a loss is not fused as is asked for, in one line, or None."""
+    known = s.loss == "fused" and s.trainer in FUSES
+    if s.cross_entropy_fusion_impl == "native" or known:
+        return None
+    allowed = "native, or with loss fused and trainer megatron, megatron-swift"
+    return Refusal("cross_entropy_fusion_impl", repr(s.cross_entropy_fusion_impl), allowed)

@@ -8,6 +8,7 @@ from typing import Any
 
 from calc.base.units import gb
 from calc.catalog.catalog import GPU, Catalog, load
+from calc.estimate.estimate import host_notes, on_gpus
 from calc.frameworks.registry import framework
 from calc.launch import Launch, LaunchError, launch
 from calc.recommend.failing import changes, closest, next_faster, passed, tight
@@ -97,8 +98,12 @@ def _nothing(problem: Problem) -> Recommendation:
         command, why = _launch(best.scenario, problem.misses[0].clock.gpu)
         notes = (*_notes(problem, problem.misses[0], best), *why)
     elif nearest:
-        said = [note for note in nearest.judged.estimate.notes if not note.startswith("host memory")]
-        notes = (*said, f"host memory: compared with {problem.misses[0].host}")
+        e = nearest.judged.estimate
+        lacked = host_notes(e.host_memory, e.host_peak, on_gpus(e.scenario, e.groups))
+        notes = (
+            *[note for note in e.notes if note not in lacked],
+            f"host memory: compared with {problem.misses[0].host}",
+        )
     return Recommendation(
         recommended=best,
         alternatives=(),

@@ -17,6 +17,7 @@ from calc.base.reading import parse_mapping, read_bytes
 from calc.base.refusal import Refusal
 from calc.base.schema import InputError, closest, show, validator
 from calc.catalog.catalog import Catalog, CatalogError, load
+from calc.frameworks import constraints
 from calc.frameworks.registry import FRAMEWORKS, framework, plan, refusal
 from calc.frameworks.releases import READ
 from calc.models.architecture import Architecture, ConfigError
@@ -285,9 +286,9 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         or rules.linear_fault(scenario)
         or rules.rotation_fault(scenario)
         or rules.exchange_fault(scenario)
-        or rules.mask_fault(scenario)
-        or rules.loss_fault(scenario)
-        or rules.strategy_fault(scenario)
+        or constraints.mask_fault(scenario)
+        or constraints.loss_fault(scenario)
+        or constraints.strategy_fault(scenario)
     )
     models = (model, *[catalog.model(own["model"]) for own in roles.values() if not isinstance(own, str)])
     if kind := released.lacked(scenario, models):

@@ -606,36 +606,6 @@ def exchange_fault(s: Scenario) -> Refusal | None:
     return Refusal("cp_comm_type", repr(s.cp_comm_type), "p2p, or with context_parallel under Megatron-core")
 
 
-def mask_fault(s: Scenario) -> Refusal | None:
-    """The reason why no data loader makes masks of all pairs of positions, in one line, or None."""
-    if not s.create_attention_mask_in_dataloader or s.trainer == "megatron":
-        return None
-    return Refusal("create_attention_mask_in_dataloader", f"true with trainer {s.trainer}", "false")
-
-
-def strategy_fault(s: Scenario) -> Refusal | None:
-    """The reason why Megatron-FSDP does not share what is asked for, or is not modelled so, in one line, or None."""
-    field, asked = "data_parallel_sharding_strategy", s.data_parallel_sharding_strategy
-    if asked == "no_shard":
-        return None
-    if s.trainer != "megatron":
-        return Refusal(field, f"{asked} with trainer {s.trainer}", "no_shard, or with megatron")
-    if s.pipeline_parallel > 1:
-        return Refusal("pipeline_parallel", f"{s.pipeline_parallel} with Megatron-FSDP", "1; not modelled")
-    if s.offload.optimizer:
-        return Refusal("offload.optimizer", "true with Megatron-FSDP", "false; not modelled")
-    return None
-
-
-def loss_fault(s: Scenario) -> Refusal | None:
-    """The reason why a loss is not fused as is asked for, in one line, or None."""
-    known = s.loss == "fused" and s.trainer in ("megatron", "megatron-swift")
-    if s.cross_entropy_fusion_impl == "native" or known:
-        return None
-    allowed = "native, or with loss fused and trainer megatron, megatron-swift"
-    return Refusal("cross_entropy_fusion_impl", repr(s.cross_entropy_fusion_impl), allowed)
-
-
 def linear_notes(s: Scenario) -> Iterator[str]:
     """Notes on what computes linear attention, which no framework's settings say; Megatron-core needs the kernels."""
     if not s.architecture.recurrent or s.architecture.conv or s.architecture.megatron:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import assert_never
 
 from calc.base.ledger import Line, total
-from calc.base.plan import Exchange, Keeps, Role
+from calc.base.plan import Exchange, Keeps, Role, Serving
 from calc.base.units import MiB
 from calc.base.versions import at_least
 from calc.catalog.catalog import GPU
@@ -33,8 +33,8 @@ from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, pa
 from calc.models.kernels import SDPA_FLASH_HEAD, replaced
 from calc.models.lora import adapter_matrices, lora_parameters, vision_matrices
 from calc.models.slices import part, stage
-from calc.scenario.scenario import Scenario
-from calc.scenario.words import Attention, ContextExchange, Float8, Layout
+from calc.scenario.scenario import Rollout, Scenario
+from calc.scenario.words import Attention, ContextExchange, Float8, Generates, Layout
 
 # bytes of a stored weight, of its gradient, of its fp32 master, and of what the optimizer steps in
 FORMATS: Mapping[Layout, tuple[int, int, int, int]] = {
@@ -346,30 +346,41 @@ def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> RolloutEngine | None:
     """The engine that serves the rollout, or None if Transformers generates or nothing does."""
     if keeps.serving is None or s.rollout is None:
         return None
-    lines = around(s, keeps, gpu)
+    return SERVING[s.rollout.engine](s, s.rollout, keeps.serving, gpu, around(s, keeps, gpu))
+
+
+def _sglang(s: Scenario, rollout: Rollout, asked: Serving, gpu: GPU, lines: Sequence[Line]) -> RolloutEngine:
+    return Sglang(
+        arch=(s.role("actor") or s).architecture,
+        serving=asked,
+        tensor_parallel=rollout.tensor_parallel,
+        static=rollout.gpu_memory_utilization,
+        total=gpu.usable_bytes,
+        around=total(lines),
+    )
+
+
+def _vllm(s: Scenario, rollout: Rollout, asked: Serving, gpu: GPU, lines: Sequence[Line]) -> RolloutEngine:
     growth = sum([line.bytes for line in lines if line.component == "nccl"])
-    arch = (s.role("actor") or s).architecture
-    if s.rollout.engine == "sglang":
-        return Sglang(
-            arch=arch,
-            serving=keeps.serving,
-            tensor_parallel=s.rollout.tensor_parallel,
-            static=s.rollout.gpu_memory_utilization,
-            total=gpu.usable_bytes,
-            around=total(lines),
-        )
     return Vllm(
-        arch=arch,
-        serving=keeps.serving,
-        tensor_parallel=s.rollout.tensor_parallel,
-        utilization=s.rollout.gpu_memory_utilization,
+        arch=(s.role("actor") or s).architecture,
+        serving=asked,
+        tensor_parallel=rollout.tensor_parallel,
+        utilization=rollout.gpu_memory_utilization,
         total=gpu.usable_bytes,
         card=gpu.id,
         context=total(lines) - growth,
         growth=growth,
-        v0=s.rollout.v0,
+        v0=rollout.v0,
         pins=pins(s),
     )
+
+
+# What generates as a server of its own, by the scenario's word for it.
+SERVING: Mapping[Generates, Callable[[Scenario, Rollout, Serving, GPU, Sequence[Line]], RolloutEngine]] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+}
 
 
 def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:

@@ -13,6 +13,7 @@ from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
 from calc.engines.replica import Replica, Where
 from calc.engines.zero import Zero
+from calc.scenario.words import SERVERS
 from calc.step import placement
 
 
@@ -146,3 +147,7 @@ def test_a_place_in_the_step_that_nothing_knows_fails_at_once(sharding: str) -> 
     unknown: Any = "nowhere"
     with pytest.raises(AssertionError, match="nowhere"):
         engine(gpus=2, sharding=sharding).at(Where(unknown, 0, True))
+
+
+def test_whatever_serves_has_an_engine() -> None:
+    assert placement.SERVING.keys() == SERVERS.keys()
