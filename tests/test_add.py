@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from calc.catalog.catalog import CatalogError
+from calc.catalog.catalog import CatalogError, load
 from measurements import add
 
 RECORD: dict[str, Any] = {
@@ -175,6 +175,17 @@ def test_a_record_that_cannot_be_used_is_one_line_and_appends_nothing(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert told in err
+    assert list(file.parent.iterdir()) == []
+
+
+def test_another_record_under_a_new_id_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would pass by itself, and the whole set would not pass with it."""
+    there = load().measurements[0]
+    assert run(monkeypatch, tmp_path, {**there, "id": "published/once-more"}, file) == 2
+    allowed = f"a record of its own, as this is that of {load().places[there['id']]}"
+    assert capsys.readouterr().err.endswith(f": id: given 'published/once-more', allowed: {allowed}\n")
     assert list(file.parent.iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from calc.base.schema import validator
 from calc.catalog import catalog as files
 from calc.catalog.catalog import GPU, Catalog, CatalogError, Model, Node, check_names
 from calc.check import beside, folders, gpus, messages, models, nodes, records, texts
-from calc.check.faults import Rule
+from calc.check.faults import Rule, fault
 
 GPUS: tuple[Rule[GPU], ...] = (
     texts.sources, texts.days, texts.finished, texts.tidy, gpus.vendor, gpus.memory, gpus.usable,
@@ -91,6 +91,10 @@ def check_record(record: Any, where: str, catalog: Catalog) -> None:
     if owner := catalog.places.get(record["id"]):
         given = f"given {record['id']!r}, which a record has already, {owner}, allowed: one of its own"
         raise CatalogError(f"{where}: id: {given}")
+    for other in catalog.measurements:
+        if {**other, "id": record["id"]} == record:
+            allowed = f"a record of its own, as this is that of {catalog.places[other['id']]}"
+            raise CatalogError(f"{where}: {fault('id', record['id'], allowed)}")
     check_names(record, where, catalog.gpus, catalog.names.listed)
     for line in _judged(RECORDS, record, where, catalog):
         raise CatalogError(line)

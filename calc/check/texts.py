@@ -51,7 +51,7 @@ def leads_somewhere(text: str) -> bool:
     found = [word.strip("(<\"'") for word in text.split() if "://" in word]
     if not all(address(word.rstrip(").,;>\"'")) for word in found):
         return False
-    if any(_PATH.match(word) for word in text.split()) or not text.strip().isprintable():
+    if any(_PATH.match(word) for word in text.split()) or len(text.strip().splitlines()) > 1:
         return False
     words = [word for word in text.split() if _LETTER.search(word)]
     return bool(found) or (len(words) >= 2 and not _PLACEHOLDER.search(text.strip()))

@@ -106,7 +106,7 @@ def cards_named(text: str, catalog: Catalog) -> list[GPU]:
     if len(seen) != 1:
         return []
     found = kinds[seen[0]]
-    sizes = {int(size) for size in re.findall(r"(?<![\d.])(\d{2,3}) ?Gi?B?\b", text, re.IGNORECASE)}
+    sizes = {int(size) for size in re.findall(r"(?<![\d.])(\d{2,3}) ?Gi?B?(?=[x×*]\d|\b)", text, re.IGNORECASE)}
     return _narrowed([gpu for gpu in found if round(gpu.memory_gb) in sizes] or found, text)
 
 

@@ -71,7 +71,8 @@ AGES: tuple[tuple[str, str], ...] = (
     (r"--flash_attn\b", "0.8"),
     (r"--bf16\b", "0.9"),
 )
-TASKS = {script: task for task, script in SCRIPTS.items() if task != "pretrain"}
+# And the programs of tasks that are not modelled with OpenRLHF: a job of theirs is refused for its task.
+TASKS = {script: task for task, script in SCRIPTS.items() if task != "pretrain"} | {"kd": "gkd", "kto": "kto"}
 REENTRANT = (
     "model.gradient_checkpointing_reentrant", "actor.gradient_checkpointing_reentrant",
     "gradient_checkpointing_use_reentrant",
@@ -81,7 +82,7 @@ METHODS = {estimator: task for task, estimator in ESTIMATORS.items()} | {
     "rloo": "grpo",
     "dr_grpo": "grpo",
 }
-_SCRIPT = re.compile(r"train_(sft|rm|dpo|ppo_ray|ppo)\b")
+_SCRIPT = re.compile(r"train_(sft|rm|dpo|kd|kto|ppo_ray|ppo)\b")
 IGNORED = re.compile(
     r"learning_rate|\blr|warmup|betas|l2|save|ckpt|checkpoint|logging|eval|wandb|tensorboard|dataset|prompt_data|_key|"
     r"template|max_samples|epoch|episode|temperature|top_p|seed|probs|normalize|gamma|lambd|clip|address|runtime_env|"
@@ -198,6 +199,8 @@ def _supervised(flags: Flags, task: str) -> dict[str, Any]:
     if task == "dpo":
         found["roles.reference.model"] = flags.text(*_ask("ref.model_name_or_path"))
         found["roles.reference.offload.parameters"] = flags.on(*_ask("ref.offload")) or None
+    if task == "gkd":
+        found["roles.teacher.model"] = flags.text("teacher_model")
     return found
 
 

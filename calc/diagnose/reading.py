@@ -45,7 +45,7 @@ PINNING = re.compile(r"pinned_max_round_threshold_mb ?: ?(\d{1,7})")
 SEGMENTS = re.compile(r"expandable_segments ?: ?True", re.IGNORECASE)
 # Where a traceback shows whose code runs.
 FRAMEWORKS: tuple[tuple[str, str], ...] = (
-    (r"/openrlhf/|/openllama2/", "openrlhf"),
+    (r"/openrlhf/|/openllama2/|\b\w+ModelRayActor\b", "openrlhf"),
     (r"/verl/(?:workers|trainer|single_controller|third_party)|\bWorkerDict\b", "verl"),
     (r"/trl/trainer/", "trl"),
     (r"/slime/(?:backends|ray|rollout)/|MegatronTrainRayActor", "slime"),
@@ -71,6 +71,7 @@ TASKS: tuple[tuple[str, str], ...] = (
     (r"gkd_trainer\.py", "gkd"),
     (r"rm_trainer\.py|train_rm|reward_trainer\.py|/rm/workflow\.py", "rm"),
     (r"/pt/workflow\.py", "pretrain"),
+    (r"\b\w+ModelRayActor\b", "ppo"),
     (r"sft_trainer\.py|train_sft|/sft/workflow\.py|in run_sft\b|finetun|/sft\.py", "sft"),
 )
 READ = 500_000  # characters of a text that are searched for what it says in passing
@@ -222,6 +223,8 @@ def _settings(found: Reading, text: str, lines: list[pasted.Line], catalog: Cata
     said = reader.fields(own)
     accumulation = said.pop("accumulation", None)
     found.fields = said
+    if kind == "trainer" and said.get("sharding") == "fsdp1":
+        _fsdp(found, own, text[:READ])
     found.variables = dict(own.variables)
     found.unread = own.left(reader.ignored)
     _batch(found, accumulation)
@@ -322,6 +325,12 @@ def _in_passing(found: Reading, text: str) -> None:
     for name, value in hints.fields(text):
         if name not in found.fields:
             _assume(found, name, value, "the text names it")
+
+
+def _fsdp(found: Reading, own: Flags, text: str) -> None:
+    """The version of FSDP that a text names beside a command of which no setting says it."""
+    if not own.has(*trainer.FSDP_VERSION) and ("sharding", "fsdp2") in hints.fields(text):
+        _assume(found, "sharding", "fsdp2", "the text names it")
 
 
 def _assume(found: Reading, name: str, value: Any, why: str) -> None:

@@ -27,6 +27,7 @@ LENGTH = (
     "max_length", "max_seq_length", "max_seq_len", "cutoff_len", "sequence_len", "model_max_length", "block_size",
     "context_length",
 )  # fmt: skip
+FSDP_VERSION = ("fsdp_config.fsdp_version", "fsdp_version")
 CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing", "fsdp_config.activation_checkpointing")
 LIGER = ("use_liger_kernel", "enable_liger_kernel", "use_liger")
 REENTRANT = ("gradient_checkpointing_kwargs.use_reentrant", "use_reentrant_gc")
@@ -300,7 +301,7 @@ def _sharding(flags: Flags) -> dict[str, Any]:
         or "fsdp" in named.casefold()
         or flags.has("fsdp_config.sharding_strategy", "use_cpu_offload")
     ):
-        version = flags.integer("fsdp_config.fsdp_version", "fsdp_version") or 1
+        version = flags.integer(*FSDP_VERSION) or 1
         offloaded = (
             flags.on("fsdp_config.fsdp_offload_params", "fsdp_offload_params", "use_cpu_offload")
             or "offload" in (fsdp or "")
