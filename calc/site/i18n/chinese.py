@@ -798,6 +798,7 @@ ADVICE = {
     "a share of {share} of the card for SGLang": "把显存的 {share} 给 SGLang",
     "{n#} GPUs instead of {given} suffice": "把 {given} 张卡换成 {n} 张就够",
     "method {method!} fits on this machine": "在这台机器上用 {method} 放得下",
+    "packing true fits on this machine": "在这台机器上 packing true 放得下",
     "seq_len {length} fits on this machine": "在这台机器上 seq_len {length} 放得下",
     "response_len {length} fits on this machine": "在这台机器上 response_len {length} 放得下",
     "rollout.gpu_memory_utilization {share} fits on this machine": (
@@ -856,7 +857,6 @@ ADVICE = {
     "rollout.batch {n#}: the framework's own number cannot be shared by {gpus} GPUs": (
         "rollout.batch {n}：框架自己的默认值不能由 {gpus} 张卡平分"
     ),
-    "no command: as computed the job does not start on this card": "没有命令：按所算的设置，任务在这张卡上无法启动",
     "no command: {reason*}": "没有命令：{reason}",
     "The fork runs {rows} sequences in one forward: it multiplies its micro-batch flag, here {micro} for each GPU, by "
     "rollout.n = {n#}, so that {least} are the least, and a GPU's whole rollout, {whole}, the most.": (
