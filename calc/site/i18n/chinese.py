@@ -2022,6 +2022,7 @@ REFUSALS = {
     "full, lora; this Transformers cannot move a 4-bit model": "full、lora；这个版本的 Transformers 不能移动 4 位模型",
     "false; packing for {task} came with {version}": "false；{task} 的序列打包自 {version} 起才有",
     "false; RL got it with {version}": "false；强化学习自 {version} 起才有",
+    "0; it came with {version}": "0；自 {version} 起才有",
     "false; it came with {version}": "false；自 {version} 起才有",
     "false, until {version}": "{version} 之前须为 false",
     "{least#}, prompt and response, to {most#}": "提示加回答的 {least} 到 {most}",
