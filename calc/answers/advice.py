@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from calc.answers import answers
-from calc.answers.words import CANNOT, refusal
+from calc.answers.words import refusal
 from calc.answers.workings import Working, of_phase
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.schema import InputError
@@ -17,6 +17,7 @@ from calc.base.units import GiB, MiB, gb, gib
 from calc.catalog.catalog import GPU, Catalog
 from calc.estimate.report import batched, degrees, segments
 from calc.launch import Launch, LaunchError, launch
+from calc.recommend.answer import CANNOT
 from calc.recommend.failing import closest, tight
 from calc.recommend.machines import machines
 from calc.recommend.problem import Configuration, Miss, Problem, configured, fits

@@ -20,7 +20,6 @@ from calc.recommend.search import Judged
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import PAIRED, Attention, Sharding
 
-CANNOT = "cannot run"  # in place of a verdict
 METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
 FRAMEWORKS = {"trl": "TRL", "openrlhf": "OpenRLHF", "verl": "verl", "slime": "slime", "torch": "plain PyTorch"}
 PRECISIONS = {

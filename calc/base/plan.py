@@ -23,6 +23,7 @@ Held = Literal["forward", "inside", "backward", Lasting]
 # The words of `Role`.
 Leaves = Literal["weights", "states"]
 Paused = Literal["", "all", "states"]
+Loads = Literal["", "first", "node", "every"]
 Streams = Literal["", "each", "stash", "buffers"]
 Ends = Literal["", "kept", "freed"]
 Exchange = Literal["", "all-to-all", "all-gather", "ring"]
@@ -172,6 +173,9 @@ class Role:
     allocator that it lies in (torch_memory_saver), the buffer of gradients among them; of `all` the host gets a copy,
     or of the `states` alone.
 
+    `loads`: the ranks that have the whole model in host memory before FSDP cuts it, in the type in which it trains: the
+    `first` of the job, the first of each `node`, or `every` one; none that was read where it is empty.
+
     `reduce_bytes`: bytes per element of the gradients that FSDP's ranks exchange; where it is 0, as many as are kept.
     `exchange`: the context-parallel communication of attention, `all-to-all` (Ulysses), `all-gather` of keys and values
     head by head, or PyTorch's `ring`.
@@ -207,6 +211,7 @@ class Role:
     shares: bool = False
     backups: int = 0
     paused: Paused = ""
+    loads: Loads = ""
     reduce_bytes: int = 0
     exchange: Exchange = ""
     dropout: bool = True

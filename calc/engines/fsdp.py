@@ -412,8 +412,11 @@ class Fsdp(Holder):
         return tuple(-(-elements // r.ranks) for elements in matrices)
 
     def host(self, ranks: int) -> Moments:
-        """Host memory of the node's ranks: shards that PyTorch offloads, or that a framework moves between phases."""
+        """Host memory of the node's ranks: the model as it is read, and shards that PyTorch or a framework offloads."""
         r = self.replica
+        if r.loads and not r.quantised:
+            read = [host.loading(r.role, r.parameters, r.weight_bytes, streamed=False)]
+            yield "loading", times(read, ranks if r.loads == "every" else 1)
         if r.leaves:
             # pinned: copied with `non_blocking=True` (verl `utils/fsdp_utils.py`)
             moved = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from calc.base.ledger import Line
-from calc.base.plan import Ends, Handed, Leaves, Path, Paused, Streams
+from calc.base.plan import Ends, Handed, Leaves, Loads, Path, Paused, Streams
 from calc.memory import gradients, optimizer, weights
 from calc.memory.host import ROUNDED, HostAllocator
 from calc.memory.optimizer import Optimizer
@@ -23,10 +23,11 @@ class Replica:
     gradients that backward leaves behind, `master_bytes` of an fp32 copy beside 16-bit weights, `step_bytes` of what
     the optimizer steps in. `ranks` share what is sharded; a step has `micro_batches`. FSDP's ranks reduce gradients of
     `reduce_bytes`, with `defers` once a step. `leaves` names what moves to the host while other roles run, `weights` or
-    the optimizer's `states`; for `backups` and `paused` see `calc.base.plan.Role`. `stays`: weights that FSDP gathers
-    for the first micro batch of a step stay until the last, as do whole gradients. `pins`: the allocator of pinned host
-    memory. `in_backward`: each parameter steps as soon as its gradient is there, which then goes. `streams` and `ends`:
-    see `calc.base.plan.Role`. `gathers`: bytes of an element that FSDP gathers of a layer, 0 for the compute type's.
+    the optimizer's `states`; for `backups`, `paused` and `loads` see `calc.base.plan.Role`. `stays`: weights that FSDP
+    gathers for the first micro batch of a step stay until the last, as do whole gradients. `pins`: the allocator of
+    pinned host memory. `in_backward`: each parameter steps as soon as its gradient is there, which then goes.
+    `streams` and `ends`: see `calc.base.plan.Role`. `gathers`: bytes of an element that FSDP gathers of a layer, 0 for
+    the compute type's.
     """
 
     role: str
@@ -50,6 +51,7 @@ class Replica:
     leaves: frozenset[Leaves] = frozenset()
     backups: int = 0
     paused: Paused = ""
+    loads: Loads = ""
     reduce_bytes: int = 0
     defers: bool = False
     stays: bool = False

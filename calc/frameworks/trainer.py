@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from calc.base.plan import Holds, Keeps, Path, Stage
+from calc.base.plan import Holds, Keeps, Loads, Path, Stage
 from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.base.versions import at_least
@@ -39,7 +39,17 @@ def keeps(s: Scenario) -> dict[str, Any]:
         "wrapped": wrapped(s),
         "wide_embeddings": True,
         "finds_unused": s.checkpointing == "none" or bool(s.lora),
+        "loads": loads(s),
     }
+
+
+def loads(s: Scenario) -> Loads:
+    """The ranks that read the whole model before FSDP cuts it: one a node, as our commands ask for.
+
+    With `cpu_ram_efficient_loading` the others build it on the meta device (transformers 5.24 `modeling_utils.py`,
+    `is_local_dist_rank_0`).
+    """
+    return "node" if s.sharding in FSDP else ""
 
 
 def reduces_once(sharding: str, given: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calc.base.units import gb
-from calc.catalog.catalog import GPU, Catalog, load
+from calc.catalog.catalog import Catalog, load
 from calc.estimate.estimate import host_notes, on_gpus
 from calc.frameworks.registry import framework
 from calc.launch import Launch, LaunchError, launch
@@ -16,9 +16,10 @@ from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.recommend.search import Search
 from calc.recommend.trades import advice, lighter, methods, slower, trades
 from calc.resolve.parse import given
-from calc.scenario.rules import card_warnings
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import RL
+
+CANNOT = "cannot run"  # the verdict where the framework, or the card, can run no configuration
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,12 @@ class Recommendation:
 
     @property
     def verdict(self) -> str:
-        """`fits`, `tight`, `vLLM does not start` (or another engine), or `nothing fits`."""
+        """`fits`, `tight`, `vLLM does not start` (or another engine), `nothing fits`, or CANNOT."""
         if self.recommended:
             return self.recommended.judged.estimate.verdict
-        return self.fails.reason.verdict if self.fails and self.fails.reason else "nothing fits"
+        if self.fails is None:
+            return CANNOT
+        return self.fails.reason.verdict if self.fails.reason else "nothing fits"
 
 
 def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: str = "scenario") -> Recommendation:
@@ -68,7 +71,7 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
         *methods(problem, rung, best),
         *trades(problem, rung, search, found),
     )
-    command, why = _launch(best.scenario, search.clock.gpu)
+    command, why = _launch(best.scenario)
     return Recommendation(
         recommended=best,
         alternatives=others,
@@ -95,7 +98,7 @@ def _nothing(problem: Problem) -> Recommendation:
     notes: tuple[str, ...]
     command, notes = None, ("the framework can run no configuration of this job on this machine",)
     if best:
-        command, why = _launch(best.scenario, problem.misses[0].clock.gpu)
+        command, why = _launch(best.scenario)
         notes = (*_notes(problem, problem.misses[0], best), *why)
     elif nearest:
         e = nearest.judged.estimate
@@ -116,10 +119,8 @@ def _nothing(problem: Problem) -> Recommendation:
     )
 
 
-def _launch(s: Scenario, gpu: GPU) -> tuple[Launch | None, tuple[str, ...]]:
+def _launch(s: Scenario) -> tuple[Launch | None, tuple[str, ...]]:
     """The command, or a note on why there is none."""
-    if list(card_warnings(s, gpu)):
-        return None, ("no command: as computed the job does not start on this card",)
     try:
         return launch(s), ()
     except LaunchError as error:

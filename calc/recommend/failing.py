@@ -11,7 +11,7 @@ from calc.catalog.catalog import Catalog
 from calc.estimate.host_memory import SHARE as HOST_SHARE
 from calc.recommend.problem import COUNTS, Configuration, Miss, Problem, fits
 from calc.recommend.search import Found, Judged, Place, Search, room
-from calc.recommend.space import SHARE, SHARES, Fields
+from calc.recommend.space import SHARE, SHARES, Fields, shares_packed
 
 SHORTEST = 128  # tokens; shorter sequences are not suggested
 
@@ -123,6 +123,8 @@ def changes(problem: Problem) -> Iterator[str]:
             if method != rung["method"] and _fits(problem.job, problem.catalog, {"method": method}):
                 yield f"method {method} fits on this machine"
                 break
+    if rung and shares_packed(problem.job, rung) and _fits(problem.job, problem.catalog, {"packing": True}):
+        yield "packing true fits on this machine"
     s = problem.misses[0].branches[0].base if problem.misses else None
     name = "response_len" if s and s.rollout else "seq_len"
     length = (s.response_len if s.rollout else s.seq_len) if s else 0

@@ -11,8 +11,8 @@ from calc.engines.rollout import Unstarted
 from calc.estimate.host_memory import host_memory
 from calc.recommend.clock import TOLERANCE, Clock
 from calc.recommend.search import Found, Judged, Search
-from calc.recommend.space import MEGATRON, Fields, branches, own, rungs, seed, whole_rollout
-from calc.scenario.rules import lacks_kernels
+from calc.recommend.space import MEGATRON, Branch, Fields, branches, own, rungs, seed, whole_rollout
+from calc.scenario.rules import card_warnings
 from calc.scenario.scenario import Scenario, on_card
 from calc.scenario.words import RL
 from calc.throughput import Throughput, node_of
@@ -105,18 +105,22 @@ class Problem:
         return {**job, "rollout.n": GROUP[1]}
 
     def search(self, rung: Fields, changes: Fields | None = None) -> Search | None:
-        """A search of one rung, with some fields of the job changed; None if the framework refuses all of it."""
+        """A search of one rung, with some fields of the job changed.
+
+        None if the framework refuses all of it, or if none of it starts on the card.
+        """
         fields = {**self.fields, **(changes or {})}
-        found = branches(fields, rung, self.catalog)
+        gpu = self.catalog.gpu(fields["gpu"])
+        found: list[Branch] = []
+        for branch in branches(fields, rung, self.catalog):
+            reasons = list(card_warnings(on_card(branch.base, gpu.id), gpu))
+            self.notes += [reason for reason in reasons if reason not in self.notes]
+            found += [] if reasons else [branch]
         if not found:
             return None
-        gpu = self.catalog.gpu(fields["gpu"])
         base = on_card(found[0].base, gpu.id)
-        if reason := lacks_kernels(base, gpu):
-            self.notes += [] if reason in self.notes else [reason]
-            return None
         node = node_of(base, self.catalog)
-        made = Search(found, self.catalog, Clock(gpu, node), host_memory(base, gpu, node))
+        made = Search(tuple(found), self.catalog, Clock(gpu, node), host_memory(base, gpu, node))
         self.searches.append(made)
         return made
 

@@ -336,6 +336,17 @@ def _sharing(job: Fields, rung: Fields) -> Iterator[Fields]:
             yield {**rung, shared: degree, "micro_batch": 1}
 
 
+def shares_packed(job: Fields, rung: Fields) -> bool:
+    """True if the framework lets GPUs share a sequence once sequences are packed, and does not as the job is."""
+    own = _choices_of(job)
+    return (
+        bool(own.shared)
+        and "packing" not in job
+        and own.cuts({**job, "packing": True}, rung)
+        and not own.cuts(job, rung)
+    )
+
+
 def _on_megatron(given: Fields) -> bool:
     """True if Megatron-core trains: by the sharding, or by a trainer or a framework that has no other."""
     own = OWN_SHARDINGS.get(str(given.get("trainer")), (_choices_of(given).sharding,))

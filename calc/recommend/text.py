@@ -174,7 +174,7 @@ def _settings(judged: Judged, catalog: Catalog) -> str:
     """The settings to be made, in one line."""
     s = judged.scenario
     moved = (
-        ("optimizer", s.offload.optimizer),
+        ("optimizer", s.offload.optimizer and s.optimizer != "none"),
         ("weights", s.offload.parameters),
         ("Adam's step", s.offload.fraction > 0),
     )

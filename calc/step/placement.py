@@ -244,6 +244,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         leaves=role.leaves,
         backups=role.backups,
         paused=role.paused,
+        loads="" if role.shares else role.loads,
         reduce_bytes=role.reduce_bytes or grad,
         defers=s.no_sync,
         stays=role.pipeline[1] > 1,

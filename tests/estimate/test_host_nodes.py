@@ -12,6 +12,7 @@ from jobs import planned, total
 from calc.base.plan import Stage
 from calc.catalog.catalog import load
 from calc.estimate.host_nodes import Hosts
+from calc.models.architecture import parameters
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 from calc.step.placement import groups
@@ -145,3 +146,19 @@ def test_every_kind_of_node_is_there_once_counted_gpu_by_gpu(per_node: int) -> N
     each = [Counter(gpus[at : at + per_node]) for at in range(0, 64, per_node)]
     wanted = {tuple((n, c) for name, c in node.items() for n in name.split("+")) for node in each}
     assert {tuple(node.items()) for node in found.nodes} == wanted
+
+
+def test_fsdp_has_the_whole_model_in_host_memory_while_it_loads() -> None:
+    """Once 0 GB. With cpu_ram_efficient_loading a rank of each node reads it; in verl the first, or all if tied."""
+
+    def loading(**fields: Any) -> int:
+        s = scenario(task="sft", sharding="fsdp2", seq_len=1024, **fields)
+        return next(total(phase.moment.lines) for phase in hosts(s).phases() if phase.name == "loading")
+
+    def whole(model: str) -> int:
+        return parameters(load().model(model).architecture)
+
+    lora = {"model": "qwen2.5-7b", "framework": "trl", "method": "lora", "precision": "bf16"}
+    assert loading(**lora, gpus=8) == loading(**lora, gpus=16) == 2 * whole("qwen2.5-7b")
+    assert loading(model="qwen2.5-7b", framework="verl", gpus=16) == 4 * whole("qwen2.5-7b")
+    assert loading(framework="verl", gpus=16) == 8 * 4 * P

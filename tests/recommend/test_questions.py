@@ -343,13 +343,14 @@ def test_a_trainer_is_named_with_its_version_and_the_pytorch_that_it_runs_on() -
     assert ", axolotl==" in text.text(ask(words + "axolotl"), load())
 
 
-def test_what_does_not_start_on_a_card_has_no_command_and_says_why() -> None:
+def test_what_does_not_start_on_a_card_is_not_recommended_and_says_why() -> None:
+    """Once 'recommended' and 'fits with probability 1.00' over 'the job does not start on this card'."""
     r = ask("--model llama-3.1-8b --task sft --gpu v100-32 --gpus 8 --seq-len 2048 --framework openrlhf")
-    assert r.launch is None
+    assert (r.recommended, r.alternatives, r.launch, r.verdict) == (None, (), None, "cannot run")
     assert any("has no bf16" in note for note in r.notes)
-    assert any(note.startswith("no command") for note in r.notes)
     r = ask("--model qwen2.5-1.5b --task grpo --gpu v100-32 --gpus 8 --framework trl")
-    assert r.launch is None
+    assert r.recommended and r.launch
+    assert r.recommended.scenario.rollout and r.recommended.scenario.rollout.engine == "hf"
     assert any("vLLM's wheels" in note for note in r.notes)
     r = ask("--model qwen2.5-7b --task sft --gpu ascend910b --gpus 8 --framework trl --seq-len 2048")
     assert r.recommended
@@ -357,6 +358,14 @@ def test_what_does_not_start_on_a_card_has_no_command_and_says_why() -> None:
     nothing = ask("--model qwen2.5-7b --task sft --gpu ascend910b --gpus 8 --framework trl --method qlora")
     assert nothing.recommended is None
     assert any("bitsandbytes" in note for note in nothing.notes)
+
+
+def test_packing_is_named_where_gpus_share_only_packed_sequences() -> None:
+    """OpenRLHF's --ring_attn_size goes with --packing_samples; once '64 GPUs instead of 8' was all that would help."""
+    words = "--model qwen3-32b --task sft --gpu h100-sxm --gpus 8 --framework openrlhf --seq-len 32768"
+    r = ask(words)
+    assert r.recommended is None and "packing true fits on this machine" in r.advice
+    assert run(f"{words} --packing true").context_parallel > 1
 
 
 @pytest.mark.parametrize(("gpus", "layout"), [(1, "autocast"), (8, "mixed")])

@@ -223,7 +223,7 @@ def reference(s: Scenario, path: Path) -> Role:
     first = "0.19.0" if s.task == "grpo" else "0.29.0"
     return Role("reference", path, path, s.rows, s.rows, root_stays=own.sharding == "fsdp1", shares=shares(s),
                 wrapped=trainer.wrapped(own), unfrozen=at_least(s.framework_version, first),
-                unpacks=unpacks(own))  # fmt: skip
+                unpacks=unpacks(own), loads=trainer.loads(own))  # fmt: skip
 
 
 def grpo(s: Scenario, trained: Mapping[str, Any], deepspeed: DeepSpeed | None) -> Keeps:
@@ -245,7 +245,7 @@ def grpo(s: Scenario, trained: Mapping[str, Any], deepspeed: DeepSpeed | None) -
         # one forward over the whole generation batch (trainer/grpo_trainer.py, _calculate_rewards)
         wrapped = trainer.wrapped(s)
         others.append(Role("reward", Path("scalar"), Path("scalar"), at_once, at_once,
-                           wrapped=wrapped, unfrozen=True))  # fmt: skip
+                           wrapped=wrapped, unfrozen=True, loads=trainer.loads(s)))  # fmt: skip
     vllm = s.rollout.engine == "vllm"
     zero3 = s.sharding == "zero3"
     stages = []

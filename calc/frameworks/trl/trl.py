@@ -245,7 +245,7 @@ def teacher(s: Scenario) -> Role:
     assert own
     wrapped = trainer.wrapped(own)
     logits = Path("flash", head_fp32=wrapped or trainer.early(s))
-    return Role("teacher", logits, logits, s.rows, s.rows, wrapped=wrapped, unfrozen=True)
+    return Role("teacher", logits, logits, s.rows, s.rows, wrapped=wrapped, unfrozen=True, loads=trainer.loads(own))
 
 
 def trained(s: Scenario) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Files are named as in `calc.frameworks.verl.verl`.
 from __future__ import annotations
 
 from calc.base.optimizers import OPTIMIZERS
-from calc.base.plan import HostCopies, Leaves, Path, Role, Scaled, Stage
+from calc.base.plan import HostCopies, Leaves, Loads, Path, Role, Scaled, Stage
 from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.base.versions import at_least
@@ -95,11 +95,23 @@ def role(
         rows,
         scoring_rows,
         leaves=frozenset(word for word in moved if asked[word]),
+        loads=loads(name, s),
         reduce_bytes=4,  # MixedPrecision(reduce_dtype=torch.float32), in every release
         root_stays=_root_stays(s),
         shares=shares,
         exchange="all-to-all",  # Ulysses, in every release (models/transformers/monkey_patch.py)
     )
+
+
+def loads(name: str, s: Scenario) -> Loads:
+    """The ranks that build the actor in host memory: the job's first, or all where head and embedding are tied.
+
+    The others build it on the meta device (utils/fsdp_utils.py, `get_init_weight_context_manager`, in every release).
+    Other roles are built before it, and have left the host by then.
+    """
+    if name != "actor":
+        return ""
+    return "every" if s.architecture.tied else "first"
 
 
 def _root_stays(s: Scenario) -> bool:

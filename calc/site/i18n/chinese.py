@@ -798,6 +798,7 @@ ADVICE = {
     "a share of {share} of the card for SGLang": "把显存的 {share} 给 SGLang",
     "{n#} GPUs instead of {given} suffice": "把 {given} 张卡换成 {n} 张就够",
     "method {method!} fits on this machine": "在这台机器上用 {method} 放得下",
+    "packing true fits on this machine": "在这台机器上 packing true 放得下",
     "seq_len {length} fits on this machine": "在这台机器上 seq_len {length} 放得下",
     "response_len {length} fits on this machine": "在这台机器上 response_len {length} 放得下",
     "rollout.gpu_memory_utilization {share} fits on this machine": (
@@ -856,7 +857,6 @@ ADVICE = {
     "rollout.batch {n#}: the framework's own number cannot be shared by {gpus} GPUs": (
         "rollout.batch {n}：框架自己的默认值不能由 {gpus} 张卡平分"
     ),
-    "no command: as computed the job does not start on this card": "没有命令：按所算的设置，任务在这张卡上无法启动",
     "no command: {reason*}": "没有命令：{reason}",
     "The fork runs {rows} sequences in one forward: it multiplies its micro-batch flag, here {micro} for each GPU, by "
     "rollout.n = {n#}, so that {least} are the least, and a GPU's whole rollout, {whole}, the most.": (
@@ -2030,6 +2030,7 @@ REFUSALS = {
     "full, lora; this Transformers cannot move a 4-bit model": "full、lora；这个版本的 Transformers 不能移动 4 位模型",
     "false; packing for {task} came with {version}": "false；{task} 的序列打包自 {version} 起才有",
     "false; RL got it with {version}": "false；强化学习自 {version} 起才有",
+    "0; it came with {version}": "0；自 {version} 起才有",
     "false; it came with {version}": "false；自 {version} 起才有",
     "false, until {version}": "{version} 之前须为 false",
     "{least#}, prompt and response, to {most#}": "提示加回答的 {least} 到 {most}",

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from html import escape, unescape
 from typing import Any, NamedTuple
 
-from calc.answers.words import CANNOT
 from calc.answers.workings import Book, Working, spelled
+from calc.recommend.answer import CANNOT
 from calc.site.tables import charts, pictures
 from calc.site.tables.charts import Bar
 from calc.site.tables.pictures import Picture
