@@ -232,8 +232,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     architecture = modelled(model.reading(images=sees))
     card = catalog.gpu(given["gpu"])
     values["model"], values["gpu"] = model.id, card.id
-    unmapped = values["expandable_segments"] and not rules.maps_pages(card, str(values.get("versions.torch", "0")))
-    values["expandable_segments"] = values["expandable_segments"] and not unmapped
+    values["expandable_segments"] &= rules.maps_pages(card, str(values.get("versions.torch", "0")))
     if "lora.targets" in usual and "lora.targets" not in given:
         values["lora.targets"] = rules.usual(architecture, usual["lora.targets"])
     roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known), modelled)
@@ -271,9 +270,8 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
             for role, own in roles.items()
             if not isinstance(own, str)
         },
-        warnings=(
-            *([rules.UNMAPPED] if unmapped else []),
-            *rules.warnings_of(values, architecture, name, version, known, apart=bool(model.seeing) and not sees),
+        warnings=tuple(
+            rules.warnings_of(values, architecture, name, version, known, apart=bool(model.seeing) and not sees)
         ),
     )
     rules.cut(scenario)

@@ -27,7 +27,6 @@ from calc.scenario.words import NODE, PAIRED, PARTNERS, RL, ROLES, SERVERS, SHAR
 # What the kernel for attention with sinks is built for (build.toml of kernels-community/vllm-flash-attn3).
 SINKS = ("Ampere", "Hopper")
 MAPS_ON_ROCM = "2.12"  # the first PyTorch whose builds for ROCm have expandable segments
-UNMAPPED = f"expandable_segments is computed as false: PyTorch's builds for ROCm have them from {MAPS_ON_ROCM} on"
 
 UNBUILT_FOR_ROLES = ("expert_parallel", "pipeline_parallel")
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
@@ -560,6 +559,8 @@ def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
             f"nobody has measured what a process takes besides its tensors on the {gpu.name}: an NVIDIA card's figure "
             "is used"
         )
+        if not maps_pages(gpu, s.versions.get("torch", "0")):
+            yield f"PyTorch's builds for ROCm have expandable segments from {MAPS_ON_ROCM} on: computed without"
     sinks = s.architecture.attention_sinks and not s.architecture.megatron
     if sinks and s.attention == "flash" and gpu.architecture in SINKS:
         yield (

@@ -560,4 +560,4 @@ def test_builds_for_rocm_map_no_pages_before_they_could(gpu: str, torch: str, ma
     """PyTorch 2.9 `c10/cuda/CUDAAllocatorConfig.h`: a warning, and the usual segments; pull request 177974 for 2.12."""
     s = parse({"model": "llama-3-8b", "task": "sft", "gpu": gpu, "expandable_segments": True, "versions.torch": torch})
     assert s.expandable_segments is maps
-    assert any("ROCm" in warning for warning in s.warnings) is not maps
+    assert any("ROCm" in note for note in estimate(s).notes) is not maps

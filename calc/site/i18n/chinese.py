@@ -920,8 +920,8 @@ ADVICE = {
     "vLLM's wheels from 0.21 on have no kernels for the {gpu}: generate with rollout.engine hf": (
         "vLLM 自 0.21 起的发行包没有 {gpu} 的内核：用 rollout.engine hf 生成"
     ),
-    "expandable_segments is computed as false: PyTorch's builds for ROCm have them from 2.12 on": (
-        "expandable_segments 按 false 计算：PyTorch 的 ROCm 版本自 2.12 起才有"
+    "PyTorch's builds for ROCm have expandable segments from {version} on: computed without": (
+        "PyTorch 的 ROCm 版本自 {version} 起才有可扩展段：按没有计算"
     ),
     "nobody has measured what a process takes besides its tensors on the {gpu}: an NVIDIA card's figure is used": (
         "{gpu} 上进程在张量以外的占用没有实测：按 NVIDIA 显卡计"
