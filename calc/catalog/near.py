@@ -59,8 +59,10 @@ UNMODELLED = tuple(
         r"deepseek[ _-]?moe": "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the "
         "nearest",
         r"phi-?(?:mini|tiny)-moe": "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build",
-        r"nemotron[ _-]?(?:super|ultra)|nemotron[ _-]?3[ _-]?(?:super|ultra)|[0-9_.]+nemotron[ _-]?super": "has layers "
-        "that were cut one by one, or latent experts, which are not modelled; nemotron-3-nano-30b-a3b is",
+        r"nemotron[ _-]?(?:super|ultra)|[0-9_.]+nemotron[ _-]?super": "has layers that were cut one by one, which are "
+        "not modelled; nemotron-3-super-120b-a12b is",
+        r"nemotron[ _-]?3[ _-]?ultra": "is of the family of nemotron-3-super-120b-a12b, but no file of the catalog "
+        "describes it",
         r"minicpm[ _-]?(?:v|o)": _IMAGES,
         r"minicpm": "has attention of a kind that is not modelled; qwen3-8b is of like size",
         r"deepseek[ _-]?ocr|[a-z0-9]*ocr": _IMAGES,

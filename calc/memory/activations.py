@@ -31,7 +31,7 @@ from calc.memory.megatron import MegatronLayer
 from calc.memory.run import PREFIXES, Run, dimensions
 from calc.memory.ssm import StateSpace
 from calc.memory.weights import SCALE
-from calc.models.architecture import BESIDE, AltUp, LayerSpec, layer_kinds
+from calc.models.architecture import BESIDE, LATENT, AltUp, LayerSpec, layer_kinds
 from calc.models.lora import adapted
 
 
@@ -186,6 +186,14 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         `weights` are those of a token's experts, if another than `route` makes them.
         """
         weights = weights or self.route(x)
+        if self.arch.latent_experts:
+            there, back = LATENT
+            y = self.by_experts(self.linear(there, x, of(l=1)), weights)
+            return self.linear(back, y, WIDTH)
+        return self.by_experts(x, weights)
+
+    def by_experts(self, x: Tensor, weights: Tensor) -> Tensor:
+        """What experts make of the features that they read."""
         if self.run.looped:
             loop = self.written_in_turn if self.arch.experts_apart else self.one_by_one
             return loop(x, weights, self.expert_gate)
@@ -212,7 +220,7 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             "experts: weigh", [down, weights], kh, wide, saves=[down, weights], backward_scratch=kh * (2 * wide - c)
         )
         weighted = tape.op("experts: unsort", [weighted], kh, wide, saves=[inverse])
-        y = self.cast(tape.op("experts: sum", [weighted], WIDTH, wide), c, "experts")
+        y = self.cast(tape.op("experts: sum", [weighted], x.width, wide), c, "experts")
         tape.returns(picked, down, *opened)
         return y
 

@@ -27,7 +27,7 @@ class ExpertLoop(Linears):
         """
         tape, wide = self.tape, max(self.run.residual, weights.b)
         mask = tape.op("experts: mask", [], of(E=self.arch.experts_per_token), 8)
-        zeros = tape.op("experts: zeros", [], WIDTH, wide)
+        zeros = tape.op("experts: zeros", [], x.width, wide)
         linears = self.expert_linears()
         each = self.each_expert(x, weights, gate).ops
         saved = dict.fromkeys(t.storage for op in each for t in op.saves)
@@ -36,7 +36,7 @@ class ExpertLoop(Linears):
         y = tape.op(
             "experts: one by one",
             [zeros, x, weights, *linears],
-            WIDTH,
+            x.width,
             wide,
             saves=[*saved, *linears],
             view=True,

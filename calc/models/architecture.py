@@ -32,6 +32,7 @@ class Norms(NamedTuple):
 
 # the norms of a dense MLP's output, and before and after the experts, where both run
 BESIDE = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+LATENT = ("fc1_latent_proj", "fc2_latent_proj")  # the linears before and after routed experts of their own width
 SCALES = {"attention": "lambda_1", "mlp": "lambda_2"}  # of both blocks' outputs
 BEFORE = Norms()  # one before attention, one before the MLP
 
@@ -319,6 +320,7 @@ class Architecture:
     experts: int = 0
     experts_per_token: int = 0
     moe_intermediate: int = 0
+    latent_experts: int = 0  # width of what routed experts read and make, if not the residual stream's (Nemotron 3)
     shared_experts: int = 0
     shared_intermediate: int = 0  # of all shared experts together: they are one MLP
     attention_sinks: bool = False
@@ -441,6 +443,11 @@ class Architecture:
     def local_experts(self) -> int:
         """The number of a layer's routed experts that one rank holds."""
         return self.experts // self.expert_ranks
+
+    @property
+    def expert_width(self) -> int:
+        """Features that a routed expert reads, and makes."""
+        return self.latent_experts or self.hidden
 
     @property
     def vocab_part(self) -> int:
@@ -645,7 +652,8 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             yield tensor(f"{arch.router}.weight", (arch.experts, h), "router", "mlp")
         if arch.router_bias:
             yield tensor(f"{arch.router}.bias", (arch.experts,), "router", "mlp")
-        up, down = ((e, h, first), (e, i, h)) if arch.experts_input_first else ((e, first, h), (e, h, i))
+        w = arch.expert_width
+        up, down = ((e, w, first), (e, i, w)) if arch.experts_input_first else ((e, first, w), (e, w, i))
         yield tensor(f"{block}.{'gate_up_proj' if arch.gated else 'up_proj'}", up, "expert", "mlp")
         yield tensor(f"{block}.down_proj", down, "expert", "mlp")
         if arch.expert_bias:
@@ -661,6 +669,9 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             yield from mlp(arch.shared_name, arch.shared_intermediate, arch.mlp_bias)
             if arch.shared_gate:
                 yield from linear("mlp.shared_expert_gate", h, 1)
+        if w := arch.latent_experts:
+            yield from linear(f"{names.mlp}.{LATENT[0]}", h, w, arch.mlp_bias)
+            yield from linear(f"{names.mlp}.{LATENT[1]}", w, h, arch.mlp_bias)
     elif spec.mlp == "dense":
         yield from mlp(names.mlp, arch.intermediate, arch.mlp_bias)
 

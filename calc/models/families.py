@@ -478,7 +478,7 @@ FAMILIES: dict[str, Family] = {
         dict(gated=False, norm_fp32=True, norms=Norms("norm", mlp=""), router="mixer.gate",
              shared_name="mixer.shared_experts", shared_experts=1, routing="fp32", routing_uncast=True,
              names=Names(embedding="embeddings", final_norm="norm_f", attention="mixer", mlp="mixer", ssm="mixer")),
-        biases=_LLAMA, ssm="blocks", experts="n_routed_experts", refused=("moe_latent_size", "residual_in_fp32"),
+        biases=_LLAMA, ssm="blocks", experts="n_routed_experts", refused=("residual_in_fp32",),
         spelled=dict(hidden_act="mlp_hidden_act", shared_expert_intermediate_size="moe_shared_expert_intermediate_size",
                      ssm_heads="mamba_num_heads", ssm_head_dim="mamba_head_dim", ssm_groups="n_groups",
                      ssm_state="ssm_state_size", ssm_kernel="conv_kernel", ssm_chunk="chunk_size",

@@ -208,6 +208,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         facts["head_bias"] = read.boolean("lm_head_bias")
     if "input_jitter_noise" in family.defaults:
         facts["jittered"] = read.positive("input_jitter_noise")
+    if "moe_latent_size" in family.defaults:
+        facts["latent_experts"] = read.optional("moe_latent_size") or 0
     if "norm_topk_prob" in family.defaults:
         facts["routing_normed"] = read.boolean("norm_topk_prob")
     dense = _dense_layers(read, layers) if facts.get("experts") else range(layers)

@@ -77,7 +77,7 @@ def read(arch: Architecture, at_once: float, tensor_parallel: int) -> float:
     if not arch.experts:
         return 2.0 * whole
     idle: float = (1 - arch.experts_per_token / arch.experts) ** at_once
-    experts = 3 * arch.hidden * arch.moe_intermediate * arch.experts * arch.sparse_layers
+    experts = 3 * arch.expert_width * arch.moe_intermediate * arch.experts * arch.sparse_layers
     return 2.0 * (whole - experts * idle / tensor_parallel)
 
 

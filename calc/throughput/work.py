@@ -117,7 +117,8 @@ def counts(arch: Architecture, head: Head) -> Counts:
         layers=layers,
         routed=routed,
         experts=experts,
-        grouped=copies * (4 * arch.hidden + 6 * arch.moe_intermediate),  # rows in and out of both products, in bf16
+        grouped=copies
+        * (4 * arch.expert_width + 6 * arch.moe_intermediate),  # rows in and out of both products, in bf16
         scanned=arch.recurrent * scanned(mixer),
         unfused=arch.recurrent * scanned(mixer, by_kernels=False),
         head=arch.vocab * arch.hidden if head == "lm" else arch.hidden if head == "scalar" else 0,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from calc.catalog.catalog import load
+from calc.memory.run import dimensions
 from calc.models.architecture import ConfigError, LayerSpec, active_parameters, layer_tensors, parameters
 from calc.models.hf_config import from_config
 
@@ -96,6 +97,25 @@ def test_each_of_nemotrons_layers_is_one_block() -> None:
     assert shapes["norm.weight"] == (64,)
 
 
+def test_nemotrons_experts_may_work_on_a_projection() -> None:
+    """Of 32 features here: a linear before them and one behind, and a token's rows are that wide for each expert."""
+    sizes = {**NEMOTRON, "layers_block_type": ["moe"] * 4, "n_routed_experts": 4, "moe_intermediate_size": 24}
+    arch = from_config({**sizes, "moe_latent_size": 32})
+    shapes = {t.name.rpartition(".*.")[2]: t.shape for t in layer_tensors(arch, LayerSpec("none", "experts"))}
+    assert shapes["mixer.experts.up_proj"] == (4, 24, 32)
+    assert shapes["mixer.experts.down_proj"] == (4, 32, 24)
+    assert (shapes["mixer.fc1_latent_proj.weight"], shapes["mixer.fc2_latent_proj.weight"]) == ((32, 64), (64, 32))
+    assert dimensions(arch)["k·h"] == 2 * 32
+    assert dimensions(from_config(sizes))["k·h"] == 2 * 64
+
+
+def test_bambas_config_numbers_the_layers_with_attention() -> None:
+    """The others are state spaces; all have an MLP, and attention rotates."""
+    arch = from_config({**NEMOTRON, "model_type": "bamba", "mamba_n_heads": 4, "attn_layer_indices": [2]})
+    assert [spec.mixer for spec in arch.specs] == ["ssm", "ssm", "attention", "ssm"]
+    assert {(spec.mlp, spec.rotated) for spec in arch.specs} == {("dense", True)}
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -105,7 +125,8 @@ def test_each_of_nemotrons_layers_is_one_block() -> None:
         ({"layers_block_type": ["mamba"] * 3 + ["conv"]}, r"layer_types\[3\]"),
         ({"n_groups": 3}, "mamba_num_heads"),
         ({"mamba_ssm_cache_dtype": "int8"}, "mamba_ssm_cache_dtype"),
-        ({"moe_latent_size": 32}, "moe_latent_size"),
+        ({"moe_latent_size": 0}, "moe_latent_size"),
+        ({"attn_layer_indices": [4], "model_type": "bamba"}, "attn_layer_indices"),
     ],
 )
 def test_what_no_state_space_has(fields: dict[str, Any], field: str) -> None:

@@ -1684,8 +1684,11 @@ REFUSALS = {
     "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build": (
         "属于 SlimMoE，代码随权重发布；结构相近的是 phi-3.5-moe"
     ),
-    "has layers that were cut one by one, or latent experts, which are not modelled; nemotron-3-nano-30b-a3b is": (
-        "的层是逐层裁剪的，或有潜在空间专家，不在计算范围内；可计算的有 nemotron-3-nano-30b-a3b"
+    "has layers that were cut one by one, which are not modelled; nemotron-3-super-120b-a12b is": (
+        "的层是逐层裁剪的，不在计算范围内；可计算的有 nemotron-3-super-120b-a12b"
+    ),
+    "is of the family of nemotron-3-super-120b-a12b, but no file of the catalog describes it": (
+        "与 nemotron-3-super-120b-a12b 同属一个系列，但目录里没有它的文件"
     ),
     "has an encoder beside its decoder, which is not modelled": "除解码器外还有编码器，不在计算范围内",
     "is an encoder, which is not modelled": "是编码器，不在计算范围内",
