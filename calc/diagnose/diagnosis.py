@@ -14,7 +14,7 @@ from calc.diagnose import pasted, snapshot, tracker
 from calc.diagnose import reading as readings
 from calc.diagnose.job import Job, job
 from calc.diagnose.reading import Reading
-from calc.diagnose.remedies import Remedy, Tried, remedies
+from calc.diagnose.remedies import EVENTS, Remedy, Tried, remedies
 from calc.estimate.estimate import estimate
 from calc.estimate.report import deciding
 from calc.estimate.result import Estimate, Group
@@ -98,6 +98,12 @@ def diagnose(
     group, at = _place(e, reading, host=host)
     tried = Tried(made, e, catalog)
     phase = reading.phase or e.verdict_phase or at.name
+    found = tuple(remedies(tried, host=host, phase=reading.phase))
+    if tried.unreplayed:
+        reading.notes.append(
+            f"the allocator is not replayed for all remedies: that would take more than {EVENTS:,} events, "
+            "so the median of what other jobs lost stands for fragmentation in some"
+        )
     return Diagnosis(
         reading,
         asked,
@@ -109,7 +115,7 @@ def diagnose(
         at=at,
         cause=_cause(made.scenario, e, group, at, host=host),
         agrees=tuple(_agreement(reading, e, group, at, host=host)),
-        remedies=tuple(remedies(tried, host=host, phase=reading.phase)),
+        remedies=found,
         gpu_name=catalog.gpu(made.scenario.gpu).name,
     )
 

@@ -99,11 +99,15 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
 
 
 class Reader(NamedTuple):
-    """What reads a command of `project`, and the flags of it that decide no memory."""
+    """What reads a command of `project`, and the flags of it that decide no memory.
+
+    `versioned`: the command says which FSDP it runs, or its project has one alone.
+    """
 
     project: str
     fields: Callable[[Flags], dict[str, Any]]
     ignored: re.Pattern[str]
+    versioned: bool = True
 
 
 class Assumed(NamedTuple):
@@ -223,8 +227,8 @@ def _settings(found: Reading, text: str, lines: list[pasted.Line], catalog: Cata
     said = reader.fields(own)
     accumulation = said.pop("accumulation", None)
     found.fields = said
-    if kind == "trainer" and said.get("sharding") == "fsdp1":
-        _fsdp(found, own, text[:READ])
+    if not reader.versioned and said.get("sharding") == "fsdp1" and ("sharding", "fsdp2") in hints.fields(text[:READ]):
+        _assume(found, "sharding", "fsdp2", "the text names it")
     found.variables = dict(own.variables)
     found.unread = own.left(reader.ignored)
     _batch(found, accumulation)
@@ -261,7 +265,8 @@ def _reader(own: Flags, text: str) -> Reader | None:
         return Reader(program, partial(recipes.fields, program=program), recipes.IGNORED)
     if trainer.recognised(own):
         project = trainer.built_on(own, text)
-        return Reader(project, partial(trainer.fields, project=project), trainer.IGNORED)
+        versioned = own.has(*trainer.FSDP_VERSION)
+        return Reader(project, partial(trainer.fields, project=project), trainer.IGNORED, versioned)
     return None
 
 
@@ -325,12 +330,6 @@ def _in_passing(found: Reading, text: str) -> None:
     for name, value in hints.fields(text):
         if name not in found.fields:
             _assume(found, name, value, "the text names it")
-
-
-def _fsdp(found: Reading, own: Flags, text: str) -> None:
-    """The version of FSDP that a text names beside a command of which no setting says it."""
-    if not own.has(*trainer.FSDP_VERSION) and ("sharding", "fsdp2") in hints.fields(text):
-        _assume(found, "sharding", "fsdp2", "the text names it")
 
 
 def _assume(found: Reading, name: str, value: Any, why: str) -> None:

@@ -34,6 +34,7 @@ PAIRED = 7  # single changes that are tried together with each other
 SHORTER = 3  # times that sequences are halved
 PINNED_MIB = 64  # a threshold below every block that counts: an embedding, a layer, a rank's share
 HELPS = 0.01  # of the peak: less is no help
+EVENTS = 1_000_000  # of all replays for a diagnosis: about a second of a processor
 KEPT = ("global_batch", "rollout.batch", "rollout.n")  # fields that define what a step learns from
 # What defines a job for a search over everything else.
 DEFINING = (
@@ -231,6 +232,8 @@ class Tried:
         self.step = _step(before, catalog)
         whole = flatten(job.scenario.as_dict())
         self.kept = {name: whole[name] for name in KEPT if name in whole and name not in job.given}
+        self.left = EVENTS - _events(before)
+        self.unreplayed = False  # a remedy was computed without a replay, as none were left
 
     def remedy(self, parts: Sequence[Change], values: Mapping[str, Any]) -> Remedy | None:
         """The remedy of some changes with these values; None if the framework refuses them."""
@@ -238,7 +241,9 @@ class Tried:
         if found is None:
             return None
         s, given = found
-        e = estimate(s, self.catalog)
+        e = estimate(s, self.catalog, replays=self.left > 0)
+        self.unreplayed |= self.left <= 0
+        self.left -= _events(e)
         after = _step(e, self.catalog)
         return Remedy(
             tuple(part.name for part in parts),
@@ -288,6 +293,11 @@ def _step(e: Estimate, catalog: Catalog) -> float | None:
         return speed(e, catalog).step_seconds
     except Unrated:
         return None
+
+
+def _events(e: Estimate) -> int:
+    """About how many events the allocator's replays had."""
+    return sum([g.events for g in e.groups])
 
 
 def overshoot(e: Estimate, *, host: bool) -> float:

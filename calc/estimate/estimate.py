@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from calc import __version__
@@ -61,6 +62,7 @@ def estimate(s: Scenario, catalog: Catalog | None = None, *, replays: bool = Tru
             *job.keeps.notes,
             *[str(g.refusal) for g in groups if g.refusal],
             *paged_out(groups),
+            *chain.from_iterable(g.notes for g in groups),
             *host_notes(host, needed, beside),
         ),
         catalog_version=catalog.version,

@@ -7,10 +7,12 @@ added here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from operator import add
 
 from calc.base.ledger import Line, Moment, Phase, Sums, staying, total
+from calc.base.units import gib
 from calc.engines.rollout import STARTING, Cache
 from calc.estimate import verdict
 from calc.estimate.result import Group
@@ -72,9 +74,19 @@ class Shared:
         outside = max([known.needed - known.allocated for known in self.training])
         return Sums(outside + most, most, 0)
 
-    @cached_property
+    @property
     def act(self) -> replay.Act | None:
-        """The job as it is replayed; None where its blocks are not known one by one, or no replay could let it fit."""
+        """The job as it is replayed; None where it is not `known`, or has more events than a replay may have."""
+        return None if self.too_long else self.known
+
+    @cached_property
+    def too_long(self) -> bool:
+        """True if a replay would have more events than it may."""
+        return self.known is not None and self.known.events > replay.MOST
+
+    @cached_property
+    def known(self) -> replay.Act | None:
+        """The job block by block; None where its blocks are not known, or no replay could let it fit."""
         memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
         if not self.replays or self.engine or not replay.known(self.job.roles):
             return None
@@ -98,16 +110,42 @@ class Shared:
         if not self.act:
             return None
         undisturbed = self.replayed(self.reserve.undisturbed)
-        if verdict.certain(undisturbed, self.job.gpu.usable_bytes):
+        if self._certain:
             return undisturbed.replayed, undisturbed.replayed
         least = self.replayed(self.reserve.least).replayed
         return (undisturbed.replayed if self._leaves_room(undisturbed) else least), least
+
+    @cached_property
+    def _certain(self) -> bool:
+        """True if the job always fits with what it reserves undisturbed, so that nobody asks for the least."""
+        return verdict.certain(self.replayed(self.reserve.undisturbed), self.job.gpu.usable_bytes)
+
+    @property
+    def events(self) -> int:
+        """About how many events the replays behind `reserved` have, even if others asked for them before."""
+        if not self.reserved or not self.act:
+            return 0
+        return self.act.events if self._certain else self.act.events + int(self.reserve.spent)
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What the bounds of replays leave out."""
+        if self.too_long:
+            yield (
+                f"the allocator is not replayed: that would take more than {replay.MOST:,} events, "
+                "so the median of what other jobs lost stands for fragmentation"
+            )
+        elif self.reserved and not self._certain and self.reserve.cut:
+            yield (
+                f"the allocator may need up to {gib(self.reserve.unknown)} less than it is given here: "
+                f"a closer search would take more than {replay.SOUGHT:,} events"
+            )
 
     @property
     def rooms(self) -> tuple[int, int]:
         """The least and the most that `room` in the phases without vLLM can be, as far as replays have shown so far."""
         usable = self.job.gpu.usable_bytes
-        if not self.act or verdict.certain(self.replayed(self.reserve.undisturbed), usable):
+        if not self.act or self._certain:
             room = self.room(serving=False)
             return room, room
         low, high = self.reserve.known
@@ -250,7 +288,8 @@ class Shared:
     def group(self) -> Group:
         """The group's phases and its verdict."""
         usable = self.job.gpu.usable_bytes
-        return judged("+".join(self.names), self.gpus, self.phases(), usable, self.cache(), caching=self.caching)
+        found = judged("+".join(self.names), self.gpus, self.phases(), usable, self.cache(), caching=self.caching)
+        return replace(found, events=self.events, notes=tuple(self.notes)) if self.known else found
 
     @property
     def caching(self) -> runtime.Caching:

@@ -18,7 +18,8 @@ class Group:
     `device_range` is the interval of the middle nine tenths of what a monitor may show at the peak. `verdict_phase` is
     the first phase that makes the verdict other than `fits`. `refusal` is the reason why vLLM does not start;
     `crowded`: the reason is a lack of free memory. Where vLLM starts, its KV cache holds `cache_tokens`, and
-    `cache_sequences` of full length at once.
+    `cache_sequences` of full length at once. `events` is what the replays of the allocator took, `notes` what they left
+    out.
     """
 
     name: str
@@ -33,6 +34,8 @@ class Group:
     cache_tokens: int = 0
     cache_sequences: int = 0
     crowded: bool = False
+    events: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def peak(self) -> Phase:

@@ -225,8 +225,11 @@ class Allocator:
         """Free the awaited blocks whose event and collective the host has seen pass."""
         if not self._awaited:
             return
-        over = [block for event, n, block in self._awaited if event <= seen.number and n <= seen.collective]
-        self._awaited = [a for a in self._awaited if a[0] > seen.number or a[1] > seen.collective]
+        number, collective = seen
+        over = [block for event, n, block in self._awaited if event <= number and n <= collective]
+        if not over:
+            return
+        self._awaited = [a for a in self._awaited if a[0] > number or a[1] > collective]
         self.process.allocated += sum(map(length, over))
         self.give_all(over)
 

@@ -41,6 +41,7 @@ from calc.step.instants import LASTING, SORTED_TOKENS, Batch
 # DDP's buckets of gradients, and the one that is full first (torch 2.13 `nn/parallel/distributed.py`,
 # `_DEFAULT_BUCKET_CAP_MB`; `csrc/distributed/c10d/reducer.hpp`, `kDefaultFirstBucketBytes`); what it broadcasts at once
 BUCKET, FIRST_BUCKET, BROADCAST = 25 * MiB, MiB, 250 * MiB
+GATHERED = 30  # events that take as long as gathering a unit and reducing its gradients do
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,13 @@ class Blocks:
     def sharded(self) -> bool:
         """True if FSDP has the model in shards."""
         return bool(self.units or self.flats)
+
+    @property
+    def events(self) -> int:
+        """About how many blocks come and go in a forward and, if the model is trained, its backward."""
+        scripts = [script for p in (*self.layers, self.norm, self.head) for script in (p.forward, p.backward) if script]
+        flats = self.flats.layers + tuple(chain.from_iterable(self.flats.adapters)) if self.flats else ()
+        return sum([len(script.steps) for script in scripts]) + GATHERED * len((*self.units, *flats))
 
 
 @lru_cache(maxsize=256)

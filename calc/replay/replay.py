@@ -39,6 +39,10 @@ from calc.step.roles import Roles
 STEPS = 3  # the first makes the states, which lie in the way of the second; later ones find what the second left
 MICRO_BATCHES = 2  # the first leaves its gradients, later ones are added to them
 
+# Events of a replay at most, and of all that seek the least memory for it: each about a microsecond of a processor
+MOST, SOUGHT = 1_000_000, 750_000
+MARKED = 8  # parts between marks among batches of other lengths
+
 Own = dict[int, Block]  # a piece's blocks by their slots
 Kept = list[Own]  # the blocks that each piece keeps for its backward, lowest piece first
 STEPPED = 1 << 29  # the slot of the temporaries of a step in backward
@@ -63,6 +67,13 @@ class Act(NamedTuple):
     shares: bool = False
     expandable: bool = False
     others: tuple[Both, ...] = ()
+
+    @property
+    def events(self) -> int:
+        """About how many blocks come and go in a whole replay, which is what it takes."""
+        tensors = len(self.model.weights) + sum(map(len, self.model.states)) + 2 * STEPS * len(self.model.passing)
+        fullest = [(self.model, self.inside)] * STEPS * self.micro_batches
+        return tensors + sum([m.events for both in (*fullest, *self.others) for m in both if m])
 
     def parts(self) -> Iterator[tuple[Callable[[Replay, Act], None], Act]]:
         """What is replayed in turn: batches of other lengths, if any, then steps of the fullest ones alone."""
@@ -180,6 +191,8 @@ class Reserve:
     to within a thousandth, only as far as a caller asks, and always by the same halvings: a limit may suffice where a
     higher one does not, so that a search from a card's own limit would find something else for each card.
 
+    The search ends with what is enough for certain where its replays could take more than SOUGHT events.
+
     A replay under a limit goes on from the last mark of another one that would have come there under this limit, too:
     the undisturbed one, or one under a limit that has been in the way of the same requests.
     """
@@ -188,16 +201,31 @@ class Reserve:
         """The reserve for `a`, where cuBLAS takes a `workspace` for each thread."""
         self.act, self.workspace = a, workspace
         process = _undisturbed(a, workspace).end
+        self._each = a.events / len([*a.parts()])  # events of a part
+        self.spent = 0.0  # events of replays under limits, if each went on from the undisturbed one
+        self.cut = False  # the search has ended early
         self._tried = [Tried(process.most_reserved, process.refused, broke=False)]
         self.undisturbed = process.most_reserved
         self._low, self._high = process.most, self.undisturbed
 
     def breaks(self, limit: int) -> bool:
         """True if a request fails when at most `limit` bytes may be reserved."""
-        for tried in self._tried:
-            if tried.low <= limit < tried.high:
-                return tried.broke
-        return self._try(limit)
+        known = self._known(limit)
+        return self._try(limit) if known is None else known
+
+    def _known(self, limit: int) -> bool | None:
+        """`breaks` as far as replays have shown, else None."""
+        return next((tried.broke for tried in self._tried if tried.low <= limit < tried.high), None)
+
+    def _parts(self, limit: int) -> int:
+        """The parts that are the same under `limit` as undisturbed, up to a mark."""
+        own = _undisturbed(self.act, self.workspace).own
+        return max([done for done, process in own if process.same(limit)])
+
+    def _affords(self, limit: int) -> bool:
+        """True if a replay under `limit` to its end takes no more than what is left of SOUGHT."""
+        parts = len([*self.act.parts()]) - self._parts(limit)
+        return self.spent + parts * self._each <= SOUGHT
 
     def _try(self, limit: int) -> bool:
         """Replays under `limit`, from the last mark that is the same under it; True if a request fails."""
@@ -211,6 +239,7 @@ class Reserve:
         marks += begun[1:]
         process = replay.heap.process
         self._tried.append(Tried(process.most_reserved, process.refused, broke))
+        self.spent += (replay.done - self._parts(limit)) * self._each
         return broke
 
     @property
@@ -225,6 +254,11 @@ class Reserve:
         """The interval in which the least lies, as far as it has been sought; both its ends are it once it is found."""
         return (self._high, self._high) if self._found else (self._low, self._high)
 
+    @property
+    def unknown(self) -> int:
+        """The bytes by which the least may be smaller than `known` says."""
+        return self._high - self._low
+
     def meets(self, asked: Callable[[int], bool]) -> bool:
         """True if `asked` holds of the least; it must hold of all sizes up to some size, and of none above."""
         while not asked(self._high):
@@ -234,13 +268,16 @@ class Reserve:
 
     @property
     def _found(self) -> bool:
-        return self._high - self._low <= self.undisturbed // 1000
+        return self.cut or self._high - self._low <= self.undisturbed // 1000
 
     def narrow(self) -> bool:
         """Halves the interval in which the least lies; False if it is narrow enough."""
         if self._found:
             return False
         middle = (self._low + self._high) // 2
+        if self._known(middle) is None and not self._affords(middle):
+            self.cut = True
+            return False
         if self.breaks(middle):
             self._low = middle
         else:
@@ -257,11 +294,12 @@ def reserve(a: Act, workspace: int) -> Reserve:
 class Undisturbed(NamedTuple):
     """The replay of a job without a limit: the process at its `end`, and the `marks`, its states before each part.
 
-    Replays under limits add their own marks.
+    Replays under limits add their own marks; its `own` have the number of parts before each, and the process there.
     """
 
     end: Process
     marks: list[Replay]
+    own: tuple[tuple[int, Process], ...]
 
 
 # Only a few are cached: those of a large model take megabytes.
@@ -271,7 +309,7 @@ def _undisturbed(a: Act, workspace: int) -> Undisturbed:
     marks: list[Replay] = []
     replay = Replay((Expandable if a.expandable else Allocator)(), workspace)
     replay.all(a, marks)
-    return Undisturbed(replay.heap.process, marks)
+    return Undisturbed(replay.heap.process, marks, tuple([(m.done, m.heap.process) for m in marks]))
 
 
 def _split(shards: Shards | Gathers | None) -> Shards | None:
@@ -352,14 +390,14 @@ class Replay:
         return other
 
     def all(self, a: Act, marks: list[Replay] | None = None) -> None:
-        """Runs the parts of `a` that are not done; `marks` gets a copy before loading and before those that repeat.
+        """Runs the parts of `a` that are not done; `marks` gets copies: before those that repeat, some of the others.
 
         Steps of the fullest batches end where they repeat themselves.
         """
         parts, step = [*a.parts()], 2 * a.micro_batches + 1
         for n, (part, one) in [*enumerate(parts)][self.done :]:
             self.done, alike = n, n == 0 or n >= len(parts) - STEPS * step
-            if marks is not None and alike:
+            if marks is not None and (alike or n % MARKED == 0):
                 marks.append(self.copy(None))
             if alike and self.repeats((n - len(parts)) % step):
                 return

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from calc.base.schema import InputError
 from calc.base.units import GiB, gb
 from calc.catalog.catalog import load
-from calc.diagnose import diagnose
+from calc.diagnose import diagnose, remedies
 from calc.diagnose.spelled import diff
 from calc.diagnose.text import as_dict, text
 
@@ -170,3 +170,16 @@ def test_what_is_said_beside_the_text_overrides_it(more: dict[str, object]) -> N
     assert found.estimate
     for name, value in more.items():
         assert getattr(found.estimate.scenario, name) == value
+
+
+def test_remedies_beyond_the_bound_on_replays_are_computed_without_and_a_note_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    died = f"model: qwen2.5-1.5b\ntask: sft\ngpu: rtx4090\nframework: torch\nseq_len: 8192\n{ERROR}"
+    whole = diagnose(died)
+    monkeypatch.setattr(remedies, "EVENTS", 0)
+    found = diagnose(died)
+    (note,) = set(found.reading.notes) - set(whole.reading.notes)
+    assert note.startswith("the allocator is not replayed for all remedies")
+    assert found.remedies and not any(g.events for each in found.remedies for g in each.estimate.groups)
+    assert any(g.events for each in whole.remedies for g in each.estimate.groups)

@@ -417,3 +417,32 @@ def test_a_replay_is_the_room_of_what_trains_alone() -> None:
         assert on.room(serving=False) == verdict.room(on.replayed(on.reserved[1]), usable)
         (loading,) = on.stages.moments(serving=True)
         assert on.room(serving=True) == verdict.room(on.moment(loading).sums, usable)
+
+
+EDGE = {"model": "qwen2.5-1.5b", "task": "sft", "gpu": "rtx4090", "framework": "torch", "seq_len": 4096}
+
+
+def test_a_job_of_more_events_than_a_replay_may_have_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same answer as where nobody asks for replays, and one line that says so."""
+    s = parse(EDGE)
+    known, ledger = estimate(s), estimate(s, replays=False)
+    assert known.groups[0].events > 0 and known.groups[0].peak != ledger.groups[0].peak
+    monkeypatch.setattr(replay, "MOST", 1000)
+    found = estimate(s)
+    assert found.groups == (replace(ledger.groups[0], notes=found.groups[0].notes),)
+    (note,) = set(found.notes) - set(ledger.notes)
+    assert note.startswith("the allocator is not replayed: that would take more than 1,000 events")
+
+
+def test_a_search_that_ends_early_is_said_where_the_least_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No less is asked for then; where there is room for all that is reserved undisturbed nothing was sought."""
+    s, roomy = parse(EDGE), parse(EDGE | {"gpu": "h200"})
+    known, easy = estimate(s), estimate(roomy)
+    monkeypatch.setattr(replay, "SOUGHT", 0)
+    replay.reserve.cache_clear()
+    found = estimate(s)
+    (note,) = set(found.notes) - set(known.notes)
+    assert note.startswith("the allocator may need up to ") and note.endswith("would take more than 0 events")
+    assert found.fit_probability <= known.fit_probability
+    assert estimate(roomy) == easy
+    replay.reserve.cache_clear()

@@ -598,3 +598,57 @@ def test_batches_of_other_lengths_leave_blocks_that_longer_ones_cannot_use() -> 
 def test_packs_have_one_length() -> None:
     packed = act(seq_len=1024, lengths={"mean": 200, "longest": 900}, packing=True)
     assert packed and not packed.others
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"global_batch": 2},
+        {"method": "lora", "checkpointing": "full"},
+        {"task": "dpo", "lengths": {"mean": 200, "longest": 1024}},
+        {"gpus": 2, "sharding": "fsdp2", "checkpointing": "full"},
+    ],
+    ids=str,
+)
+def test_the_events_of_a_replay_are_known_before_it(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bound is on what is about to happen: nothing has to be replayed first."""
+    seen, play = list[int](), Allocator.play
+
+    def counted(self: Allocator, steps: Any, own: Any) -> None:
+        seen.append(len(steps))
+        play(self, steps, own)
+
+    a = act(**fields)
+    assert a
+    monkeypatch.setattr(Allocator, "play", counted)
+    r = replay.Replay(Allocator(), 0)
+    for part, one in a.parts():
+        part(r, one)
+    assert a.events == pytest.approx(sum(seen), rel=0.15)
+
+
+@pytest.mark.parametrize("halvings", [0, 2, 5])
+def test_a_search_that_ends_early_takes_what_is_enough(halvings: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upper bound of the least, and how far it may lie above it; never a limit under which a request fails."""
+    a = act(model="qwen2.5-1.5b", seq_len=4096, optimizer_impl="fused")
+    assert a
+    whole = replay.Reserve(a, 32 * MiB)
+    assert whole.least and not whole.cut
+    monkeypatch.setattr(replay, "SOUGHT", halvings * a.events)
+    found = replay.Reserve(a, 32 * MiB)
+    assert found.least - found.unknown <= whole.least <= found.least <= found.undisturbed
+    assert found.spent <= replay.SOUGHT
+    assert not found.breaks(found.least)
+    assert found.cut is (found.unknown > found.undisturbed // 1000)
+    assert halvings or (found.cut and found.least == found.undisturbed)
+
+
+def test_where_a_search_ends_does_not_depend_on_the_marks_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays that go on from marks of others take less, and marks are forgotten: both count as if none were there."""
+    a = act(model="qwen2.5-1.5b", seq_len=4096, optimizer_impl="fused")
+    assert a
+    monkeypatch.setattr(replay, "SOUGHT", 2 * a.events)
+    found, forgetful = replay.Reserve(a, 32 * MiB), replay.Reserve(a, 32 * MiB)
+    while forgetful.narrow():
+        replay._undisturbed.cache_clear()
+    assert (found.least, found.spent, found.cut) == (forgetful.least, forgetful.spent, forgetful.cut)

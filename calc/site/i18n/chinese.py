@@ -891,6 +891,14 @@ ADVICE = {
     "{size!} of paged optimizer states leave for host memory and come back for each step, which takes longer": (
         "分页优化器状态中有 {size} 移到主机内存，每一步再移回，因此更慢"
     ),
+    "the allocator is not replayed: that would take more than {n#} events, so the median of what other jobs lost "
+    "stands for fragmentation": "没有重放分配器：那需要超过 {n} 个事件，因此碎片取其他任务损失的中位数",
+    "the allocator may need up to {size!} less than it is given here: a closer search would take more than {n#} "
+    "events": "分配器所需可能比这里给出的最多少 {size}：更精细的搜索需要超过 {n} 个事件",
+    "the allocator is not replayed for all remedies: that would take more than {n#} events, so the median of what "
+    "other jobs lost stands for fragmentation in some": (
+        "并非所有补救办法都重放了分配器：那需要超过 {n} 个事件，因此其中一些的碎片取其他任务损失的中位数"
+    ),
     "PEFT refuses the out_proj of these state spaces": "PEFT 拒绝适配这些状态空间层的 out_proj",
     "PEFT would adapt routed experts, too": "PEFT 会连路由专家一起适配",
     "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too": (
