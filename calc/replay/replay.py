@@ -39,8 +39,8 @@ from calc.step.roles import Roles
 STEPS = 3  # the first makes the states, which lie in the way of the second; later ones find what the second left
 MICRO_BATCHES = 2  # the first leaves its gradients, later ones are added to them
 
-# Events of a replay at most, and of all that seek the least memory for it: each about a microsecond of a processor
-MOST, SOUGHT = 1_000_000, 750_000
+# Events of a replay at most, and of all that seek the least memory for it: under a microsecond of a processor each
+MOST, SOUGHT = 1_500_000, 750_000
 MARKED = 8  # parts between marks among batches of other lengths
 
 Own = dict[int, Block]  # a piece's blocks by their slots
