@@ -52,8 +52,8 @@ class ExpertLoop(Linears):
         """Ling's loop: every token is copied for each of its experts, which write over the rows of an empty tensor.
 
         In backward each expert makes the gradient of all rows anew, once with zeros where it wrote and once with its
-        own rows alone. What runs while nothing is trained holds no more (inclusionAI/Ling-V2
-        `models/modeling_bailing_moe_v2.py`, `BailingMoeV2SparseMoeBlock`).
+        own rows alone. `moe_infer`, which runs while nothing is trained, is counted as this loop, though it holds more:
+        outputs of all experts beside sorted copies (inclusionAI/Ling-V2 `models/modeling_bailing_moe_v2.py`).
         """
         tape, kh, k = self.tape, Size({"k·h": 1}), of(k=1)
         copies = tape.op("experts: copies", [x], kh, x.b)

@@ -234,6 +234,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
             for n in range(layers)
         )
     )
+    if not facts.get("experts") and any(spec.mlp == "experts" for spec in specs):
+        raise ConfigError(family.experts, 0, "an integer from 1, as there are layers of experts")
     return Architecture(
         family=model_type,
         hidden=hidden,

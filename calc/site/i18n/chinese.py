@@ -2002,6 +2002,7 @@ REFUSALS = {
     "null; PyTorch's setting is for CUDA": "null；PyTorch 的这个设置用于 CUDA",
     "null, or with {name!} {version!} or later": "null，或 {name} {version} 及更新版本",
     "such that {n} layers leave some to the last stage": "使 {n} 层还有一些留给最后一段",
+    "an integer from 1, as there are layers of experts": "从 1 起的整数，因为有专家层",
     "as many counts as pipeline_parallel = {n}, {layers} layers together": (
         "与 pipeline_parallel = {n} 一样多的数，合计 {layers} 层"
     ),
