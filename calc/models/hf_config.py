@@ -212,7 +212,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     own = layers - _borrowing(read, layers)
     sparse = _sparse(read, layers) if read.known("activation_sparsity_pattern") else ()
     specs = (
-        _blocks(read, layers)
+        _blocks(family, read, layers)
         if family.ssm == "blocks"
         else tuple(
             LayerSpec(
@@ -519,9 +519,12 @@ def _each_layer(read: _Reader, layers: int) -> Sequence[str]:
     return types
 
 
-def _blocks(read: _Reader, layers: int) -> tuple[LayerSpec, ...]:
+def _blocks(family: Family, read: _Reader, layers: int) -> tuple[LayerSpec, ...]:
     """The layers of a family in which each is one block (Nemotron-H); its attention has no positions."""
-    return tuple(LayerSpec(*SSM_KINDS[kind], rotated=False) for kind in _each_layer(read, layers))
+    kinds = _each_layer(read, layers)
+    if "moe" in kinds and not (experts := read.integer(family.experts, 0)):
+        raise ConfigError(family.experts, experts, f"at least 1, as layer {kinds.index('moe')} is of experts")
+    return tuple(LayerSpec(*SSM_KINDS[kind], rotated=False) for kind in kinds)
 
 
 def _ssm(family: Family, read: _Reader, hidden: int) -> Ssm:
