@@ -142,3 +142,12 @@ def test_granites_layers_rotate_only_if_the_config_says_so() -> None:
     rotates = from_config({**config, "position_embedding_type": "rope"})
     assert [(spec.mixer, spec.mlp, spec.rotated) for spec in rotates.specs][1] == ("attention", "dense", True)
     assert rotates.recurrent == rotates.attending == 2
+
+
+def test_a_layer_of_experts_without_experts_is_refused() -> None:
+    """Its share of tokens would be one of none."""
+    model = load().model("nemotron-3-nano-30b-a3b")
+    config = {name: value for name, value in model.config.items() if name != "n_routed_experts"}
+    with pytest.raises(ConfigError) as caught:
+        from_config(config)
+    assert caught.value.field == "n_routed_experts"

@@ -127,6 +127,20 @@ def test_a_page_with_a_control_character_is_refused_at_its_line(docs: Path) -> N
     assert told(docs, INDEX) == rf":{line}: given the control character '\x00', allowed: text"
 
 
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [
+        ("A\u200bb.", r"given the control character '\u200b', allowed: text"),
+        ("A\u202eb.", r"given the control character '\u202e', allowed: text"),
+        ("<<<<<<< HEAD", "given '<<<<<<< HEAD', a conflict of a merge, allowed: text"),
+    ],
+)
+def test_what_is_not_seen_and_what_a_merge_left_are_refused(docs: Path, left: str, words: str) -> None:
+    page = docs / INDEX
+    page.write_text(f"{page.read_text('utf-8')}\n{left}\n", "utf-8")
+    assert told(docs, INDEX) == f":12: {words}"
+
+
 def test_lines_end_as_any_editor_ends_them(docs: Path) -> None:
     path = docs / INDEX
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n[[ peek ]]")

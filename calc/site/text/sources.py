@@ -14,7 +14,9 @@ from calc.scenario.rules import flatten
 from calc.site.faults import short
 
 SCHEMAS = Path(__file__).parent / "schema"
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # no text but a tab and line ends
+# Characters that are no text, but for a tab and line ends; and those that are not seen: zero-width, marks of direction.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\u200b-\u200f\u2028-\u202e\u2060\ufeff]")
+CONFLICT = re.compile(r"^(?:<{7}|>{7})(?: .*)?$", re.M)  # what a merge leaves
 FRONT = re.compile(r"---\n(.*?^)---[ \t]*(?:\n|\Z)", re.M | re.S)
 JOBS = ("scenarios", "recipes")
 CHANGES = ("remedy", "switch")  # the pairs of jobs before and after a change, and the settings that make it
@@ -58,6 +60,9 @@ def _read(path: Path, changed: int) -> Source:
     if stray := CONTROL.search(source):
         line = 1 + source.count("\n", 0, stray.start())
         raise InputError(f"{where}:{line}: given the control character {show(stray[0])}, allowed: text")
+    if left := CONFLICT.search(source):
+        line = 1 + source.count("\n", 0, left.start())
+        raise InputError(f"{where}:{line}: given {show(left[0])}, a conflict of a merge, allowed: text")
     found = FRONT.match(source)
     if not found:
         allowed = "front matter between two lines of ---, with a description"
