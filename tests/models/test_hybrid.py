@@ -126,7 +126,6 @@ def test_bambas_config_numbers_the_layers_with_attention() -> None:
         ({"n_groups": 3}, "mamba_num_heads"),
         ({"mamba_ssm_cache_dtype": "int8"}, "mamba_ssm_cache_dtype"),
         ({"moe_latent_size": 0}, "moe_latent_size"),
-        ({"hybrid_override_pattern": "MEM*"}, "n_routed_experts"),
         ({"attn_layer_indices": [4], "model_type": "bamba"}, "attn_layer_indices"),
     ],
 )
