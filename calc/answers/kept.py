@@ -46,12 +46,6 @@ def of_model(name: str) -> str:
     return fingerprint(answers.plain(answers.catalog().model(name)))
 
 
-def of_job(job: Mapping[str, Any]) -> list[str]:
-    """Hashes of the data on the card and on the models of a job of flat fields; CatalogError where there is none."""
-    models = {str(name) for field, name in job.items() if field.rpartition(".")[2] == "model"}
-    return [of_gpu(str(job.get("gpu"))), *map(of_model, sorted(models))]
-
-
 @cache
 def of_models() -> str:
     """A hash of the catalog's data on all models."""

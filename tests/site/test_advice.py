@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from sites import ROOT
 
-from calc.answers import advice, answers, kept, searched, topics
+from calc.answers import advice, answers, kept, topics
 from calc.answers.advice import Machine
 from calc.answers.topics import Answers
-from calc.base.schema import InputError
 from calc.base.units import GiB
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
@@ -173,28 +172,6 @@ def test_answers_on_a_card_stay_when_another_joins_its_node_and_go_when_its_link
         nodes = {name: replace(n, **fields) if "rtx4090" in n.gpu_ids else n for name, n in whole.nodes.items()}
         use(monkeypatch, replace(whole, nodes=nodes))
         assert (kept.of_gpu("rtx4090") == before) is same
-    forget()
-
-
-def test_a_recipes_answer_is_shared_by_catalogs_with_the_same_card_and_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sample site's catalog, too; what the catalog lacks is refused as the search refuses it, and not kept."""
-    whole, job = load(), {"model": "qwen2.5-0.5b", "roles.reward.model": "llama-3-8b", "gpu": "rtx4090", "gpus": 2}
-    use(monkeypatch, whole)
-    first = searched._topic(job)
-    fewer = {name: whole.models[name] for name in ("qwen2.5-0.5b", "llama-3-8b")}
-    use(monkeypatch, replace(whole, gpus={"rtx4090": whole.gpus["rtx4090"]}, models=fewer))
-    assert searched._topic(job) == first
-    slower = replace(whole.gpus["rtx4090"], bandwidth_gbs=500.0)
-    for changed in (
-        replace(whole, gpus={"rtx4090": slower}),
-        replace(whole, models={**fewer, "llama-3-8b": whole.models["qwen2.5-7b"]}),
-    ):
-        use(monkeypatch, changed)
-        assert searched._topic(job) != first
-    use(monkeypatch, whole)
-    searched.fill([job | {"gpu": "rtx409"}])
-    with pytest.raises(InputError, match=r"gpu: given 'rtx409'"):
-        searched.recommendation(job | {"task": "ppo", "gpu": "rtx409"}, "page")
     forget()
 
 

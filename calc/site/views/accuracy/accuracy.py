@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from calc.accuracy.residuals import ALLOWED, NUMBERS, RANGES, Part, Residual, Summary, residual, summary, summed
 from calc.answers import answers, words
-from calc.answers.kept import Kept, fingerprint, of_gpu, of_job
+from calc.answers.kept import Kept, fingerprint, of_gpu, of_model
 from calc.base.units import GiB
 from calc.catalog.catalog import Catalog
 from calc.scenario.rules import flatten
@@ -72,7 +72,9 @@ def comparable(catalog: Catalog) -> list[Record]:
 def record_key(record: Record) -> Hashable:
     """A key of everything that a residual depends on apart from calc itself."""
     job = flatten(record["scenario"])
-    return fingerprint(record), *of_job(job), of_gpu(record.get("machine", {}).get("gpu", job["gpu"]))
+    cards = {job["gpu"], record.get("machine", {}).get("gpu", job["gpu"])}
+    models = {name for field, name in job.items() if field.rpartition(".")[2] == "model"}
+    return fingerprint(record), *map(of_gpu, sorted(cards)), *map(of_model, sorted(models))
 
 
 def _residuals(records: Sequence[Record]) -> list[Residual]:
