@@ -146,7 +146,8 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         # the tanh again; half of x, the tanh's slope and its argument's, their products, half of 1 more, and the sum
         back = (i, i, i, 1, i, 2, i, 0, 3, i, 4, i, i, i, 7, i, i, 9, i, 10, i, 8, 11, i, 6, 12, i, i, 14, i, 13, 15,
                 None)  # fmt: skip
-        return self.tape.op("mlp: activation", [x], x.width, x.b, saves=[x], scratch=i * 4, backward_scratch=i * 5,
+        # beside what is made last there are at most three, and four
+        return self.tape.op("mlp: activation", [x], x.width, x.b, saves=[x], scratch=i * 3, backward_scratch=i * 4,
                             course=course, backward_course=back)  # fmt: skip
 
     def expanded_gate(self, x: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ def configs(family: str) -> Iterator[dict[str, Any]]:
         "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 128,
         "num_key_value_heads": 2, "num_kv_heads": 2, "num_experts_per_tok": 1, "model_type": family, "head_dim": 16,
         "kv_lora_rank": 8, "no_rope_layer_interval": 2, "n_embd": 64, "n_layer": 4, "n_head": 4, "ffn_dim": 64,
-        "num_kv_shared_layers": 1, "d_model": 64, "n_layers": 4, "n_heads": 4,
+        "num_kv_shared_layers": 1, "d_model": 64, "n_layers": 4, "n_heads": 4, "n_routed_experts": 8,
     }  # fmt: skip
     needed = {name: True for name in FAMILIES[family].needed}
     for slides in (False, True):
@@ -167,6 +167,13 @@ def test_each_row_is_of_a_family() -> None:
             {"change": {"topk_group": 8}},
             {"change": {"topk_group": 9}},
             "config.topk_group: given 9, allowed: at most n_group = 8",
+        ),
+        (
+            models.listed_layers,
+            "qwen3-30b-a3b",
+            {"change": {"mlp_only_layers": [47]}},
+            {"change": {"mlp_only_layers": [48]}},
+            "config.mlp_only_layers: given 48, allowed: 0 to 47, of num_hidden_layers = 48",
         ),
         (
             models.images,
