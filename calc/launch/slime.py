@@ -108,9 +108,8 @@ def layers(s: Scenario) -> Iterator[Words]:
     yield from switch("--sequence-parallel", s.sequence_parallel)
     if s.virtual_pipeline > 1:
         yield option("--num-virtual-stages-per-pipeline-rank", s.virtual_pipeline)
-    for which, count in told_layers(
-        s.architecture.layers, s.pipeline_parallel, s.pipeline_layers, s.virtual_pipeline
-    ).items():
+    told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers, s.virtual_pipeline)
+    for which, count in told.items():
         yield option(f"--decoder-{which}-pipeline-num-layers", count)
     for name in account_for(s.pipeline_layers, s.virtual_pipeline):
         yield (f"--{name.replace('_', '-')}",)

@@ -137,5 +137,5 @@ def _notes(problem: Problem, search: Search, best: Configuration) -> Iterator[st
         yield "no reference model runs, the framework's default; `--roles.reference {}` adds one for a KL term"
     if s.task in RL and s.has("reward") and not any(name.startswith("roles.reward") for name in problem.job):
         yield "a reward model scores, the framework's default; `--roles.reward none` where a function does"
-    if (s.offload.optimizer or s.offload.fraction) and framework(s.framework).one_thread(s):
+    if s.offload.states and framework(s.framework).one_thread(s):
         yield "offload.optimizer: the launcher leaves Adam one thread a rank; a larger OMP_NUM_THREADS is quicker"

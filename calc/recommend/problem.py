@@ -182,7 +182,7 @@ class Problem:
         while a smaller one trains all weights.
         """
         s = search.chosen(found).scenario
-        if s.method != "full" or not (s.offload.optimizer or s.offload.fraction) or not search.rated:
+        if s.method != "full" or not s.offload.states or not search.rated:
             return None
         limit = found.seconds / PATIENCE
         for later, rung in enumerate(self.rungs[index + 1 :], index + 1):

@@ -201,7 +201,8 @@ class Reserve:
         """The reserve for `a`, where cuBLAS takes a `workspace` for each thread."""
         self.act, self.workspace = a, workspace
         process = _undisturbed(a, workspace).end
-        self._each = a.events / len([*a.parts()])  # events of a part
+        self._count = len([*a.parts()])
+        self._each = a.events / self._count  # events of a part
         self.spent = 0.0  # events of replays under limits, if each went on from the undisturbed one
         self.cut = False  # the search has ended early
         self._tried = [Tried(process.most_reserved, process.refused, broke=False)]
@@ -224,8 +225,7 @@ class Reserve:
 
     def _affords(self, limit: int) -> bool:
         """True if a replay under `limit` to its end takes no more than what is left of SOUGHT."""
-        parts = len([*self.act.parts()]) - self._parts(limit)
-        return self.spent + parts * self._each <= SOUGHT
+        return self.spent + (self._count - self._parts(limit)) * self._each <= SOUGHT
 
     def _try(self, limit: int) -> bool:
         """Replays under `limit`, from the last mark that is the same under it; True if a request fails."""

@@ -84,9 +84,14 @@ class Offload:
     fraction: float = 0.0
 
     @property
+    def states(self) -> bool:
+        """True if optimizer states, or a part of them, are on the host, all the time or in between."""
+        return self.optimizer or self.fraction > 0
+
+    @property
     def trained(self) -> bool:
-        """True if weights or optimizer states of a trained model are on the host, all the time or in between."""
-        return self.optimizer or self.parameters or self.fraction > 0
+        """True if weights or optimizer states of a trained model are."""
+        return self.states or self.parameters
 
 
 @dataclass(frozen=True, slots=True)
