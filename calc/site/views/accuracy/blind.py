@@ -20,9 +20,10 @@ from calc.site.views.accuracy import accuracy
 FILE = ROOT / "measurements" / "blind" / "unsaid.yaml"
 RESTS_ON = (
     "Records of measurements/published_blind.jsonl: each scenario with a first comparison was written from the "
-    "source's settings by somebody who had seen neither the figure nor an estimate; those without one came later. "
-    "The first comparison is that of the code of its day, and is not computed again. Since then a scenario has "
-    "changed only where a field came for what it could not say, or where the source or the code says otherwise."
+    "source's settings before any estimate, by somebody who had not seen the figure unless its note says so; those "
+    "without one came later. The first comparison is that of the code of its day, and is not computed again. Since "
+    "then a scenario has changed only where a field came for what it could not say, or where the source or the code "
+    "says otherwise."
 )
 # the revisions that scenarios, written blind, were first compared with, and how tables name these comparisons
 ROUNDS = {
