@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import resource
+import signal
 import sys
 import time
 from collections import Counter
@@ -96,6 +97,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first round's seed; each later one has the next")
     parser.add_argument("--door", choices=DOORS, action="append", help="one door alone, or several")
     asked = parser.parse_args()
+    # stopped at any time, it says how far it came: also in the background, where a shell has an interrupt ignored
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.default_int_handler)
     end, number, faults, clock = time.monotonic() + asked.seconds, asked.seed, 0, Clock()
     met: dict[str, Counter[str]] = {name: Counter() for name in asked.door or DOORS}
     try:

@@ -64,11 +64,19 @@ PLANTED = {
     '<script type="application/ecmascript">run()</script>': "a script of type application/ecmascript",
     "<!-- --!><img src='https://example.org/x'> -->": "a comment that browsers end within",
     "<!--><img src='https://example.org/x'> -->": "a comment that browsers end within",
+    '<div class="wide"><p>x</p>': 'leaves <div class="wide"> open',
+    "<details><summary>x</details>": "leaves <summary> open",
+    "<p>x</p></div>": "closes <div>, which is not open",
+    "<h1>One</h1><h1>Two</h1>": "has 2 headings of the first level, allowed: 1",
+    "<p>As measured.[^a100]</p>": "template code leaked: '[^a100]'",
+    '<label for="gpu">GPU</label><input id="gpus">': "names the id 'gpu', which no element of it has",
+    '<p aria-describedby="a b" id="a">x</p>': "names the id 'b', which no element of it has",
 }
 ALLOWED = """<a href="https://example.org/">x</a><a href="mailto:x@example.org">x</a><a href="page.html#a" id="a">x</a>
 <link rel="canonical" href="https://example.org/"><link rel="alternate" hreflang="zh" href="https://example.org/zh/">
 <img src="data:image/png;base64,AA=="><svg><rect fill="url(#a)"/></svg><p style="width:1%">url(https://x.org)</p>
-<meta http-equiv="refresh" content="0; url=page.html#a"><style>p{background:url("data:image/svg+xml,<svg a='b(c)'/>")}
+<meta http-equiv="refresh" content="0; url=page.html#a"><ul><li>x
+<li aria-labelledby="a">y</ul><style>p{background:url("data:image/svg+xml,<svg a='b(c)'/>")}
 </style><!-- > -- > --><script type="application/json">{"to": "javascript:x"}</script><script>x = "<img src=https://example.org/x.png>"</script>"""
 
 

@@ -1,4 +1,4 @@
-"""Checks of a built site: leaked template code, broken links, links that run, requests to other sites."""
+"""Checks of a built site: leaked template code, unclosed elements, broken links, links that run, other sites asked."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ from calc.base.reading import decode
 from calc.site.build import styles
 from calc.site.faults import short
 
-LEAK = re.compile(r"Macro (?:Rendering|Syntax) Error|\{\{|\{%|\[\[ |no such element")
+LEAK = re.compile(
+    r"Macro (?:Rendering|Syntax) Error|\{\{|\{%|\[\[ |no such element|\[\^[\w-]+\]"
+)  # the last: a footnote
 CELLS = ("td", "th")
+# Elements whose end tag nothing else implies: one that is left out moves the rest of the page into it.
+CLOSED = {"a", "article", "aside", "button", "code", "details", "div", "em", "figcaption", "figure", "footer", "form",
+          "header", "label", "main", "nav", "ol", "pre", "section", "select", "span", "strong", "summary", "table",
+          "ul"}  # fmt: skip
+THEME = {"__toc", "__search", "__drawer"}  # ids of the theme's own switches, which some pages have twice or not at all
+RAW = re.compile(r"<[^<>]*>")
+NAMING = ("for", "aria-labelledby", "aria-describedby", "aria-controls", "aria-owns", "headers", "list", "form")
 # Attributes that a browser loads on any element; attributes that only lead somewhere belong to links.
 SOURCES = ("src", "poster", "background", "data", "manifest", "action", "formaction", "ping", "xlink:href",
            "attributionsrc")  # fmt: skip
@@ -59,16 +68,24 @@ class Page(HTMLParser):
         self.refused: list[str] = []
         self.text: list[str] = []
         self.cells: list[str] = []
+        self.named: list[str] = []
+        self.headings = 0
+        self._open: list[tuple[str, str]] = []
         self._raw = ""
         self._in_cell = False
         self.feed(html)
         self.close()
+        self.refused += [f"leaves {tag} open" for _, tag in self._open]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Records ids, links and loads."""
         given = {k: v or "" for k, v in reversed(attrs)}  # the first of two attributes of one name counts
         if "id" in given:
             self.ids.append(given["id"])
+        if tag in CLOSED:
+            self._open.append((tag, self.get_starttag_text() or ""))
+        self.headings += tag == "h1"
+        self.named += [name for attribute in NAMING for name in given.get(attribute, "").split()]
         if tag == "base":
             self.refused.append("has a <base>, which moves every address of the page")
         if WATCHED & given.keys():
@@ -109,11 +126,21 @@ class Page(HTMLParser):
             self.refused += inner.refused
 
     def handle_endtag(self, tag: str) -> None:
-        """Ends a cell, a script or a style."""
+        """Ends a cell, a script, a style, or the element that was opened last."""
+        if tag in CLOSED:
+            self._close(tag)
         if tag in CELLS:
             self._in_cell = False
         if tag == self._raw:
             self._raw = ""
+
+    def _close(self, tag: str) -> None:
+        """Ends the element of this name that was opened last, and with it whatever was left open inside."""
+        if tag not in [name for name, _ in self._open]:
+            self.refused.append(f"closes <{tag}>, which is not open")
+            return
+        while (last := self._open.pop())[0] != tag:
+            self.refused.append(f"leaves {last[1]} open")
 
     def handle_comment(self, data: str) -> None:
         """Refuses a comment that ends sooner for browsers than for this parser: what follows is hidden from here."""
@@ -222,10 +249,14 @@ class _Checked:
         if leak := LEAK.search("".join(page.text)):
             yield Fault(path, f"template code leaked: {leak.group()!r}", leak.group(), (path, "leak"))
         if len(self.ids[path]) < len(page.ids):
-            for one in sorted({i for i in page.ids if page.ids.count(i) > 1} - {"__toc", "__search", "__drawer"}):
+            for one in sorted({i for i in page.ids if page.ids.count(i) > 1} - THEME):
                 yield Fault(path, f"id {one!r} given twice", one, (path, one))
+        if page.headings > 1:
+            yield Fault(path, f"has {page.headings} headings of the first level, allowed: 1", "", (path, "h1"))
+        for name in sorted(set(page.named) - self.ids[path] - THEME):
+            yield Fault(path, f"names the id {name!r}, which no element of it has", name, ("names", name))
         for words in page.refused:
-            yield Fault(path, words, "<base" if "<base>" in words else "data:", words)
+            yield Fault(path, words, next(iter(RAW.findall(words)), "data:"), words)
         yield from self._loads(path, page.loads)
         for link in page.links:
             yield from self._link(path, link)
