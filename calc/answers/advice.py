@@ -149,22 +149,11 @@ def words(best: Configuration) -> str:
     """A configuration in a few words: method, sharding, degrees, memory savings, batches and response generation."""
     s = best.scenario
     facts = OPTIMIZERS[s.optimizer]
-    moved = [
-        word
-        for word, on in (
-            ("optimizer", s.offload.optimizer),
-            ("weights", s.offload.parameters),
-            ("checkpoints", s.offload.activations),
-            ("Adam's step", s.offload.fraction > 0),
-        )
-        if on
-    ]
-    frozen = [n for n in s.roles if (own := s.role(n)) and own.offload.parameters and not s.offload.parameters]
     parts = [
         METHODS[s.method] + (f", {facts.bits}-bit {facts.label}" if facts.eight_bit else ""),
         SHARDINGS[s.sharding],
         *degrees(s),
-        f"{' and '.join([*moved, *frozen])} offloaded" if moved or frozen else "",
+        f"{' and '.join(s.offloaded)} offloaded" if s.offloaded else "",
         {"full": "checkpointing", "selective": "selective checkpointing"}.get(s.checkpointing, ""),
         *segments(s),
         batched(s),

@@ -78,19 +78,12 @@ def describe(answer: Answer) -> str:
     """A job in one line: the assumptions behind the numbers of its tables."""
     s = answer.scenario
     names = {found.id: found.name for found in answers.catalog().models.values()}
-    moved = (
-        ("weights", s.offload.parameters),
-        ("optimizer", s.offload.optimizer),
-        ("checkpoints", s.offload.activations),
-        ("Adam's step", s.offload.fraction > 0),
-    )
-    kept = [what for what, off in moved if off]
     parts = [
         model(s.model),
         task(s.task) + ("" if s.method == "full" else f", {_method(s)}"),
         machine(s),
         ", ".join([f"{FRAMEWORKS[s.framework]} {s.framework_version}", *trainer(s)]),
-        ", ".join([SHARDINGS[s.sharding], *(f"{what} in host memory" for what in kept)]),
+        ", ".join([SHARDINGS[s.sharding], *(f"{what} in host memory" for what in s.offloaded)]),
         *degrees(s),
         PRECISIONS.get(s.precision, s.precision),
         ATTENTION[s.attention],
@@ -148,15 +141,7 @@ def _groups(s: Scenario) -> dict[str, int]:
 
 
 def _offloaded(s: Scenario) -> str:
-    frozen = [name for name in ("reference", "reward", "teacher") if (own := s.role(name)) and own.offload.parameters]
-    names = (
-        ["optimizer"] * s.offload.optimizer
-        + ["weights"] * s.offload.parameters
-        + ["checkpoints"] * s.offload.activations
-        + ["Adam's step"] * (s.offload.fraction > 0)
-        + frozen
-    )
-    *most, last = names or ["nothing"]
+    *most, last = s.offloaded or ["nothing"]
     return f"{', '.join(most)} and {last} in host memory" if most else f"{last} in host memory"
 
 

@@ -173,13 +173,6 @@ def _pace(s: Scenario, t: Throughput | None) -> Iterator[str]:
 def _settings(judged: Judged, catalog: Catalog) -> str:
     """The settings to be made, in one line."""
     s = judged.scenario
-    moved = (
-        ("optimizer", s.offload.optimizer and s.optimizer != "none"),
-        ("weights", s.offload.parameters),
-        ("Adam's step", s.offload.fraction > 0),
-    )
-    offloaded = [name for name, on in moved if on]
-    frozen = [name for name in s.roles if (own := s.role(name)) and own.offload.parameters and not s.offload.parameters]
     way = f"{s.method} of rank {s.lora.rank}" if s.lora else s.method
     if s.optimizer == "none" and s.method == "qlora":
         way = "weights in 4 bits"
@@ -193,7 +186,7 @@ def _settings(judged: Judged, catalog: Catalog) -> str:
         *degrees(s),
         f"micro batch {s.micro_batch} of {s.global_batch}",
         f"checkpointing {s.checkpointing}",
-        f"{s.optimizer}" + (f", offloaded: {' and '.join([*offloaded, *frozen])}" if offloaded or frozen else ""),
+        f"{s.optimizer}" + (f", offloaded: {' and '.join(s.offloaded)}" if s.offloaded else ""),
         *(["Liger's kernels"] if s.kernels == "liger" else [f"loss {s.loss}"] if asked else []),
         *segments(s),
         lengths(s),

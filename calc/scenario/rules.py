@@ -235,11 +235,15 @@ def pinning_fault(s: Scenario, gpu: GPU) -> Refusal | None:
     field, given = "pinned_max_round_threshold_mb", s.pinned_max_round_threshold_mb
     if gpu.lacks_cuda:
         return Refusal(field, f"{given} on {gpu.id}", "null; PyTorch's setting is for CUDA")
-    vllm = s.versions.get("vllm") if s.rollout and s.rollout.engine == "vllm" else None
-    for name, version, since in (("vllm", vllm, PINS_SINCE_VLLM), ("torch", s.versions.get("torch"), PINS_SINCE)):
+    for name, version, since in (("vllm", _vllm(s), PINS_SINCE_VLLM), ("torch", s.versions.get("torch"), PINS_SINCE)):
         if version is not None and not at_least(version, since):
             return Refusal(field, f"{given} with {name} {version}", f"null, or with {name} {since} or later")
     return None
+
+
+def _vllm(s: Scenario) -> str | None:
+    """The release of vLLM that generates, if it does."""
+    return s.versions.get("vllm") if s.rollout and s.rollout.engine == "vllm" else None
 
 
 def serving_fault(s: Scenario, given: Mapping[str, Any]) -> Refusal | None:
@@ -256,9 +260,11 @@ def serving_fault(s: Scenario, given: Mapping[str, Any]) -> Refusal | None:
             "rollout.max_tokens_per_gpu, as batches that are scored are dynamic, too",
         )
     if s.rollout.v0:
-        version = s.versions.get("vllm", "none") if s.rollout.engine == "vllm" else "none"
-        if version == "none" or not at_least(version, "0.8") or at_least(version, "0.11"):
-            return Refusal("rollout.v0", f"true with vllm {version}", "with vllm 0.8 to 0.10, which have two engines")
+        version = _vllm(s)
+        if version is None or not at_least(version, "0.8") or at_least(version, "0.11"):
+            return Refusal(
+                "rollout.v0", f"true with vllm {version or 'none'}", "with vllm 0.8 to 0.10, which have two engines"
+            )
     tp, heads = s.rollout.tensor_parallel, s.architecture.heads
     if not s.rollout.serves:
         if s.rollout.sleep and "rollout.sleep" in given:
@@ -523,7 +529,7 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
     if s.attention == "flash":
         yield from flash_faults(s.architecture, gpu)
     # vllm-project/vllm issue 42756: wheels for CUDA 12.9 and 13 alone
-    if gpu.before_turing and s.rollout and s.rollout.engine == "vllm" and at_least(s.versions.get("vllm", "0"), "0.21"):
+    if gpu.before_turing and (version := _vllm(s)) and at_least(version, "0.21"):
         yield f"vLLM's wheels from 0.21 on have no kernels for the {gpu.name}: generate with rollout.engine hf"
     # torchao `prototype/mx_formats/kernels.py` asks for compute capability 10.0
     if s.float8 in ("mxfp8", "nvfp4") and gpu.architecture != "Blackwell":

@@ -394,6 +394,19 @@ class Scenario:
         """The scenario as the role `name` sees it, with the role's own values; None if the role does not run."""
         return self._own.get(name)
 
+    @property
+    def offloaded(self) -> list[str]:
+        """What lives in host memory, in words: of the trained model, then frozen roles that are there alone."""
+        off = self.offload
+        named = (
+            ("optimizer", off.optimizer and self.optimizer != "none"),
+            ("weights", off.parameters),
+            ("checkpoints", off.activations),
+            ("Adam's step", off.fraction > 0),
+        )
+        frozen = [name for name, own in self._own.items() if own.offload.parameters and not off.parameters]
+        return [*(name for name, on in named if on), *frozen]
+
     @cached_property
     def keeps(self) -> Keeps:
         """The roles and stages that the framework runs for the job, and what they keep in memory."""
