@@ -166,8 +166,8 @@ class Shared:
 
     def largest(self, *, serving: bool) -> list[tuple[Candidate, Sums]]:
         """The peak instants of the roles, whatever the card; see `Stages.largest`."""
-        memo = self.job.roles if serving else self.job.roles.training
-        return memo.once(("largest", *self.names, serving), lambda: self.stages.largest(serving=serving))
+        memo = self.job.roles.serving if serving else self.job.roles.training
+        return memo.once(("largest", *self.names), lambda: self.stages.largest(serving=serving))
 
     @cached_property
     def beside_resident(self) -> int:

@@ -240,7 +240,9 @@ class Search:
     _bounds: dict[tuple[int, Place], float] = field(default_factory=dict)
     _trains: dict[Hashable, bool] = field(default_factory=dict)
     _serves: dict[Hashable, Fit] = field(default_factory=dict)
-    _hostless: dict[tuple[int, Place], bool] = field(default_factory=dict)
+    _overfull: dict[Hashable, bool] = field(default_factory=dict)
+    _hostless: dict[Hashable, bool] = field(default_factory=dict)
+    _apart: dict[int, bool] = field(default_factory=dict)
     _least: float = inf
 
     @cached_property
@@ -432,20 +434,24 @@ class Search:
         heap: list[tuple[float, int, int, Place, int]] = []
         seen: set[tuple[int, Place, int]] = set()
 
-        def push(b: int, place: Place, cut: int) -> None:
+        def push(b: int, place: Place, cut: int, bound: float = 0.0) -> None:
             if (b, place, cut) not in seen:
                 seen.add((b, place, cut))
-                heapq.heappush(heap, (self.bound(b, place), next(ticket), b, place, cut))
+                # the bound of a place before it will do for one that is only passed through
+                bound = bound if self._overfull.get(self.held(b, place)) else self.bound(b, place)
+                heapq.heappush(heap, (bound, next(ticket), b, place, cut))
 
         for b, place in starts:
             push(b, place, 0)
         while heap and heap[0][0] < inf and heap[0][0] <= limit:
-            _, _, b, place, cut = heapq.heappop(heap)
+            bound, _, b, place, cut = heapq.heappop(heap)
             turns, axes = self.branches[b].turns, len(place)
             if cut == 0:
                 for following in self.behind(b, place, range(turns)) if asked is not None else ():
-                    push(b, following, 0)
-                if (asked is not None and (b, place) not in asked) or self.too_much_for_the_host(b, place):
+                    push(b, following, 0, bound)
+                if asked is not None and (b, place) not in asked:
+                    continue
+                if self.overfull(b, place) or self.too_much_for_the_host(b, place):
                     continue
             if turns + cut < axes:
                 # until something is found, cut all axes: an early find spares looking at slower places
@@ -484,16 +490,12 @@ class Search:
         With `looking`, each place is looked at, as the closest miss may be any of them.
         """
         known: bool | None = False
-        overfull: set[Hashable] = set()
         for b, branch in reversed([*enumerate(self.branches)]):
             for turn in product(*[reversed(range(n + 1)) for n in branch.leanest[: branch.turns]]):
                 at = (*turn, *branch.leanest[branch.turns :])
-                held = branch.kin, branch.micro(at), branch.kept(turn)
-                if not looking and held in overfull:
+                if not looking and self.overfull(b, at):
                     continue
                 if not self.possible(b, at) or self.too_much_for_the_host(b, at):
-                    if not looking and (met := self._fits.get((b, at))) and met.overfull:
-                        overfull.add(held)
                     continue
                 found = self.starting(b, at)
                 if found and found.fits:
@@ -566,22 +568,50 @@ class Search:
         found = self.fit(b, place)
         return found is None or found.on_device
 
+    def held(self, b: int, place: Place) -> Hashable:
+        """The key that decides what is resident as roles train: a branch has all its micro batches for that."""
+        branch = self.branches[b]
+        return branch.kin, branch.micro(branch.leanest), branch.kept(place[: branch.turns])
+
+    def overfull(self, b: int, place: Place) -> bool:
+        """True if what is resident is too much for a GPU, whatever is recomputed, and at every value of the lean axes.
+
+        One place is asked for all that hold the same; if the framework refuses it, that tells nothing of the others.
+        """
+        held = self.held(b, place)
+        if held not in self._overfull:
+            branch = self.branches[b]
+            found = self.fit(b, (*place[: branch.turns], *branch.leanest[branch.turns :]))
+            if found is None:
+                return False
+            self._overfull[held] = found.overfull
+        return self._overfull[held]
+
     def too_much_for_the_host(self, b: int, place: Place) -> bool:
         """True if the host lacks memory at every value of the lean axes; their first values need least."""
         turns = self.branches[b].turns
         first = (*place[:turns], *[0] * (len(place) - turns))
-        if (b, first) not in self._hostless:
+        key = self.hosted(b, first)
+        if key not in self._hostless:
             s = self.scenario(b, first)
             roles = [s, *filter(None, [s.role(name) for name in s.roles])] if s else []
             offloads = any(role.offload.trained for role in roles)
             job = self.job(b, first) if offloads else None
             lacks = most(Hosts(job).phases()) - self.host.bytes if job else 0
-            self._hostless[b, first] = lacks > 0
+            self._hostless[key] = lacks > 0
             if 0 < lacks <= self._least:
                 # places that lack least are looked at, so that one can be named if nothing fits
                 self._least = lacks
                 self.fit(b, self.branches[b].leanest)
-        return self._hostless[b, first]
+        return self._hostless[key]
+
+    def hosted(self, b: int, first: Place) -> Hashable:
+        """The key that decides what the host needs: vLLM's tensor parallelism too, unless vLLM takes nothing there."""
+        branch = self.branches[b]
+        if b not in self._apart:
+            job = self.job(b, (0,) * len(first))
+            self._apart[b] = job is not None and not Hosts(job).serving(1)
+        return branch.kin, branch.micro(first), first[: branch.turns], None if self._apart[b] else b
 
     def settled(self, b: int, place: Place) -> Found | None:
         """The leanest place with the same bound as `place`, or `place` itself if only that fits, or if it is faster.

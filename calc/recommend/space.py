@@ -132,6 +132,7 @@ class Branch:
     kin: int
     training: dict[Hashable, Memo] = field(repr=False, compare=False)
     alone: bool = False
+    _serving: dict[Hashable, Memo] = field(default_factory=dict, init=False, repr=False, compare=False)
     _made: dict[tuple[int, ...], Roles | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -176,8 +177,9 @@ class Branch:
             s = vary(self.base, changes)
         except ScenarioError:
             return None
-        what = place[: self.turns], s.micro_batch, s.rollout and s.rollout.sleep
-        return Roles(s, self.training.setdefault(what, Memo()))
+        turn, asleep = place[: self.turns], s.rollout and s.rollout.sleep
+        training = self.training.setdefault((turn, s.micro_batch, asleep), Memo())
+        return Roles(s, training, self._serving.setdefault((turn, asleep), Memo()))
 
     def places(self) -> Iterator[tuple[int, ...]]:
         """All places of the branch, the fastest first."""

@@ -62,14 +62,15 @@ class Places(Mapping[str, Placed]):
 class Roles(Memo):
     """The roles of a scenario, each under its engine: everything that is the same on every card, computed once for all.
 
-    `training` caches what the training and scoring roles need; scenarios that differ only in vLLM's settings may share
-    it.
+    `training` caches what the training and scoring roles need, and `serving` what they need in the phases of vLLM:
+    scenarios that differ only in vLLM's settings may share the first, and those that differ only in its share of the
+    card and in the micro batch the second.
     """
 
-    def __init__(self, s: Scenario, training: Memo | None = None) -> None:
+    def __init__(self, s: Scenario, training: Memo | None = None, serving: Memo | None = None) -> None:
         """The roles of `s`, whose card does not matter."""
         super().__init__()
-        self.s, self.training = s, training or Memo()
+        self.s, self.training, self.serving = s, training or Memo(), serving or Memo()
         self.keeps, self.placed = s.keeps, Places(s)
 
     def batch(self, s: Scenario, rows: int, length: int = 0) -> Batch:
