@@ -1,6 +1,6 @@
 """The fastest configuration that fits, found without looking at most of them.
 
-Four properties let configurations be passed over, and tests hold each:
+Five properties let configurations be passed over, and tests hold each:
 
 - Along every axis of a branch the step time never falls. So a place's time is a lower bound for all places behind it:
   places are taken in the order of their bounds, and once the best found is below all bounds it is the fastest.
@@ -10,6 +10,8 @@ Four properties let configurations be passed over, and tests hold each:
 - While vLLM sleeps, or has GPUs of its own, training and scoring take the same memory whatever vLLM's share, and
   whatever its tensor parallelism but for NCCL's buffers where that is more than 1. Loading, generating, handing weights
   over and saving take the same whatever the micro batch. So each half is computed once.
+- What is resident as roles train is the same whatever they recompute and whatever vLLM does, for all micro batches of a
+  branch. So where that alone is too much for a GPU, one place answers for all of them.
 - Sleep, shares and micro batches never lower what the host needs. So if host memory is too small for what is offloaded
   with the lean axes at their first values, it is too small with any.
 

@@ -83,16 +83,23 @@ def test_a_step_takes_no_less_time_further_along_an_axis(both: tuple[Search, Sea
 
 @settings(max_examples=40)
 @given(searches(4000), st.data())
-def test_what_is_resident_is_the_same_whatever_is_recomputed(both: tuple[Search, Search], data: st.DataObject) -> None:
-    """A search that only asks whether anything fits looks at one of the places that differ in this alone."""
+def test_what_is_resident_is_the_same_where_the_search_asks_once(
+    both: tuple[Search, Search], data: st.DataObject
+) -> None:
+    """Whatever is recomputed, however large the micro batch, and whatever vLLM does."""
     search, _ = both
     for _ in range(6):
         b, place, _ = a_place(search, data)
-        axes = search.branches[b].axes
-        for axis in [n for n, axis in enumerate(axes) if axis.name == "checkpointing"]:
-            places = [(*place[:axis], n, *place[axis + 1 :]) for n in range(len(axes[axis].values))]
-            fits = [fit for at in places if (fit := search.fit(b, at))]
-            assert len({tuple(each.beside_resident for each in fit._sets) for fit in fits}) <= 1
+        branch = search.branches[b]
+        draws = [[*range(last + 1)] for last in branch.leanest]
+        for n, axis in enumerate(branch.axes[: branch.turns]):
+            draws[n] = draws[n] if axis.name == "checkpointing" else [place[n]]
+        places = [place, *[tuple(data.draw(st.sampled_from(each)) for each in draws) for _ in range(3)]]
+        alike = [(n, place) for n, own in enumerate(search.branches) if own.axes == branch.axes]
+        asked = [at for at in (*[(b, at) for at in places], *alike[:3]) if search.held(*at) == search.held(b, place)]
+        assert len(asked) >= len(places)
+        fits = [fit for at in asked if (fit := search.fit(*at))]
+        assert len({tuple(each.beside_resident for each in fit._sets) for fit in fits}) <= 1
 
 
 @settings(max_examples=40)
@@ -245,3 +252,8 @@ def test_along_the_lean_axes_the_host_never_needs_less(both: tuple[Search, Searc
     one, other = search.judged(b, first), search.judged(b, place)
     if one and other:
         assert most(one.estimate.host_phases) <= most(other.estimate.host_phases)
+    alike = [n for n, own in enumerate(search.branches) if len(own.axes) == len(first) and n != b]
+    for n in [n for n in alike if search.hosted(n, first) == search.hosted(b, first)][:2]:
+        # asked once for all tensor parallelisms of vLLM
+        if one and (same := search.judged(n, first)):
+            assert most(same.estimate.host_phases) == most(one.estimate.host_phases)
