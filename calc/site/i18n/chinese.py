@@ -2088,6 +2088,8 @@ REFUSALS = {
     "false, or with none, ddp; not modelled": "false，或与 none、ddp 一起；没有模拟",
     "false, or with both sequence_parallel and compiled layers": "false，或同时使用 sequence_parallel 与编译的层",
     "false, or with layers of Megatron-core that have no fusions": "false，或用于没有融合算子的 Megatron-core 层",
+    "none, or with {field!} {values!}": "none，或与 {field} {values} 一起",
+    "false, or with {field!} {values!}": "false，或与 {field} {values} 一起",
     "null, or with float8": "null，或与 float8 一起",
     "below the model's {n#} layers, all of them on one GPU": "小于模型的 {n} 层，且所有层在同一张卡上",
     "none; {forms!}": "none；{forms}",
