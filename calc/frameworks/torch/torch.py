@@ -337,4 +337,6 @@ def _loss_path(s: Scenario) -> Path:
 def _kept(s: Scenario, usual: Path) -> Path:
     """The path of a loop whose variables keep the model's outputs, and which may cast them to fp32 before its loss."""
     held: Held = "forward" if s.outputs_kept == "none" else s.outputs_kept
+    if held == "step" and s.accumulation > 1:
+        held = "next"
     return replace(usual, held=held, head_fp32=usual.head_fp32 or s.outputs_fp32, outside=s.outputs_fp32)
