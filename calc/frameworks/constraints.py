@@ -427,7 +427,7 @@ def compile_fault(s: Scenario) -> Refusal | None:
         return Refusal("compile", f"{given} with {who}", "none; not modelled")
     if s.task not in ("pretrain", "sft"):
         return Refusal("compile", f"{given} for {s.task}", "none; modelled for pretrain, sft")
-    if s.loss in ("fused", "cut") and s.compile != "model":
+    if s.loss in ("fused", "cut", "vocab-chunked") and s.compile != "model":
         return Refusal("compile", f"{given} with loss {s.loss}", "none, model; this loss is a kernel already")
     if s.kernels != "eager" and s.compile != "loss":
         allowed = "none, loss; modelled for a model's own operations"
