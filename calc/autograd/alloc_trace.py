@@ -15,8 +15,9 @@ from calc.autograd.tape import NOTHING, Course, Size, Tensor
 
 # Slots that are not a piece's own: its input, the gradient of its output, gradients of weights, which stay, and what an
 # operation takes and gives back while it runs. MULTIPLY is where cuBLAS is called first, by forward's thread, 1, or
-# autograd's, 2. CAST is taken for autocast's cache, and stays until that ends.
-INPUT, GIVEN, WEIGHT, MULTIPLY, CAST, PASSING = -1, -2, -3, -4, -5, -6  # and below
+# autograd's, 2. CAST is taken for autocast's cache, and stays until that ends. REPLACED has the outputs of the
+# micro batch before, which go as the model returns.
+INPUT, GIVEN, WEIGHT, MULTIPLY, CAST, REPLACED, PASSING = -1, -2, -3, -4, -5, -6, -7  # and below
 
 FEW = 4  # temporaries of one operation
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, assert_never
 LossKind = Literal[
     "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits", "ahead",
     "fused", "cut", "tiled", "pieces", "divergence", "scalar", "vocab-parallel", "vocab-parallel-compiled",
-    "vocab-parallel-te", "vocab-parallel-softmax",
+    "vocab-parallel-te", "vocab-parallel-softmax", "vocab-chunked",
     "linear-entropy",
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
@@ -56,6 +56,7 @@ class Path:
     and writes one gradient), `chunked`, `chunked-logits` (torchtune's: all logits, each chunk cast for its own loss),
     `ahead` (torchtitan's: chunks whose backward runs at once), `fused`, `cut` (cut-cross-entropy), `tiled`, `pieces`
     (litgpt's), `divergence` (of a student's distributions from a teacher's), `scalar` (a value head, no vocabulary),
+    `vocab-chunked` (prime-rl's log-probabilities and entropies, from logits of some of the vocabulary at a time),
     `vocab-parallel` (Megatron-core's, in fp32 over a rank's part of the vocabulary), `vocab-parallel-compiled` (the
     same as compiled kernels), `vocab-parallel-te` (Transformer Engine's kernel), `vocab-parallel-softmax` (slime's,
     log-probabilities and entropies of one softmax) and `linear-entropy` (verl's kernels, which make both from the
@@ -125,6 +126,7 @@ class Path:
                 | "vocab-parallel-compiled"
                 | "vocab-parallel-te"
                 | "vocab-parallel-softmax"
+                | "vocab-chunked"
                 | "linear-entropy"
             ):
                 return True

@@ -245,6 +245,26 @@ def kernels_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def outputs_fault(s: Scenario) -> Refusal | None:
+    """The reason why a loop cannot treat its outputs as `s` says, in one line, or None: trainers do as their code does.
+
+    Of losses that stream there are no logits to keep, and a pipeline's schedule keeps those of its own.
+    """
+    if s.outputs_kept == "none" and not s.outputs_fp32:
+        return None
+    field = "outputs_kept" if s.outputs_kept != "none" else "outputs_fp32"
+    asked, usual = (s.outputs_kept, "none") if field == "outputs_kept" else ("true", "false")
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "loss": ("full",),
+        "pipeline_parallel": (1,),
+    }  # fmt: skip
+    for name, values in fixed.items():
+        if (value := getattr(s, name)) not in values:
+            with_these = f"{usual}, or with {name} {', '.join(map(str, values))}"
+            return Refusal(field, f"{asked} with {name} {value}", with_these)
+    return None
+
+
 def streams_fault(s: Scenario) -> Refusal | None:
     """The reason why checkpoints cannot wait on the host, in one line; None if they can, or shall not."""
     if not s.offload.activations:
@@ -356,6 +376,7 @@ def unmodelled(s: Scenario) -> Refusal | None:
     """The reason why a framework that is not plain PyTorch cannot have some of its settings, in one line, or None."""
     faults = (
         kernels_fault, whole_gradients, states_fault, streams_fault, hybrid_fault, compile_fault, experts_fault,
+        outputs_fault,
     )  # fmt: skip
     return next((reason for fault in faults if (reason := fault(s))), None)
 
@@ -406,7 +427,7 @@ def compile_fault(s: Scenario) -> Refusal | None:
         return Refusal("compile", f"{given} with {who}", "none; not modelled")
     if s.task not in ("pretrain", "sft"):
         return Refusal("compile", f"{given} for {s.task}", "none; modelled for pretrain, sft")
-    if s.loss in ("fused", "cut") and s.compile != "model":
+    if s.loss in ("fused", "cut", "vocab-chunked") and s.compile != "model":
         return Refusal("compile", f"{given} with loss {s.loss}", "none, model; this loss is a kernel already")
     if s.kernels != "eager" and s.compile != "loss":
         allowed = "none, loss; modelled for a model's own operations"

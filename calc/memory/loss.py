@@ -31,6 +31,8 @@ LASTING = get_args(Lasting)
 CHUNKS = 8
 # vocabulary entries of which verl's fused head sums, and whose gradients it makes, at a time (`vocab_per_split`)
 PARTIAL, SPLIT = 1024, 9504
+# vocabulary entries of a chunk (prime-rl `trainer/config.py`, fused_lm_head_chunk_size for RL)
+ENTRIES = 2048
 # vocabulary entries of a tile (trl 1.16.0 `trainer/utils.py`)
 TILE_ENTRIES = 32_768
 
@@ -112,6 +114,8 @@ class Head(Program):
                 return self.of_logits(path, self.vocab_parallel)
             case "vocab-parallel-softmax":
                 return self.of_logits(path, self.one_softmax)
+            case "vocab-chunked":
+                return self.of_entries()
             case "linear-entropy":
                 return self.linear_entropy()
             case other:
@@ -381,6 +385,23 @@ class Head(Program):
         weight = self.elements["lm_head"] if self.run.trained else 0
         tape.op("lm_head, loss and entropy", [x], ONE * 2, 4, saves=[x, Tensor(ONE, 3 * 4)], scratch=partial,
                 backward_scratch=piece, weight=weight)  # fmt: skip
+        return tape
+
+    def of_entries(self) -> Tape:
+        """prime-rl's fused head: log-probabilities and entropies from the logits of 2,048 entries at a time.
+
+        Keeps its input, the labels and a log-sum-exp. Forward has a chunk's logits, and in fp32 these, what is shifted
+        and its exponential. From the second chunk on backward has the first one's probabilities and gradient, too; then
+        it casts the gradient, whose product is added to the input's (`trainer/models/layers/lm_head.py` of January
+        2026, `_ChunkedLogProbEntropyFn`; `trainer/config.py`, `fused_lm_head_chunk_size`).
+        """
+        tape, c = self.tape, self.c
+        x = self.cast(self.input, c, "lm_head")
+        elements = self.elements["lm_head"] if self.run.trained else 0
+        forward = ENTRIES * (c + 3 * 4)
+        backward = max(ENTRIES * (c + 5 * 4), ENTRIES * (2 * c + 3 * 4) + self.arch.hidden * c)
+        tape.op("lm_head, loss and entropy", [x], ONE * 2, 4, saves=[x, Tensor(ONE, 8 + 4)], scratch=ONE * forward,
+                backward_scratch=ONE * backward, weight=elements)  # fmt: skip
         return tape
 
     def rows(self, x: Tensor, path: Path) -> None:

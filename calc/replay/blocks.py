@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Literal, NamedTuple
 
-from calc.autograd.alloc_trace import Script, Writer
+from calc.autograd.alloc_trace import REPLACED, Script, Writer
 from calc.autograd.lifetimes import Lifetimes
 from calc.base.plan import Ends, Held
 from calc.base.units import MiB
@@ -128,7 +128,8 @@ class Blocks:
     it gets none, `sorting` the scratch memory of that gradient; `tied` says how a tied head's gradient is added to it:
     "in place" or "apart". `held`: how long outputs stay, a word of `calc.base.plan.Path`. `beside`: where parameters
     step in backward, what the step of one allocates for each byte of its gradient, which it then frees; else None.
-    `inside`: the loss runs inside the model's own forward. `wrapped`: an autocast begins and ends with each forward.
+    `inside`: the loss runs inside the model's own forward, `outside`: once it has returned. `wrapped`: an autocast
+    begins and ends with each forward.
     `flats`: the model is in FSDP 1's flat parameters, `weights` and `units` are empty. `buckets` are DDP's. `retains`:
     see `calc.memory.run.Run`.
     """
@@ -149,6 +150,7 @@ class Blocks:
     held: Held
     inside: bool
     wrapped: bool
+    outside: bool = False
     beside: float | None = None
     ends: Ends = ""
     flats: Flats | None = None
@@ -211,6 +213,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         tied=("in place" if r.ties_in_place else "apart") if r.ties_gradients else "",
         held=r.path.held,
         inside=r.path.inside,
+        outside=r.path.outside,
         wrapped=run.wrapped,
         ends=r.ends if units else "",
         flats=flats,
@@ -384,8 +387,9 @@ def _unit(r: Replica, own: Sequence[Tensor], adapters: Sequence[Tensor]) -> Unit
     return Unit(
         whole=tuple([t.elements * b for t, b in stored]),
         shards=tuple([part * b for part, (_, b) in zip(parts, stored, strict=True)]),
-        cast=sum(parts) * compute if r.weight_bytes != compute else 0,
-        buffer=sum(parts) * ranks * compute,
+        cast=sum(parts) * compute if r.weight_bytes != compute and ranks > 1 else 0,
+        # one rank copies its shards one by one (torch 2.9 `_fully_shard/_fsdp_param_group.py:357`, `wait_for_unshard`)
+        buffer=sum(parts) * ranks * compute if ranks > 1 else 0,
         gathered=tuple([part * ranks * compute for part in parts]),
         reducing=trained * ranks * r.reduce_bytes,
         reduced=trained * r.reduce_bytes,
@@ -479,4 +483,14 @@ def _head(r: Replica, batch: Batch) -> Piece:
     if not r.optimizer:
         return Piece(writer.without_grad(), None)
     late = program.held if r.path.held in LASTING else None
-    return Piece(writer.forward(), writer.backward(), writer.slots[late.storage] if late else None)
+    forward = writer.forward()
+    slot = writer.slots[late.storage] if late else None
+    return Piece(_replacing(forward, slot) if r.path.outside else forward, writer.backward(), slot)
+
+
+def _replacing(forward: Script, late: int | None) -> Script:
+    """The head's forward where its outputs, in slot `late`, replace those of the micro batch before."""
+    if late is None:
+        return forward
+    there = next(n for n, (slot, _) in enumerate(forward.steps, 1) if slot == late)
+    return forward._replace(steps=(*forward.steps[:there], (REPLACED, 0), *forward.steps[there:]))

@@ -52,7 +52,7 @@ class Shards:
     def _gather(self, unit: Unit) -> None:
         """Gathers a unit into a buffer; the gather's input is freed at once."""
         cast = self.gathers.take(unit.cast) if unit.cast else NO_BLOCK
-        self.buffers.append(self.gathers.take(unit.buffer))
+        self.buffers.append(self.gathers.take(unit.buffer) if unit.buffer else NO_BLOCK)
         if cast:
             self.gathers.give(cast)
 

@@ -13,7 +13,7 @@ from copy import copy
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.autograd.alloc_trace import CAST, GIVEN, INPUT, MULTIPLY, PASSING, WEIGHT, Script
+from calc.autograd.alloc_trace import CAST, GIVEN, INPUT, MULTIPLY, PASSING, REPLACED, WEIGHT, Script
 from calc.base.plan import Stage
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
@@ -151,10 +151,10 @@ def _known(placed: Placed, bare: bool) -> bool:
         return uncut and (s.gpus == 1 or not engine.replica.in_backward)
     if engine.replica.in_backward:
         return False
-    if not isinstance(engine, Fsdp) or not bare or not uncut or s.shards == 1:
+    if not isinstance(engine, Fsdp) or not bare or not uncut:
         return False
     if isinstance(engine, Fsdp1):
-        return _flattened(engine)
+        return s.shards > 1 and _flattened(engine)  # over one GPU it does not shard
     return not engine.offload and not engine.replica.quantised
 
 
@@ -565,6 +565,8 @@ class Replay:
             elif shards and piece is m.head and not m.inside:
                 shards.end()
             own = {INPUT: block} if block else {}
+            if piece is m.head and m.outside and self.late:
+                own[REPLACED], self.late = self.late, NO_BLOCK
             self.play(piece.forward, own)
             block = own.pop(piece.forward.out, NO_BLOCK)
             kept.append(own)

@@ -55,6 +55,8 @@ NEUTRAL: Mapping[str, Any] = {
     "create_attention_mask_in_dataloader": False,
     "cp_comm_type": "p2p",
     "cross_entropy_fusion_impl": "native",
+    "outputs_kept": "none",
+    "outputs_fp32": False,
     "context_parallel": 1,
     "sequence_parallel": False,
     "async_tensor_parallel": False,

@@ -40,6 +40,7 @@ from calc.scenario.words import (
     Logprob,
     Loss,
     Method,
+    OutputsKept,
     Placement,
     Precision,
     Sharded,
@@ -191,6 +192,8 @@ class Scenario:
     bf16_layers_at_end: int | None
     loss: Loss
     cross_entropy_fusion_impl: FusedLoss
+    outputs_kept: OutputsKept
+    outputs_fp32: bool
     logprob: Logprob
     entropy_coeff: float
     micro_batch: int

@@ -72,14 +72,15 @@ class Layout:
     """Everything that can be alive in a step, before the size of its micro batch is known.
 
     `recompute`: activation checkpointing is on, so that layers keep only their input and what selective checkpointing
-    keeps of them. `held`: how long the outputs of a micro batch stay referenced, see `calc.base.plan.Path`. `streams`:
-    how checkpoints leave for the host, see `calc.base.plan.Role`.
+    keeps of them. `held`: how long the outputs of a micro batch stay referenced, and `outside`, see
+    `calc.base.plan.Path`. `streams`: how checkpoints leave for the host, see `calc.base.plan.Role`.
     """
 
     stack: Stack
     recompute: bool
     held: Held
     streams: Streams = ""
+    outside: bool = False
 
     def over(self, during: During) -> list[Part]:
         """Logits of the previous micro batch that are still referenced during the `step` or the `next` forward."""
@@ -214,8 +215,8 @@ class Layout:
         norm = Part("activations", stack.norm.saved, "activations#final-norm")
         for shot in stack.head.forward if grad else stack.head.without_grad:
             where = Where(self.place(shot), stack.layers, False)
-            # a loss that is computed after the turn: the new outputs have replaced the old ones by then
-            over = [] if self.held == "turn" and where.segment == "outside" else before
+            # a loss that is computed once the model has returned: new outputs have replaced the old ones by then
+            over = [] if (self.held == "turn" or self.outside) and where.segment == "outside" else before
             # an autocast of the model's own ends with its forward, and drops its copies
             outside = where.segment == "outside"
             copies = [] if stack.wrapped and outside else cached
@@ -353,7 +354,7 @@ def plan(
 ) -> Plan:
     """The instants of a model run in one way; see `stack` for `masked`, `fsdp`, `bucket`, `uncovered` for `grouped`."""
     compiled = stack(run, path, masked, trained, fsdp, checkpointing, bucket, head_unit)
-    return Plan(Layout(compiled, checkpointing != "none", path.held, streams), grouped)
+    return Plan(Layout(compiled, checkpointing != "none", path.held, streams, path.outside), grouped)
 
 
 class Step(NamedTuple):

@@ -13,7 +13,8 @@ def test_a_loss_runs_inside_the_model_unless_its_outputs_are_kept_for_a_turn() -
     """Losses of a model's own forward, and a value head; log-probabilities are taken from what it has returned."""
     inside = {kind for kind in get_args(LossKind) if Path(kind).inside}
     # Megatron-core's, and verl's on it
-    own = {"vocab-parallel", "vocab-parallel-compiled", "vocab-parallel-te", "vocab-parallel-softmax", "linear-entropy"}
+    own = {"vocab-parallel", "vocab-parallel-compiled", "vocab-parallel-te", "vocab-parallel-softmax", "linear-entropy",
+           "vocab-chunked"}  # fmt: skip
     assert inside == {"cross-entropy", "chunked", "fused", "cut", "tiled", "scalar", *own}
     assert [held for held in get_args(Held) if not Path("cross-entropy", held=held).inside] == ["turn"]
 

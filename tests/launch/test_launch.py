@@ -273,7 +273,7 @@ NOT_CHANGED = {
     "create_attention_mask_in_dataloader", "data_parallel_sharding_strategy",
     "async_tensor_parallel", "memory_efficient_linear", "optimizer_in_backward",
     "recompute_modules", "compile", "float8", "float8_all_gather", "bf16_layers_at_end",
-    "linear_attention",
+    "linear_attention", "outputs_kept", "outputs_fp32",
     "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",
     "lengths.data",
     "images.count", "images.width", "images.height", "images.min_pixels", "images.max_pixels", "images.frames",

@@ -506,6 +506,21 @@ def test_chunks_whose_backward_runs_at_once_sum_both_gradients_in_fp32() -> None
     assert terms(forward_of(written(cut, path).tape)[-1].passing)[0]["V"] == 14 / 16
 
 
+def test_a_head_in_chunks_of_the_vocabulary_has_2048_logits_of_each_token_at_a_time() -> None:
+    """Forward: 2 bytes and three numbers in fp32; backward has two more, of the chunk before, once there is one.
+
+    Kept are the input, a label of 8 bytes and a log-sum-exp in fp32; the weight's gradient is made whole.
+    """
+    made = tape(Path("vocab-chunked"))
+    assert made.saved().tokens == {"h": 2, "": 12}
+    (op,) = made.ops
+    assert (op.scratch.tokens, op.backward_scratch.tokens) == ({"": 2048 * 14}, {"": 2048 * 22})
+    assert op.weight == ELEMENTS
+    wide = replace(LLAMA, hidden=8192)
+    # the gradient's cast and its product with the weight: 16 bytes an entry, and the input's width once more
+    assert tape(Path("vocab-chunked"), wide).ops[0].backward_scratch.tokens == {"": 2048 * 16 + 8192 * 2}
+
+
 def test_cut_cross_entropy_keeps_its_input_and_twenty_bytes_a_token() -> None:
     """A log-sum-exp 4, the target 8, its place 8, and 4 for each entry of the vocabulary; no logits."""
     kept = tape(Path("cut"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from calc.autograd.alloc_trace import WEIGHT
+from calc.autograd.alloc_trace import REPLACED, WEIGHT
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.units import MiB
 from calc.catalog.catalog import load
@@ -384,3 +384,24 @@ def test_buckets_stay_where_ddp_looks_for_unused_parameters() -> None:
     assert again and len(again.first) == 1 and again.rebuilt
     adapters = job(gpus=2, framework="trl", checkpointing="full", method="lora")[1].buckets
     assert adapters and not adapters.rebuilt
+
+
+def test_outputs_replace_those_of_the_micro_batch_before_as_the_model_returns() -> None:
+    """In `out = model(...)` the old logits, 151,936 numbers of each of 1,024 tokens, go before the loss is computed.
+
+    A loss within the model comes first, so that there its softmax stands beside the old logits.
+    """
+    _, model = job(outputs_kept="next", outputs_fp32=True, versions={"transformers": "4.57"})
+    steps = model.head.forward.steps
+    place = steps.index((REPLACED, 0))
+    assert steps[place - 1] == (model.head.late, 4 * 1024 * 151_936)
+    assert (REPLACED, 0) not in job(outputs_kept="next")[1].head.forward.steps
+
+
+def test_one_rank_of_fsdp_2_gathers_nothing_and_copies_each_parameter() -> None:
+    sharding = {"sharding": "fsdp2", "precision": "fsdp-mixed"}
+    _, alone = job(gpus=1, **sharding)
+    _, two = job(gpus=2, **sharding)
+    assert {(unit.cast, unit.buffer) for unit in alone.units} == {(0, 0)}
+    assert all(unit.cast and unit.buffer for unit in two.units)
+    assert [sum(unit.gathered) for unit in alone.units] == [sum(unit.gathered) for unit in two.units]

@@ -62,7 +62,7 @@ def act(**fields: Any) -> replay.Act | None:
         ({"gpus": 2, "sharding": "fsdp1", "framework": "trl"}, False),
         ({"gpus": 2, "sharding": "fsdp1", "framework": "verl"}, False),
         ({"gpus": 1, "sharding": "fsdp1"}, False),
-        ({"gpus": 1, "sharding": "fsdp2"}, False),
+        ({"gpus": 1, "sharding": "fsdp2"}, True),
         ({"framework": "openrlhf"}, False),  # DeepSpeed
         ({"task": "inference"}, False),
     ],

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
-from calc.base.plan import DeepSpeed, Does, Keeps, Path, Role, Stage, pipelined, supervised
+from calc.base.plan import DeepSpeed, Does, Held, Keeps, Path, Role, Stage, pipelined, supervised
 from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
@@ -28,6 +28,7 @@ from calc.frameworks.constraints import (
     in_backward_fault,
     kernels_fault,
     linear_fault,
+    outputs_fault,
     pipeline_fault,
     ring_fault,
     sharding_fault,
@@ -171,7 +172,7 @@ def rollout(sequences: int) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why plain PyTorch cannot run `s`, in one line, or None."""
-    if fault := compile_fault(s) or experts_fault(s):
+    if fault := compile_fault(s) or experts_fault(s) or outputs_fault(s):
         return fault
     if s.sharding != "zero3" and (fault := linear_fault(s)):
         return fault
@@ -330,4 +331,12 @@ def _loss_path(s: Scenario) -> Path:
         return Path("divergence", head_fp32=wide, kept=trainer.predicting(s), held="inside")
     if s.loss != "full":
         return Path(s.loss)
-    return trainer.own_loss(s)
+    return _kept(s, trainer.own_loss(s))
+
+
+def _kept(s: Scenario, usual: Path) -> Path:
+    """The path of a loop whose variables keep the model's outputs, and which may cast them to fp32 before its loss."""
+    held: Held = "forward" if s.outputs_kept == "none" else s.outputs_kept
+    if held == "step" and s.accumulation > 1:
+        held = "next"
+    return replace(usual, held=held, head_fp32=usual.head_fp32 or s.outputs_fp32, outside=s.outputs_fp32)

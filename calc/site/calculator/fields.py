@@ -27,7 +27,12 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "attention": dict(words.ATTENTION.items()),
     "optimizer": {name: facts.label + facts.in_bits for name, facts in OPTIMIZERS.items()},
     "checkpointing": {"full": "every layer"},
-    "loss": {"full": "all tokens at once", "chunked": "in chunks", "cut": "in kernels alone"},
+    "loss": {
+        "full": "all tokens at once",
+        "chunked": "in chunks",
+        "cut": "in kernels alone",
+        "vocab-chunked": "of some of the vocabulary at a time",
+    },
     "rollout.engine": {"vllm": "vLLM", "sglang": "SGLang", "hf": "Transformers", "none": "nothing"},
     "placement": {"colocated": "all on the same GPUs", "separate": "GPUs apart"},
 }

@@ -1098,6 +1098,7 @@ CALCULATOR = {
     "all tokens at once": "所有 token 一次算完",
     "in chunks": "分块",
     "in kernels alone": "只在 kernel 内",
+    "of some of the vocabulary at a time": "每次只算一部分词表",
     "fused": "融合",
     "GPUs in a node": "每个节点的卡数",
     "Searched: the simplest configuration that fits and is as fast as any. Defaults: the job as you state it.": (
@@ -1163,9 +1164,12 @@ CALCULATOR = {
     "Attention kernel. flash: FlashAttention. sdpa: PyTorch's, without a padding mask. eager: the scores are written "
     "out.": "注意力内核。flash：FlashAttention。sdpa：PyTorch 自带，不带填充掩码。eager：写出全部注意力分数。",
     "How logits and cross entropy are computed: all tokens at once, in chunks, fused with the head so that logits are "
-    "never whole (Liger's), or cut (cut-cross-entropy, whose logits never leave its kernels).": (
+    "never whole (Liger's), cut (cut-cross-entropy, whose logits never leave its kernels), or vocab-chunked "
+    "(log-probabilities and entropies from the logits of 2,048 entries of the vocabulary at a time, as prime-rl's head "
+    "makes them).": (
         "logits 和交叉熵怎样计算：所有 token 一次算完，分块，与输出头融合而从不产生完整的 logits（Liger），"
-        "或用 cut-cross-entropy，logits 不离开 kernel。"
+        "用 cut-cross-entropy，logits 不离开 kernel，或用 vocab-chunked，每次由词表中 2,048 个词的 logits "
+        "算对数概率和熵，如 prime-rl 的输出头。"
     ),
     "GPUs that share each layer's matrices, a count.": "共同分担每层矩阵的卡数。",
     "GPUs that share the tokens of a sequence, a count.": "共同分担一条序列的 token 的卡数。",
@@ -2088,6 +2092,8 @@ REFUSALS = {
     "false, or with none, ddp; not modelled": "false，或与 none、ddp 一起；没有模拟",
     "false, or with both sequence_parallel and compiled layers": "false，或同时使用 sequence_parallel 与编译的层",
     "false, or with layers of Megatron-core that have no fusions": "false，或用于没有融合算子的 Megatron-core 层",
+    "none, or with {field!} {values!}": "none，或与 {field} {values} 一起",
+    "false, or with {field!} {values!}": "false，或与 {field} {values} 一起",
     "null, or with float8": "null，或与 float8 一起",
     "below the model's {n#} layers, all of them on one GPU": "小于模型的 {n} 层，且所有层在同一张卡上",
     "none; {forms!}": "none；{forms}",

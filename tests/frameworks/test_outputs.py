@@ -1,0 +1,59 @@
+"""Loops whose variables keep what the model returned: their logits live as long as the scenario says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.base.ledger import Phase
+from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
+from calc.resolve.parse import parse
+from calc.scenario.scenario import ScenarioError
+
+TOKENS, VOCABULARY = 8192, 151936
+JOB = {
+    "model": "qwen3-0.6b", "task": "sft", "gpu": "h100-sxm", "gpus": 1, "micro_batch": 1, "seq_len": TOKENS,
+    "checkpointing": "full", "versions": {"transformers": "4.57"},
+}  # fmt: skip
+
+
+def phases(**fields: Any) -> dict[str, Phase]:
+    return {p.name: p for g in estimate(parse(JOB | fields), load()).groups for p in g.phases}
+
+
+def allocated(name: str, **fields: Any) -> int:
+    return phases(**fields)[name].moment.allocated_bytes
+
+
+@pytest.mark.parametrize(("wide", "each"), [(False, 2), (True, 4)])
+def test_logits_that_are_kept_stand_beside_their_gradients(wide: bool, each: int) -> None:
+    """Backward's largest instant has a softmax and two gradients in fp32, beside the logits as the loop has them."""
+    kept = allocated("backward", outputs_kept="backward", outputs_fp32=wide)
+    assert kept - allocated("backward") == each * TOKENS * VOCABULARY
+
+
+@pytest.mark.parametrize(("kept", "step", "forward"), [("backward", 0, 0), ("step", 1, 0), ("next", 1, 1)])
+def test_outputs_are_there_in_the_step_and_in_the_next_forward_as_long_as_a_name_refers_to_them(
+    kept: str, step: int, forward: int
+) -> None:
+    logits = 2 * TOKENS * VOCABULARY
+    assert allocated("step", outputs_kept=kept) - allocated("step") == step * logits
+    assert allocated("forward", outputs_kept=kept) - allocated("forward") == forward * logits
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"trainer": "transformers"}, "outputs_kept: given next with trainer transformers, allowed: none, or with"),
+        ({"framework": "trl"}, "outputs_kept: given next with framework trl, allowed: none, or with framework torch"),
+        ({"task": "dpo"}, "given next with task dpo, allowed: none, or with task pretrain, sft"),
+        ({"loss": "cut"}, "outputs_kept: given next with loss cut, allowed: none, or with loss full"),
+    ],
+)
+def test_only_loops_of_ones_own_say_what_becomes_of_their_outputs(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(ScenarioError, match=line):
+        parse(JOB | {"outputs_kept": "next"} | fields)
+    with pytest.raises(ScenarioError, match="outputs_fp32: given true with"):
+        parse(JOB | {"outputs_fp32": True} | fields)
