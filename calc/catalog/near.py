@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from calc.base.schema import LONGEST
 
 PARTS = re.compile(r"[a-z]+|[0-9]+(?:\.[0-9]+)?")
-MEMORY = re.compile(r"([0-9]+) ?gi?b\b")
+MEMORY = re.compile(r"(?<![a-z0-9])([0-9]+) ?g(?:i?b)?\b")
 SOCKET = re.compile(r"\b(sxm|hbm)[0-9]e?")  # the generation of a socket or memory: SXM4, HBM3
 # Words that people and drivers add, and that tell no card or model from another of the same numbers.
-ADDED = frozenset(
-    {"nvidia", "amd", "geforce", "tesla", "instinct", "pcie", "sxm", "hbm", "instruct", "chat", "it", "base", "hf"}
-)
+ADDED = frozenset({
+    "nvidia", "amd", "geforce", "rtx", "tesla", "instinct", "pcie", "sxm", "hbm", "instruct", "chat", "it", "base", "hf",
+})  # fmt: skip
+OTHER = frozenset({"ti"})  # words of two letters that make another card of the same number
 TYPED = 3  # characters of a word or number from which on it may be misspelt, or cut short
 ALIKE = 0.5  # of difflib's measure
 FEW = 4  # names that are put forward at once
@@ -96,10 +97,11 @@ def elsewhere(name: str) -> str:
     return next((why for pattern, why in ELSEWHERE if pattern.search(given)), "")
 
 
-def meant(name: str, names: Iterable[str]) -> str:
+def meant(name: str, names: Mapping[str, str]) -> str:
     """`"; did you mean 'x'?"` for the nearest of `names` that differs from `name` by a typo alone; empty for none.
 
-    Of names that all begin with `name` a few are told, as none of them is nearer.
+    `names` maps each to what is put forward for it. Of names that all begin with `name` a few are told, as none of
+    them is nearer.
     """
     given = name.casefold()[:LONGEST]
     found = [(score, known) for known in names if (score := likeness(given, known.casefold())) >= ALIKE]
@@ -107,7 +109,8 @@ def meant(name: str, names: Iterable[str]) -> str:
     if best is None:
         return ""
     alike = [known for score, known in found if score == best[0] > 1 and known.casefold().startswith(f"{given}-")]
-    some = alike if 1 < len(alike) <= FEW else [best[1]]
+    begun = list(dict.fromkeys(names[known] for known in alike))
+    some = begun if 1 < len(begun) <= FEW else [names[best[1]]]
     return f"; did you mean {', '.join(map(repr, some))}?"
 
 
@@ -126,7 +129,8 @@ def likeness(given: str, known: str) -> float:
         elif part not in ADDED and part not in memory:
             return 0
     other_size = len(said) < len(ours) and memory and any(part.isdecimal() for part in left)
-    other_letter = any(len(part) == 1 and part.isalpha() and part != "b" for part in left)  # b: billions
+    letters = {part for part in left if len(part) == 1 and part.isalpha()} - {"b"}  # b: billions
+    other_letter = letters or OTHER & {*left}
     if not said or other_size or other_letter:
         return 0
     return 2 if known.startswith(given) else difflib.SequenceMatcher(None, "".join(said), known).ratio()

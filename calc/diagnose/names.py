@@ -54,7 +54,7 @@ def model(given: str, catalog: Catalog) -> Named:
             if found := _made_of(part, catalog):
                 return Named(given, found, alike=True)
     last = next(iter(parts[1:]), given)
-    return Named(given, None, near=meant(last, [*catalog.models, *(m.hf for m in catalog.models.values())]))
+    return Named(given, None, near=meant(last, {own: own for m in catalog.models.values() for own in (m.id, m.hf)}))
 
 
 def _ends(path: str) -> list[str]:

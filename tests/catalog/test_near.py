@@ -31,14 +31,18 @@ def hint(kind: str, name: str) -> str:
         ("a100-80-sxn", "a100-80-sxm"), ("rtx409", "rtx4090"), ("4090", "rtx4090"), ("h100sxm", "h100-sxm"),
         ("H100 SXM", "h100-sxm"), ("RTX 6000 Ada", "rtx6000ada"), ("A800 80GB PCIe", "a800-80-pcie"),
         ("NVIDIA A100-PCIE-40GB", "a100-40-pcie"), ("NVIDIA A100-SXM4-80GB", "a100-80-sxm"),
-        ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("V100 32GB", "v100-32"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("V100 32GB", "v100-32"), ("V100 32g", "v100-32"),
+        ("rtx a5000", "a5000"), ("RTX A6000", "a6000"), ("DGX Spark", "gb10"), ("4090 48g", "rtx4090-48"),
+        ("H20 141g", "h20-141"), ("A100-40G", "a100-40-sxm"), ("nvidia a10g", "a10g"),
+        ("RTX PRO 6000 Blackwell", "rtxpro6000"),
     ],
 )  # fmt: skip
 def test_a_card_is_found_by_its_letters_and_number(given: str, meant: str) -> None:
     assert led_to("gpu", given) == meant
 
 
-@pytest.mark.parametrize("given", ["l30", "l40", "h10", "a5500", "rtx3080", "h800x", "b100", "a100-64-sxm"])
+@pytest.mark.parametrize("given", ["l30", "l40", "h10", "a5500", "rtx3080", "h800x", "b100",
+                                   "a100-64-sxm", "RTX 5070", "rtx 4060", "rtx a4000", "RTX 3090 Ti"])  # fmt: skip
 def test_another_card_is_never_meant(given: str) -> None:
     assert hint("gpu", given) == ""
 

@@ -901,6 +901,7 @@ ADVICE = {
     ),
     "PEFT refuses the out_proj of these state spaces": "PEFT 拒绝适配这些状态空间层的 out_proj",
     "PEFT would adapt routed experts, too": "PEFT 会连路由专家一起适配",
+    "PEFT would wrap the router, too, and fail on what it returns": "PEFT 会连路由器一起包装，并因其返回值而出错",
     "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too": (
         "all-linear 不含路由专家；PEFT 0.21 对某些系列也会适配它们"
     ),
@@ -2066,6 +2067,9 @@ REFUSALS = {
     "one that Transformers can make score sequences": "一个 Transformers 有序列打分类的模型",
     "{names!}; PEFT refuses the out_proj of these state spaces": "{names}；PEFT 拒绝适配这些状态空间层的 out_proj",
     "{names!}; PEFT would adapt routed experts, too": "{names}；PEFT 会连路由专家一起适配",
+    "{names!}; PEFT would wrap the router, too, and fail on what it returns": (
+        "{names}；PEFT 会连路由器一起包装，并因其返回值而出错"
+    ),
     "a role to train for {task}": "{task} 要训练的角色",
     "full; vLLM cannot take adapters over": "full；vLLM 不能接收适配器",
     "true, which it then turns on": "true，它随后会自动打开",
