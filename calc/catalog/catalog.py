@@ -230,7 +230,9 @@ class Catalog:
             raise CatalogError(f"model: given {show(name)}, which {why}; allowed: {allowed}", field="model")
         known = {own: own for model in self.models.values() for own in (model.id, model.hf, *model.aliases)}
         allowed = f"{_some(self.models, 'models')}, a Hugging Face name among theirs, or a path to a config.json"
-        refusal = Refusal("model", show(name), f"{allowed}{meant(name, known)}")
+        tuned = self.names.within(name)
+        near = f"; did you mean {tuned!r}?" if tuned else meant(name, known)
+        refusal = Refusal("model", show(name), f"{allowed}{near}")
         raise CatalogError(str(refusal), refusal)
 
 

@@ -13,7 +13,8 @@ MEMORY = re.compile(r"(?<![a-z0-9])([0-9]+) ?g(?:i?b)?\b")
 SOCKET = re.compile(r"\b(sxm|hbm)[0-9]e?")  # the generation of a socket or memory: SXM4, HBM3
 # Words that people and drivers add, and that tell no card or model from another of the same numbers.
 ADDED = frozenset({
-    "nvidia", "amd", "geforce", "rtx", "tesla", "instinct", "pcie", "sxm", "hbm", "instruct", "chat", "it", "base", "hf",
+    "nvidia", "amd", "geforce", "rtx", "tesla", "instinct", "pcie", "sxm", "hbm", "instruct", "chat", "it", "base",
+    "hf",
 })  # fmt: skip
 OTHER = frozenset({"ti"})  # words of two letters that make another card of the same number
 TYPED = 3  # characters of a word or number from which on it may be misspelt, or cut short
@@ -48,8 +49,12 @@ UNMODELLED = tuple(
         "which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t",
         r"jamba": "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have "
         "Mamba-2's",
-        r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma": "has a state space or recurrence of another kind "
-        "than Mamba-2's and the gated delta rule, which are modelled",
+        r"falcon[ _-](?:7b|rw|11b|2)": "is of the first Falcon or the second, whose layers are not modelled; "
+        "falcon-40b and falcon-3-7b are",
+        r"qwen[ _-](?:1[._]8|7|14|72)b": "is of the first Qwen, whose code lies beside its weights; those of Qwen1.5 "
+        "have the same shapes",
+        r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma|phi-?4-mini-flash[a-z-]*": "has a state space or "
+        "recurrence of another kind than Mamba-2's and the gated delta rule, which are modelled",
         r"baichuan2?-13b": "slopes attention's scores by position (ALiBi) in code that lies beside its weights; "
         "bloom-7b1 and mpt-7b do so, too",
         r"minimax[ _-]?m1|minimax[ _-]?text": "has lightning attention, which is not modelled; minimax-m2 is",
@@ -72,7 +77,8 @@ UNMODELLED = tuple(
         r"(?:glm[ _-]?4v|cogvlm[0-9]?|cogagent)": f"{_IMAGES}; glm-4.1v-9b is of a later kind",
         r"intern[ _-]?s1": f"{_IMAGES}; internvl3.5-8b is of like build",
         r"llava|bakllava|paligemma|smolvlm|idefics|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
-        r"llama-?3\.2-(?:11|90)b|deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye": _IMAGES,
+        r"granite-vision|mineru[0-9.]*|"
+        r"llama-?3\.2-(?:(?:11|90)b|vision)|deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye": _IMAGES,
         r"[a-z0-9.]+[ _-]vl[ _-]?[0-9a-z.]*|internvl2": _IMAGES,
         r"voxtral|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|orpheus|csm-1b": _SOUND,
         r"(?:flan-?|m|u|by|code|long)?t5|t5gemma|bart|mbart|pegasus|nllb": "has an encoder beside its decoder, "
