@@ -230,8 +230,9 @@ class Catalog:
             raise CatalogError(f"model: given {show(name)}, which {why}; allowed: {allowed}", field="model")
         known = {own: own for model in self.models.values() for own in (model.id, model.hf, *model.aliases)}
         allowed = f"{_some(self.models, 'models')}, a Hugging Face name among theirs, or a path to a config.json"
-        tuned = self.names.within(name)
-        near = f"; did you mean {tuned!r}?" if tuned else meant(name, known)
+        near = meant(name, known)
+        if not near and (tuned := self.names.within(name)):
+            near = f"; did you mean {tuned!r}?"
         refusal = Refusal("model", show(name), f"{allowed}{near}")
         raise CatalogError(str(refusal), refusal)
 

@@ -76,7 +76,7 @@ UNMODELLED = tuple(
         "layers are not those of the Mistral models that are modelled",
         r"(?:glm[ _-]?4v|cogvlm[0-9]?|cogagent)": f"{_IMAGES}; glm-4.1v-9b is of a later kind",
         r"intern[ _-]?s1": f"{_IMAGES}; internvl3.5-8b is of like build",
-        r"llava|bakllava|paligemma|smolvlm|idefics|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
+        r"llava|bakllava|paligemma|idefics-?2?|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
         r"granite-vision|mineru[0-9.]*|"
         r"llama-?3\.2-(?:(?:11|90)b|vision)|deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye": _IMAGES,
         r"[a-z0-9.]+[ _-]vl[ _-]?[0-9a-z.]*|internvl2": _IMAGES,

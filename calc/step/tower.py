@@ -102,10 +102,13 @@ class Seen:
         return {**self.patches.dims, **self.projector.dims, **between}
 
     def pixels(self) -> list[Line]:
-        """The pixels of the micro batch, which lie on the GPU through forward and backward."""
-        width = self.tower.pixels
-        values = {"P_v": self.count, "pixels": width}
-        return [Line("activations", self.role, vision.PIXEL * width * self.count, "4·pixels·P_v", values, SOURCE)]
+        """The pixels of the micro batch, and a mask of those of ragged squares, through forward and backward."""
+        width, mask = self.tower.pixels, self.tower.patch**2 * self.tower.ragged
+        values = {"P_v": self.count, "pixels": width} | ({"mask": mask} if mask else {})
+        each, formula = vision.PIXEL * width, "4·pixels·P_v"
+        if mask:
+            each, formula = each + vision.MASKED * mask, "(4·pixels + 8·mask)·P_v"
+        return [Line("activations", self.role, each * self.count, formula, values, SOURCE)]
 
     def deep(self, layers: int) -> int:
         """The number of the lowest `layers` blocks whose output goes to the language model, too."""
