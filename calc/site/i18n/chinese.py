@@ -1919,6 +1919,7 @@ REFUSALS = {
     "2 or more in a group": "一组 2 个或更多",
     "at most the model's window of {n}": "至多为模型的窗口 {n}",
     "a divisor of {what!}": "{what} 的约数",
+    "a divisor of {n}, a square's patches in a row": "正方形每行 {n} 个图块的约数",
     "a divisor or multiple of {n} key/value heads": "{n} 个键值头的约数或倍数",
     "a divisor of the model's {n} attention heads": "模型 {n} 个注意力头的约数",
     "a divisor of the rollout's {n} GPUs": "rollout 的 {n} 张卡的约数",
