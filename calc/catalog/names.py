@@ -29,7 +29,7 @@ _OTHER = frozenset({
     "draft", "dflash", "speculator", "medusa", "chinese",
 })  # fmt: skip
 _SIZE = re.compile(r"[0-9.]+b|[0-9]+m")
-_ELSE = re.compile(r"[0-9.]+b|[0-9]+\.[0-9]+")  # another size, or version
+_VERSION = re.compile(r"[0-9]+\.[0-9]+")
 
 # How a checkpoint's weights are stored, where that is not 16 bits, or bitsandbytes' 4 that QLoRA loads: words of names
 # of quantised checkpoints (AWQ, GPTQ, GGUF with its kinds, compressed-tensors, MLX, EXL2 and 3).
@@ -90,14 +90,16 @@ class Names:
     def within(self, name: str) -> str | None:
         """The id of the model with whose name and size another begins, ends or goes on, as those of its tuned do.
 
-        None where a word beside them says that the architecture is another, or another size or version stands there.
+        None where a word beside them says that the architecture is another, another size stands there, or a version
+        behind.
         """
         said = plain(name).split()
         runs = [(start, stop) for stop in range(1, len(said) + 1) for start in range(stop)]
         for start, stop in sorted(runs, key=lambda run: run[0] - run[1]):
             own, beside = said[start:stop], {*said[:start], *said[stop:]}
             if (found := self.spelled.get(" ".join(own))) and any(map(_SIZE.fullmatch, own)):
-                return None if beside & _OTHER or any(map(_ELSE.fullmatch, beside)) else found
+                other = beside & _OTHER or any(word[-1] == "b" and _SIZE.fullmatch(word) for word in beside)
+                return None if other or any(map(_VERSION.fullmatch, said[stop : stop + 2])) else found
         return None
 
 
