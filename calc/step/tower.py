@@ -62,9 +62,14 @@ class Seen:
         return self.run.adapter is not None and self.images.freeze not in frozen
 
     @property
+    def embeds(self) -> bool:
+        """True if gradients reach the embedded patches."""
+        return self.looks or (self.hooked and self.tower.hooked)
+
+    @property
     def passes(self) -> bool:
         """True if gradients go through the blocks."""
-        return self.looks or self.adapted("blocks") or (self.hooked and self.tower.hooked)
+        return self.embeds or self.adapted("blocks")
 
     @property
     def own(self) -> Run:
@@ -126,6 +131,8 @@ class Seen:
         lines = [*between, self.line("activations", self.patches.saved)]
         if self.again:
             return [*lines, self.line("checkpoints", self.stream, layers)]
+        if layers and not self.embeds:
+            lines, layers = [*lines, self.line("activations", self.lowest.saved)], layers - 1
         return [*lines, self.line("activations", self.segment.saved, layers)] if layers else lines
 
     @property
@@ -148,6 +155,11 @@ class Seen:
     def segment(self) -> Segment:
         """One block."""
         return vision.block(self.own, first=not self.passes, counted=self.again)
+
+    @property
+    def lowest(self) -> Segment:
+        """The lowest block over frozen patches, beside whose linears there are adapters: its input has no gradient."""
+        return vision.block(self.own, first=True, counted=False)
 
     @property
     def projector(self) -> Segment:
