@@ -201,7 +201,8 @@ class Catalog:
             allowed = _some(self.gpus, "gpus")
             if why := elsewhere(name):
                 raise CatalogError(f"gpu: given {show(name)}, but {why}; allowed: {allowed}", field="gpu")
-            refusal = Refusal("gpu", show(name), f"{allowed}{meant(name, self.gpus)}")
+            ids = {known: gpu.id for gpu in self.gpus.values() for known in (gpu.id, gpu.name)}
+            refusal = Refusal("gpu", show(name), f"{allowed}{meant(name, ids)}")
             raise CatalogError(str(refusal), refusal)
         return found
 
@@ -227,9 +228,12 @@ class Catalog:
         if why := unmodelled(name):
             allowed = "a path to its config.json, or another model"
             raise CatalogError(f"model: given {show(name)}, which {why}; allowed: {allowed}", field="model")
-        known = [*self.models, *(hf for model in self.models.values() for hf in (model.hf, *model.aliases))]
+        known = {own: own for model in self.models.values() for own in (model.id, model.hf, *model.aliases)}
         allowed = f"{_some(self.models, 'models')}, a Hugging Face name among theirs, or a path to a config.json"
-        refusal = Refusal("model", show(name), f"{allowed}{meant(name, known)}")
+        near = meant(name, known)
+        if not near and (tuned := self.names.within(name)):
+            near = f"; did you mean {tuned!r}?"
+        refusal = Refusal("model", show(name), f"{allowed}{near}")
         raise CatalogError(str(refusal), refusal)
 
 

@@ -21,6 +21,16 @@ _SAME = frozenset({
     "abliterated", "ds", "qat",
 })  # fmt: skip
 
+# Words that name another architecture than the model's beside whose name they stand: of what it reads or makes, of cut
+# models and of those that draft for it.
+_OTHER = frozenset({
+    "vl", "vlm", "vision", "omni", "audio", "tts", "ocr", "vla", "internvl", "llava", "embedding", "reranker", "mini",
+    "small", "medium", "nano", "tiny", "flash", "moe", "next", "linear", "mamba", "pruned", "reap", "eagle", "eagle3",
+    "draft", "dflash", "speculator", "medusa", "chinese",
+})  # fmt: skip
+_SIZE = re.compile(r"[0-9.]+b|[0-9]+m")
+_VERSION = re.compile(r"[0-9]+\.[0-9]+")
+
 # How a checkpoint's weights are stored, where that is not 16 bits, or bitsandbytes' 4 that QLoRA loads: words of names
 # of quantised checkpoints (AWQ, GPTQ, GGUF with its kinds, compressed-tensors, MLX, EXL2 and 3).
 _STORED = re.compile(
@@ -33,7 +43,8 @@ _STORED = re.compile(
 @lru_cache(maxsize=4096)
 def words(name: str) -> str:
     """The words and numbers of a name without the organisation, case and punctuation aside: `llama 3.1 8b`."""
-    return " ".join(_WORD.findall(name.rpartition("/")[2].casefold()))
+    last = re.sub(r"(?<=[0-9])_(?=[0-9])", ".", name.rpartition("/")[2].casefold())  # Llama-3_1 is Llama 3.1
+    return " ".join(_WORD.findall(last))
 
 
 @lru_cache(maxsize=4096)
@@ -75,6 +86,21 @@ class Names:
         forms, rest = _STORED.findall(last), _STORED.sub("", last).rstrip("-_. ")
         known = self.spelled.get(plain(rest)) if forms and _NAME.fullmatch(rest) else None
         return (known, " ".join(forms).upper()) if known else None
+
+    def within(self, name: str) -> str | None:
+        """The id of the model with whose name and size another begins, ends or goes on, as those of its tuned do.
+
+        None where a word beside them says that the architecture is another, another size stands there, or a version
+        behind.
+        """
+        said = plain(name).split()
+        runs = [(start, stop) for stop in range(1, len(said) + 1) for start in range(stop)]
+        for start, stop in sorted(runs, key=lambda run: run[0] - run[1]):
+            own, beside = said[start:stop], {*said[:start], *said[stop:]}
+            if (found := self.spelled.get(" ".join(own))) and any(map(_SIZE.fullmatch, own)):
+                other = beside & _OTHER or any(word[-1] == "b" and _SIZE.fullmatch(word) for word in beside)
+                return None if other or any(map(_VERSION.fullmatch, said[stop : stop + 2])) else found
+        return None
 
 
 def names(models: Iterable[Model]) -> Names:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from calc.base.schema import LONGEST
 
 PARTS = re.compile(r"[a-z]+|[0-9]+(?:\.[0-9]+)?")
-MEMORY = re.compile(r"([0-9]+) ?gi?b\b")
+MEMORY = re.compile(r"(?<![a-z0-9])([0-9]+) ?g(?:i?b)?\b")
 SOCKET = re.compile(r"\b(sxm|hbm)[0-9]e?")  # the generation of a socket or memory: SXM4, HBM3
 # Words that people and drivers add, and that tell no card or model from another of the same numbers.
-ADDED = frozenset(
-    {"nvidia", "amd", "geforce", "tesla", "instinct", "pcie", "sxm", "hbm", "instruct", "chat", "it", "base", "hf"}
-)
+ADDED = frozenset({
+    "nvidia", "amd", "geforce", "rtx", "tesla", "instinct", "pcie", "sxm", "hbm", "instruct", "chat", "it", "base",
+    "hf",
+})  # fmt: skip
+OTHER = frozenset({"ti"})  # words of two letters that make another card of the same number
 TYPED = 3  # characters of a word or number from which on it may be misspelt, or cut short
 ALIKE = 0.5  # of difflib's measure
 FEW = 4  # names that are put forward at once
@@ -47,8 +49,12 @@ UNMODELLED = tuple(
         "which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t",
         r"jamba": "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have "
         "Mamba-2's",
-        r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma": "has a state space or recurrence of another kind "
-        "than Mamba-2's and the gated delta rule, which are modelled",
+        r"falcon[ _-](?:7b|rw|11b|2)": "is of the first Falcon or the second, whose layers are not modelled; "
+        "falcon-40b and falcon-3-7b are",
+        r"qwen[ _-](?:1[._]8|7|14|72)b": "is of the first Qwen, whose code lies beside its weights; those of Qwen1.5 "
+        "have the same shapes",
+        r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma|phi-?4-mini-flash[a-z-]*": "has a state space or "
+        "recurrence of another kind than Mamba-2's and the gated delta rule, which are modelled",
         r"baichuan2?-13b": "slopes attention's scores by position (ALiBi) in code that lies beside its weights; "
         "bloom-7b1 and mpt-7b do so, too",
         r"minimax[ _-]?m1|minimax[ _-]?text": "has lightning attention, which is not modelled; minimax-m2 is",
@@ -70,8 +76,9 @@ UNMODELLED = tuple(
         "layers are not those of the Mistral models that are modelled",
         r"(?:glm[ _-]?4v|cogvlm[0-9]?|cogagent)": f"{_IMAGES}; glm-4.1v-9b is of a later kind",
         r"intern[ _-]?s1": f"{_IMAGES}; internvl3.5-8b is of like build",
-        r"llava|bakllava|paligemma|smolvlm|idefics|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
-        r"llama-?3\.2-(?:11|90)b|deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye": _IMAGES,
+        r"llava|bakllava|paligemma|idefics-?2?|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
+        r"granite-vision|mineru[0-9.]*|"
+        r"llama-?3\.2-(?:(?:11|90)b|vision)|deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye": _IMAGES,
         r"[a-z0-9.]+[ _-]vl[ _-]?[0-9a-z.]*|internvl2": _IMAGES,
         r"voxtral|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|orpheus|csm-1b": _SOUND,
         r"(?:flan-?|m|u|by|code|long)?t5|t5gemma|bart|mbart|pegasus|nllb": "has an encoder beside its decoder, "
@@ -96,10 +103,11 @@ def elsewhere(name: str) -> str:
     return next((why for pattern, why in ELSEWHERE if pattern.search(given)), "")
 
 
-def meant(name: str, names: Iterable[str]) -> str:
+def meant(name: str, names: Mapping[str, str]) -> str:
     """`"; did you mean 'x'?"` for the nearest of `names` that differs from `name` by a typo alone; empty for none.
 
-    Of names that all begin with `name` a few are told, as none of them is nearer.
+    `names` maps each to what is put forward for it. Of names that all begin with `name` a few are told, as none of
+    them is nearer.
     """
     given = name.casefold()[:LONGEST]
     found = [(score, known) for known in names if (score := likeness(given, known.casefold())) >= ALIKE]
@@ -107,7 +115,8 @@ def meant(name: str, names: Iterable[str]) -> str:
     if best is None:
         return ""
     alike = [known for score, known in found if score == best[0] > 1 and known.casefold().startswith(f"{given}-")]
-    some = alike if 1 < len(alike) <= FEW else [best[1]]
+    begun = list(dict.fromkeys(names[known] for known in alike))
+    some = begun if 1 < len(begun) <= FEW else [names[best[1]]]
     return f"; did you mean {', '.join(map(repr, some))}?"
 
 
@@ -126,7 +135,8 @@ def likeness(given: str, known: str) -> float:
         elif part not in ADDED and part not in memory:
             return 0
     other_size = len(said) < len(ours) and memory and any(part.isdecimal() for part in left)
-    other_letter = any(len(part) == 1 and part.isalpha() and part != "b" for part in left)  # b: billions
+    letters = {part for part in left if len(part) == 1 and part.isalpha()} - {"b"}  # b: billions
+    other_letter = letters or OTHER & {*left}
     if not said or other_size or other_letter:
         return 0
     return 2 if known.startswith(given) else difflib.SequenceMatcher(None, "".join(said), known).ratio()

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from calc.catalog.catalog import GPU, Catalog
 from calc.catalog.near import meant
 from calc.models.families import MXFP4
 
-_PARTS = re.compile(r"[a-z]+|\d+(?:\.\d+)?")
-# Words that say how a model was trained on, and not its shape; and those that name another architecture.
-_TRAINED_ON = {"coder", "math", "meta", "hf", "instruct", "chat", "base", "it", "model", "models"}
-_OTHER_SHAPE = {
-    "vl",
-    "omni",
-    "audio",
-    "vision",
-    "vlm",
-    "mini",
-    "small",
-    "moe",
-    "next",
-    "nano",
-    "tiny",
-    "pruned",
-    "medium",
-}
 # A driver reports the same card a little differently in each release, and messages print two decimals.
 TOLERANCE = 0.004
 COARSE = 0.03  # for a maker who sells few sizes
@@ -51,10 +33,10 @@ def model(given: str, catalog: Catalog) -> Named:
             return Named(given, found)
     if not any(names.refusal(part) for part in parts):
         for part in parts[1:]:
-            if found := _made_of(part, catalog):
+            if (found := names.within(part)) and catalog.models[found].architecture.family not in MXFP4:
                 return Named(given, found, alike=True)
     last = next(iter(parts[1:]), given)
-    return Named(given, None, near=meant(last, [*catalog.models, *(m.hf for m in catalog.models.values())]))
+    return Named(given, None, near=meant(last, {own: own for m in catalog.models.values() for own in (m.id, m.hf)}))
 
 
 def _ends(path: str) -> list[str]:
@@ -62,28 +44,6 @@ def _ends(path: str) -> list[str]:
     parts = [part for part in path.replace("\\", "/").split("/") if part and part not in (".", "..")]
     cached = [part.split("--") for part in parts if part.startswith("models--")]
     return [*("/".join(names[1:]) for names in cached), *(names[-1] for names in cached), *parts[::-1][:3]]
-
-
-def _parts(name: str) -> list[str]:
-    return [part for part in _PARTS.findall(name.casefold()) if part not in _TRAINED_ON]
-
-
-def _made_of(name: str, catalog: Catalog) -> str | None:
-    """The model with the longest name all parts of which stand in `name`, one after another."""
-    parts = _parts(name)
-    if _OTHER_SHAPE & set(parts):
-        return None
-    fits = [
-        (len(own), known.id)
-        for known in catalog.models.values()
-        for own in (_parts(known.id), _parts(known.hf.rpartition("/")[2]))
-        if known.architecture.family not in MXFP4 and len(own) > 2 and _within(own, parts)
-    ]
-    return max(fits)[1] if fits else None
-
-
-def _within(own: Sequence[str], parts: Sequence[str]) -> bool:
-    return any(list(parts[n : n + len(own)]) == list(own) for n in range(len(parts) - len(own) + 1))
 
 
 def cards_of_size(total: int, catalog: Catalog, tolerance: float = TOLERANCE, vendor: str = "") -> list[GPU]:

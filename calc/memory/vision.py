@@ -1,8 +1,8 @@
 """A vision tower's operations: patches, blocks and projector, per patch, as Transformers' eager code runs them.
 
-Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v}/modeling_*.py`. The blocks
-are an architecture of their own, so that `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's,
-a token is a patch.
+Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v,idefics3,smolvlm}/
+modeling_*.py`. The blocks are an architecture of their own, so that `calc.memory.activations` writes them; `h`, `q`,
+`i` and `H` are the tower's, a token is a patch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from calc.memory.run import Run, dimensions
 from calc.models.kernels import replaced_in_tower
 from calc.models.vision import Merger, Tower
 
+MASKED = 8  # bytes that say whether a pixel is one of an image, of `pixel_attention_mask`
 DOWN = "downsample"  # the convolution that makes a token of its patches
 PIXEL = 4  # bytes of a number in `pixel_values`, as the image processor makes them
 # the tower's norms before and after its blocks, where it has them
@@ -54,9 +55,10 @@ def patches(run: Run, tower: Tower) -> Segment:
     """A convolution over the pixels of each patch, which keeps them where it is trained, then positions or windows.
 
     Interpolated positions are the weighted sum, in fp32, of the `TAPS` rows of a table that are nearest. All blocks
-    share cos and sin, in fp32, where they rotate. The embedded patches of a frozen tower are a leaf that a hook makes
-    require a gradient, and the first block's input if neither positions nor another order come between. A table that is
-    sampled as a picture is cast to fp32 first; its positions, and the norm before them, are in the weights' type.
+    share cos and sin, in fp32, where they rotate. A ragged tower's positions are a row for each patch. The embedded
+    patches of a frozen tower are a leaf that a hook makes require a gradient, and the first block's input if neither
+    positions nor another order come between, or the hook comes behind them. A table that is sampled as a picture is
+    cast to fp32 first; its positions, and the norm before them, are in the weights' type.
     """
     narrow = tower.first_norm and run.precision == "autocast"  # the convolution's output
     program = activations.Program(replace(run, precision="autocast-narrow") if narrow else run)
@@ -66,9 +68,11 @@ def patches(run: Run, tower: Tower) -> Segment:
     hidden = tower.blocks.hidden
     weight = hidden * (tower.pixels + tower.patch_bias) if trained else 0
     read = program.cast(pixels, b, "patches")
+    if tower.ragged:
+        read = tape.op("patches: those with pixels", [read], of(pixels=1), read.b)
     x = tape.op("patches: embed", [read], WIDTH, b, saves=[read] if trained else [], weight=weight)
     x.differentiable = trained or tower.hooked
-    leaf, moved = x, tower.windowed or tower.positions > 0
+    leaf, moved = x, tower.windowed or (tower.positions > 0 and not tower.ragged)
     table = tower.positions * hidden
     if tower.first_norm:
         program.elements = {**program.elements, FIRST: hidden}
@@ -90,7 +94,9 @@ def patches(run: Run, tower: Tower) -> Segment:
         x = tape.op("positions: add", [x], WIDTH, run.residual, aliases=[x] if b == run.residual else [],
                     weight=(table + hidden) * trained)  # fmt: skip
     elif tower.positions:
-        y = tape.op("positions: rows", [], Size({}, {"": table}), run.weight, weight=table * trained)
+        rows = WIDTH if tower.ragged else Size({}, {"": table})
+        places = [Tensor(Size({"": 1}), 8)] * (tower.ragged and trained)
+        y = tape.op("positions: rows", [], rows, run.weight, saves=places, weight=table * trained)
         x = tape.op("positions: add", [x, y], WIDTH, run.residual, aliases=[x] if b == run.residual else [])
     angles, order = Tensor(of(D=2), 4), Tensor(Size({"": 1 / tower.merge**2}), 8)
     kept = [
@@ -109,19 +115,19 @@ def projector(
 ) -> Segment:
     """The norm of each patch or token, and the linears, after the tower's last norm if it has one.
 
-    Two linears read `merge`² patches at once, with a GELU between; one matrix multiplies their average. A narrow
-    projector's patches are put together by two copies. Where blocks attend within windows, the output is put into the
-    old order. A convolution makes a token of its patches before a linear and an MLP. `out` is a token's width over the
-    patches that it is made of; `first`: nothing below is trained. `looks`: the tower's own norm and convolution are.
-    `counted`: a block keeps the input, too.
+    Two linears read `merge`² patches at once, with a GELU between, or one alone; one matrix multiplies their average. A
+    narrow projector's patches, and those that no norm follows, are put together by two copies. Where blocks attend
+    within windows, the output is put into the old order. A convolution makes a token of its patches before a linear and
+    an MLP. `out` is a token's width over the patches that it is made of; `first`: nothing below is trained. `looks`:
+    the tower's own norm and convolution are. `counted`: a block keeps the input, too.
     """
     width, out, token = tower.merged, tower.out, Size({"": 1 / tower.merge**2})
     arch = replace(run.arch, activation="gelu", norm_fp32=merger.pooled)
     own = replace(run, arch=arch, replaced=frozenset())
     program = activations.Program(own, first=first, counted=counted)
     program.elements = elements(tower, merger)
-    norm, *linears = program.elements
-    program.biased = frozenset() if merger.pooled or merger.convolved else frozenset(linears)
+    norm, *linears = program.elements if merger.norm else ("", *program.elements)
+    program.biased = frozenset() if merger.pooled or merger.convolved or not merger.norm else frozenset(linears)
     program.widths = {"out": out // tower.merge**2, "between": tower.between // tower.merge**2}
     program.row_share = 1 / tower.merge**2
     program.elements[LAST] = looks * tower.blocks.hidden * (1 + tower.blocks.norm_bias)
@@ -130,9 +136,11 @@ def projector(
         x = pooled(program, tower, program.layer_norm(x, LAST, Size({"": 1})))
         x = program.rms_norm(x, norm, token)
     elif merger.narrow:
-        for name in ("rows", "columns"):
-            x = program.tape.op(f"projector: shuffle {name}", [x], WIDTH, x.b)
-        x = program.activated(program.linear(linears[0], program.layer_norm(x, norm, token), of(out=1)))
+        x = program.activated(
+            program.linear(linears[0], program.layer_norm(shuffled(program, x), norm, token), of(out=1))
+        )
+    elif not merger.norm:
+        x = shuffled(program, program.layer_norm(x, LAST, Size({"": 1})))
     elif merger.convolved:
         x = convolved(program, tower, program.rms_norm(x, LAST, Size({"": 1})), looks)
         x = program.activated(program.layer_norm(program.linear(linears[0], x, of(out=1)), norm, token))
@@ -149,6 +157,13 @@ def projector(
     weights = {f"W_{name}": size for name, size in zip(linears, sizes, strict=True)} | {"W_downsample": width * out}
     rank = run.adapter.rank if run.adapter else 0
     return Segment(program.tape, {**dimensions(run.arch, rank), **weights, **program.widths})
+
+
+def shuffled(program: activations.Program, x: Tensor) -> Tensor:
+    """The patches of a token side by side, by a copy of the rows and one of the columns."""
+    for name in ("rows", "columns"):
+        x = program.tape.op(f"projector: shuffle {name}", [x], WIDTH, x.b)
+    return x
 
 
 def pooled(program: activations.Program, tower: Tower, x: Tensor) -> Tensor:

@@ -69,9 +69,9 @@ UNSCORED = (
     "afmoe", "apertus", "bailing_moe", "bamba", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5",
     "ernie4_5_moe", "exaone_moe", "falcon_h1",
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
-    "granitemoehybrid", "lfm2", "lfm2_moe", "llama4_text", "minimax_m2", "nemotron_h",
+    "granitemoehybrid", "idefics3", "lfm2", "lfm2_moe", "llama4_text", "minimax_m2", "nemotron_h",
     "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
-    "solar_open",
+    "smolvlm", "solar_open",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
@@ -99,6 +99,7 @@ class Sight:
     spelled: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     apart: bool = False
+    inner: str = "language_model"  # the module of the language model
 
 
 _SEEN = Names("model.visual", attention="attn", qkv="qkv", output="proj", layers="blocks")
@@ -138,7 +139,22 @@ _GLM = Sight(
     dict(intermediate_size="out_hidden_size", between="intermediate_size"),
     fixed=dict(rotary_tables=0),  # all layers share cos and sin
 )  # fmt: skip
+_IDEFICS3 = Sight(
+    "llama",
+    dict(num_hidden_layers=12, hidden_size=1152, hidden_act="gelu_pytorch_tanh", intermediate_size=3072,
+         num_attention_heads=16, num_channels=3, patch_size=32, image_size=224),
+    dict(**_PLAIN, norms=Norms("layer_norm1", mlp="layer_norm2"),
+         names=Names("model.vision_model", output="out_proj", up="fc1", down="fc2", layers="encoder.layers")),
+    # `size` of the published `preprocessor_config.json` is four times the side of a square
+    dict(hooked=True, patch_bias=True, embedding="vision_model.embeddings.patch_embedding",
+         table="vision_model.embeddings.position_embedding", last_norm="vision_model.post_layernorm", ragged=True,
+         along=4, limits=Pixels(1, 10**9), merger=Merger("connector", "", ("modality_projection.proj",))),
+    dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
+    inner="text_model",
+)  # fmt: skip
 SEEING: Mapping[str, Sight] = {
+    "idefics3": _IDEFICS3,
+    "smolvlm": _IDEFICS3,
     "qwen2_vl": Sight(
         "qwen2",
         dict(depth=32, embed_dim=1280, hidden_act="quick_gelu", mlp_ratio=4, num_heads=16, patch_size=14,

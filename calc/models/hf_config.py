@@ -279,17 +279,13 @@ def _seeing(config: Mapping[str, Any]) -> Architecture:
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         raise ConfigError("vision_config", vision, f"a mapping, the vision tower of {family}")
-    names = arch.names._replace(model="model.language_model")
-    tokens = config.get("mm_tokens_per_image", config.get("image_seq_length", 256))
-    tower = _tower(family, vision, arch, tokens)
+    names = arch.names._replace(model=f"model.{sight.inner}")
+    tower = _tower(family, vision, arch, config)
     return replace(arch, family=family, names=names, vision=tower, **sight.fixed)
 
 
-def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, tokens: object) -> Tower:
-    """The vision tower that a `vision_config` describes, in front of the language model `arch`.
-
-    `tokens` are those of an image, if all images have the same number.
-    """
+def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: Mapping[str, Any]) -> Tower:
+    """The vision tower that the `vision_config` of a `config` describes, in front of the language model `arch`."""
     sight = SEEING[family]
     read = _Reader(vision, sight.defaults, sight.spelled)
 
@@ -309,6 +305,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, tokens: o
     edge = 0 if sight.tower.get("sampled") else side
     depth = read.integer("depth")
     deep = read.value("deepstack_visual_indexes") or ()
+    merged = _shuffled if sight.tower.get("along") else _pooled
     if not all(type(index) is int and 0 <= index < depth for index in _listed(deep)) or len(deep) > arch.layers:
         raise wrong("deepstack_visual_indexes", deep, f"indices of blocks, below depth = {depth}, one a layer at most")
     blocks = Architecture(
@@ -333,7 +330,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, tokens: o
         patch=patch,
         frames=read.integer("temporal_patch_size") if "temporal_patch_size" in given else 1,
         channels=read.integer("in_channels"),
-        merge=_pooled(edge // patch, tokens) if edge else read.integer("spatial_merge_size"),
+        merge=merged(edge // patch, config) if edge else read.integer("spatial_merge_size"),
         out=out,
         positions=(side // patch) ** 2 or read.optional("num_position_embeddings") or 0,
         edge=edge,
@@ -358,8 +355,17 @@ def _vision_norms(read: _Reader, wrong: Callable[[str, object, str], ConfigError
     return normed
 
 
-def _pooled(side: int, tokens: object) -> int:
-    """The side of the square of patches that become one token, where an image of `side`² patches has `tokens`."""
+def _shuffled(side: int, config: Mapping[str, Any]) -> int:
+    """The side of the square of patches that become one token, of `side`² patches, as Idefics 3 names it."""
+    given = config.get("scale_factor", 2)
+    if type(given) is int and given > 0 and not side % given:
+        return given
+    raise ConfigError("scale_factor", given, f"a divisor of {side}, a square's patches in a row")
+
+
+def _pooled(side: int, config: Mapping[str, Any]) -> int:
+    """The same where the number of an image's tokens is given."""
+    tokens = config.get("mm_tokens_per_image", config.get("image_seq_length", 256))
     if type(tokens) is int and tokens > 0 and not side % max(1, isqrt(tokens)) and isqrt(tokens) ** 2 == tokens:
         return side // isqrt(tokens)
     raise ConfigError("mm_tokens_per_image", tokens, f"the square of a divisor of {side}, an image's patches in a row")

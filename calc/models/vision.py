@@ -1,7 +1,7 @@
 """The vision tower of a model that reads images, and the projector that hands its output to the language model.
 
 Read in transformers 5.23 `{configuration,modeling}_*.py` of `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,
-internvl,glm4v}`.
+internvl,glm4v,idefics3,smolvlm}`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Merger(NamedTuple):
     """The names of a projector's norm and of its linears, below the projector's own.
 
-    Two linears with a bias read the patches of a token side by side, or one without reads their average (`pooled`).
+    Two linears with a bias read the patches of a token side by side, or one without reads their average (`pooled`), or
+    them as they are where there is no norm (Idefics 3).
     `joined`: the norm sees the patches of a token as one row, not one by one. `narrow`: it is PyTorch's own, and the
     first linear's output is as wide as a token (InternVL). `convolved`: the name of a convolution that makes a token of
     its patches; then come a linear, the norm, PyTorch's own, and an MLP with a gate, none with a bias (GLM-4V).
@@ -55,7 +56,9 @@ class Tower:
     the patches are an input embedding to Transformers, which makes them require a gradient with those of tokens.
     `classes`: the name of a token of the tower's own before the patches of each image, whose table of positions is a
     bare parameter with a row more; `tiles`: the most squares into which an image is cut, beside one of all of it
-    (InternVL).
+    (InternVL). `ragged`: of squares that may be smaller those without a pixel are left out, and each patch looks its
+    position up by its place; `along`: the squares along an image's longer side, into which every image is cut, beside
+    one of all of it (Idefics 3).
     `video_limits` are those of all frames of a video together; None: each frame is resized as an image is.
     """
 
@@ -82,6 +85,8 @@ class Tower:
     hooked: bool = False
     classes: str = ""
     tiles: int = 1
+    ragged: bool = False
+    along: int = 0
     video_limits: Pixels | None = None
 
     def bounds(self, frames: int) -> Pixels:
@@ -131,21 +136,24 @@ class Tower:
         """Name, shape and kind of each tensor of a projector."""
         h, width, out = self.blocks.hidden, self.merged, self.out
         normed = out if merger.convolved else width if merger.joined else h
-        yield f"{merger.name}.{merger.norm}.weight", (normed,), "norm"
+        if merger.norm:
+            yield f"{merger.name}.{merger.norm}.weight", (normed,), "norm"
         if merger.pooled:
             (name,) = merger.linears
             yield f"{merger.name}.{name}", (h, out), "matrix"
             return
-        if self.blocks.norm_bias or merger.narrow or merger.convolved:
+        if merger.norm and (self.blocks.norm_bias or merger.narrow or merger.convolved):
             yield f"{merger.name}.{merger.norm}.bias", (normed,), "norm"
         for name, inputs, outputs in self.products(merger):
             yield f"{merger.name}.{name}.weight", (outputs, inputs), "linear"
-            if not merger.convolved:
+            if merger.norm and not merger.convolved:
                 yield f"{merger.name}.{name}.bias", (outputs,), "bias"
 
     def products(self, merger: Merger) -> Iterable[tuple[str, int, int]]:
         """Name, inputs and outputs of each linear of a projector."""
         width, out, wide = self.merged, self.out, self.between
+        if not merger.norm:
+            return [(merger.linears[0], width, out)]
         between = out if merger.narrow else width
         sizes = [(out, out), (out, wide), (out, wide), (wide, out)] if wide else [(width, between), (between, out)]
         return [(name, *size) for name, size in zip(merger.linears, sizes, strict=True)]

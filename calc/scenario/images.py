@@ -61,8 +61,12 @@ class Images:
 
         Of grids of one shape the larger is taken while the image has more than half their pixels. A frame of a video is
         one (transformers 5.23 `models/got_ocr2/image_processing_got_ocr2.py`, `get_optimal_tiled_canvas`,
-        `crop_image_to_patches`; `models/internvl/video_processing_internvl.py`).
+        `crop_image_to_patches`; `models/internvl/video_processing_internvl.py`). Idefics 3 makes every image so many
+        squares long (`models/idefics3/image_processing_idefics3.py`, `resize_for_vision_encoder`, `split_images`).
         """
+        if tower.along:
+            short, long = sorted((self.width, self.height))
+            return tower.along * math.ceil(tower.along * short / long) + 1
         if tower.tiles == 1 or self.frames > 1:
             return 1
         sides = range(1, tower.tiles + 1)

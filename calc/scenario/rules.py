@@ -359,6 +359,9 @@ def role_of(
 
 
 EXPERTS = frozenset({"gate_proj", "up_proj", "down_proj"})  # targets that also name parts of an expert
+# Routings by a linear that returns several tensors: PEFT wraps it among all linears, and its adapter takes one (Llama
+# 4, Phi-3.5 MoE: "'tuple' object has no attribute 'dtype'", 0.21 `tuners/lora/layer.py:1089`)
+BY_SEVERAL = ("all", "sampled")
 
 
 def unsuited(architecture: Architecture) -> str:
@@ -373,6 +376,8 @@ def unsuited(architecture: Architecture) -> str:
         return ""
     if architecture.ssm and not architecture.ssm.adapted:
         return "PEFT refuses the out_proj of these state spaces"
+    if architecture.experts and architecture.routing in BY_SEVERAL:
+        return "PEFT would wrap the router, too, and fail on what it returns"
     return "PEFT would adapt routed experts, too" if architecture.experts_converted else ""
 
 

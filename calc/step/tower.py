@@ -62,9 +62,14 @@ class Seen:
         return self.run.adapter is not None and self.images.freeze not in frozen
 
     @property
+    def embeds(self) -> bool:
+        """True if gradients reach the embedded patches."""
+        return self.looks or (self.hooked and self.tower.hooked)
+
+    @property
     def passes(self) -> bool:
         """True if gradients go through the blocks."""
-        return self.looks or self.adapted("blocks") or (self.hooked and self.tower.hooked)
+        return self.embeds or self.adapted("blocks")
 
     @property
     def own(self) -> Run:
@@ -102,10 +107,13 @@ class Seen:
         return {**self.patches.dims, **self.projector.dims, **between}
 
     def pixels(self) -> list[Line]:
-        """The pixels of the micro batch, which lie on the GPU through forward and backward."""
-        width = self.tower.pixels
-        values = {"P_v": self.count, "pixels": width}
-        return [Line("activations", self.role, vision.PIXEL * width * self.count, "4·pixels·P_v", values, SOURCE)]
+        """The pixels of the micro batch, and a mask of those of ragged squares, through forward and backward."""
+        width, mask = self.tower.pixels, self.tower.patch**2 * self.tower.ragged
+        values = {"P_v": self.count, "pixels": width} | ({"mask": mask} if mask else {})
+        each, formula = vision.PIXEL * width, "4·pixels·P_v"
+        if mask:
+            each, formula = each + vision.MASKED * mask, "(4·pixels + 8·mask)·P_v"
+        return [Line("activations", self.role, each * self.count, formula, values, SOURCE)]
 
     def deep(self, layers: int) -> int:
         """The number of the lowest `layers` blocks whose output goes to the language model, too."""
@@ -123,6 +131,8 @@ class Seen:
         lines = [*between, self.line("activations", self.patches.saved)]
         if self.again:
             return [*lines, self.line("checkpoints", self.stream, layers)]
+        if layers and not self.embeds:
+            lines, layers = [*lines, self.line("activations", self.lowest.saved)], layers - 1
         return [*lines, self.line("activations", self.segment.saved, layers)] if layers else lines
 
     @property
@@ -145,6 +155,11 @@ class Seen:
     def segment(self) -> Segment:
         """One block."""
         return vision.block(self.own, first=not self.passes, counted=self.again)
+
+    @property
+    def lowest(self) -> Segment:
+        """The lowest block over frozen patches, beside whose linears there are adapters: its input has no gradient."""
+        return vision.block(self.own, first=True, counted=False)
 
     @property
     def projector(self) -> Segment:

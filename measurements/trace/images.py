@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from .case import Case
 from .reading import CaseError
 
 DEVICE = torch.device("cuda")
+SPLIT = torch.Tensor.split
 MODULES = (
     "qwen2_vl",
     "qwen2_5_vl",
@@ -27,9 +29,12 @@ MODULES = (
     "internvl",
     "glm4v",
     "glm4v_moe",
+    "idefics3",
+    "smolvlm",
 )
-VISION = re.compile(r"\b(visual|vision_tower|multi_modal_projector)\.")
-PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector)\.")
+VISION = re.compile(r"\b(visual|vision_tower|vision_model|multi_modal_projector|connector)\.")
+PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector|connector)\.")
+LONG = 4  # squares along an image's longer side, of Idefics 3
 
 
 def _side(config: Any) -> int:
@@ -39,6 +44,8 @@ def _side(config: Any) -> int:
         return int(eyes.patch_size * eyes.spatial_merge_size)
     if hasattr(config, "downsample_ratio"):
         return int(eyes.patch_size[0] / config.downsample_ratio)
+    if hasattr(config, "scale_factor"):
+        return int(eyes.patch_size * config.scale_factor)
     return int(eyes.image_size // config.mm_tokens_per_image**0.5)
 
 
@@ -56,6 +63,11 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
     if hasattr(config, "downsample_ratio"):
         tile = eyes.image_size[0]
         return {"pixel_values": torch.zeros(count * _tiles(case, tile), eyes.num_channels, tile, tile, device=DEVICE)}
+    if hasattr(config, "scale_factor"):
+        edge, number = eyes.image_size, case.images * _cut(case)
+        mask = torch.zeros(rows, number, edge, edge, dtype=torch.long, device=DEVICE)
+        pixels = torch.zeros(rows, number, eyes.num_channels, edge, edge, device=DEVICE)
+        return {"pixel_values": pixels, "pixel_attention_mask": mask}
     square = None if hasattr(eyes, "spatial_merge_size") else eyes.image_size
     for name, edge in ("height", case.height), ("width", case.width):
         if edge % side or edge != (square or edge):
@@ -83,18 +95,27 @@ def _tiles(case: Case, tile: int) -> int:
     return number + (number > 1)
 
 
+def _cut(case: Case) -> int:
+    """Squares of an image of Idefics 3, which makes every image as long, and one of all of it."""
+    short, long = sorted((case.width, case.height))
+    return LONG * -(-LONG * short // long) + 1
+
+
 def tokens(case: Case, model: Any, rows: int) -> int:
     """Tokens of `rows` samples that stand for images: those that a mask over all tokens picks."""
     config = _of(model)
     if hasattr(config, "downsample_ratio"):
         tile = config.vision_config.image_size[0]
         return rows * case.images * _tiles(case, tile) * (tile // _side(config)) ** 2
+    if hasattr(config, "scale_factor"):
+        return int(rows * case.images * _cut(case) * (config.vision_config.image_size // _side(config)) ** 2)
     return rows * case.images * (case.height * case.width // _side(config) ** 2)
 
 
 def tower(model: Any) -> Any:
     """The vision tower of a model."""
-    return next(module for name, module in model.named_modules() if name.endswith((".visual", ".vision_tower")))
+    ends = (".visual", ".vision_tower", ".vision_model")
+    return next(module for name, module in model.named_modules() if name.endswith(ends))
 
 
 def linear_names(case: Case, model: Any) -> list[str]:
@@ -151,6 +172,7 @@ INSTEAD: dict[str, Callable[..., Any]] = {
     "get_vision_attention_seqlens": _lengths,
     "get_vision_window_index": _windows,
     "get_vision_interpolation_indices_and_weights": _taps,
+    "create_bidirectional_mask": lambda **_: None,  # every patch of a square is of pixels
     "torch_compilable_check": lambda *_: None,  # of the number of image tokens
 }
 
@@ -165,6 +187,19 @@ def _sampled(forward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _together(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Idefics 3's tokens of all samples at once, where the numbers of each sample's are counted on the device."""
+
+    def split(tokens: Any, sizes: Any, dim: int = 0) -> Any:
+        return SPLIT(tokens, sizes, dim) if sizes != [0] * len(sizes) else (tokens,)
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with mock.patch.object(torch.Tensor, "split", split):
+            return method(self, *args, **kwargs)
+
+    return run
+
+
 def take_helpers() -> None:
     """Put these functions in the place of those that look into tensors."""
     for family in MODULES:
@@ -172,6 +207,9 @@ def take_helpers() -> None:
         for name, function in INSTEAD.items():
             if hasattr(module, name):
                 setattr(module, name, function)
+        for name in ("Idefics3Model", "SmolVLMModel"):
+            if hasattr(module, name):
+                getattr(module, name).get_image_features = _together(getattr(module, name).get_image_features)
         for name in vars(module):
             if name.startswith("Glm") and name.endswith("VisionEmbeddings"):
                 getattr(module, name).forward = _sampled(getattr(module, name).forward)

@@ -211,13 +211,17 @@ class Ledger(TorchDispatchMode):
         return out
 
     def _places(self, indices: list[Any]) -> list[Any]:
-        """The indices with masks as kernels read them: one row of numbers for each dimension of a mask."""
+        """The indices with masks as kernels read them: one row of numbers for each dimension of a mask.
+
+        A mask of one dimension says which squares have pixels: all of them.
+        """
         found = []
         for index in indices:
             if index is None or index.dtype != torch.bool:
                 found.append(index)
             else:
-                found += [torch.zeros(self.picked, dtype=torch.long, device=index.device) for _ in index.shape]
+                picked = self.picked if index.dim() > 1 else len(index)
+                found += [torch.zeros(picked, dtype=torch.long, device=index.device) for _ in index.shape]
         return found
 
     def _as_plain_eager(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -105,6 +105,24 @@ def test_state_spaces_are_met_within_half_a_percent(residuals: list[Residual]) -
     assert errors.worst <= 0.005
 
 
+def test_squares_of_images_are_met_within_half_a_percent(residuals: list[Residual]) -> None:
+    """Idefics 3 and SmolVLM: trained, frozen and adapted towers. The tracer holds the pixels while Adam steps."""
+    errors = summary(r for r in residuals if r.id.startswith(("traced/idefics3", "traced/smolvlm")))
+    print(errors)
+    assert errors.count >= 10
+    assert errors.median <= 0.0005
+    assert errors.worst <= 0.005
+
+
+def test_adapted_towers_are_met_within_a_fifth_of_a_percent(residuals: list[Residual]) -> None:
+    """The lowest block's norm keeps nothing, as no gradient reaches the patches."""
+    errors = summary(r for r in residuals if "/lora_r=" in r.id and "/images=" in r.id and "/freeze=" not in r.id)
+    print(errors)
+    assert errors.count >= 9
+    assert errors.median <= 0.0006
+    assert errors.worst <= 0.002
+
+
 def test_families_that_came_later_are_met_within_a_fifth_of_a_percent(residuals: list[Residual]) -> None:
     """Other norms, activations, routers and sparse attention, each met before any record of theirs was kept."""
     errors = summary(r for r in residuals if r.id.removeprefix("traced/").startswith(NEW))

@@ -170,6 +170,10 @@ TYPED = {
     "google/gemma-4-26B-A4B-it": "gemma-4-26b-a4b",
     "meta-llama/Llama-3.2-11B-Vision": "",
     "deepseek-ai/DeepSeek-V3.2": "deepseek-v3.2",
+    "HuggingFaceTB/SmolVLM-500M-Instruct": "smolvlm2-500m",
+    "HuggingFaceTB/SmolVLM2-2.2B-Instruct": "smolvlm2-2.2b",
+    "HuggingFaceTB/SmolVLM-Instruct": "",
+    "HuggingFaceM4/Idefics3-8B-Llama3": "idefics3-8b",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral-small-3.2-24b",
     "Qwen/Qwen3-32B-FP8": "",
@@ -190,7 +194,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 161
+    assert len(TYPED) == 165
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -244,7 +248,7 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
         ("inclusionAI/Ling-lite-1.5", "is of another BailingMoE"),
         ("ai21labs/AI21-Jamba-1.5-Mini", "has Mamba-1's state spaces"),
         ("baichuan-inc/Baichuan2-13B-Chat", "slopes attention's scores"),
-        ("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "reads images"),
+        ("llava-hf/llava-1.5-7b-hf", "reads images"),
         ("mistralai/Voxtral-Mini-3B-2507", "hears or speaks"),
         ("google/flan-t5-xl", "has an encoder beside"),
         ("meituan-longcat/LongCat-Flash-Chat", "has two attentions in a layer"),

@@ -31,14 +31,18 @@ def hint(kind: str, name: str) -> str:
         ("a100-80-sxn", "a100-80-sxm"), ("rtx409", "rtx4090"), ("4090", "rtx4090"), ("h100sxm", "h100-sxm"),
         ("H100 SXM", "h100-sxm"), ("RTX 6000 Ada", "rtx6000ada"), ("A800 80GB PCIe", "a800-80-pcie"),
         ("NVIDIA A100-PCIE-40GB", "a100-40-pcie"), ("NVIDIA A100-SXM4-80GB", "a100-80-sxm"),
-        ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("V100 32GB", "v100-32"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"), ("V100 32GB", "v100-32"), ("V100 32g", "v100-32"),
+        ("rtx a5000", "a5000"), ("RTX A6000", "a6000"), ("DGX Spark", "gb10"), ("4090 48g", "rtx4090-48"),
+        ("H20 141g", "h20-141"), ("A100-40G", "a100-40-sxm"), ("nvidia a10g", "a10g"),
+        ("RTX PRO 6000 Blackwell", "rtxpro6000"),
     ],
 )  # fmt: skip
 def test_a_card_is_found_by_its_letters_and_number(given: str, meant: str) -> None:
     assert led_to("gpu", given) == meant
 
 
-@pytest.mark.parametrize("given", ["l30", "l40", "h10", "a5500", "rtx3080", "h800x", "b100", "a100-64-sxm"])
+@pytest.mark.parametrize("given", ["l30", "l40", "h10", "a5500", "rtx3080", "h800x", "b100",
+                                   "a100-64-sxm", "RTX 5070", "rtx 4060", "rtx a4000", "RTX 3090 Ti"])  # fmt: skip
 def test_another_card_is_never_meant(given: str) -> None:
     assert hint("gpu", given) == ""
 
@@ -82,6 +86,9 @@ def test_an_old_card_is_no_mac(given: str) -> None:
     [
         ("lama-3-8b", "llama-3-8b"), ("llama-3-8", "llama-3-8b"), ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("qwen2.5-7b-instruct", "qwen2.5-7b"), ("gemma-2-27", "gemma-2-27b"), ("llama3-8b", "llama-3-8b"),
+        # what is tuned goes on after the name of the model that it was made of, or ends with it
+        ("my-org/qwen3-8b-lora-merged", "qwen3-8b"), ("trl-lib/Qwen2-0.5B-DPO", "qwen2-0.5b"),
+        ("TIGER-Lab/Qwen2.5-Math-7B-CFT", "qwen2.5-7b"), ("Infinity-Instruct-7M-Gen-Llama3_1-8B", "llama-3.1-8b"),
     ],
 )  # fmt: skip
 def test_a_model_is_found_by_its_words_and_sizes(given: str, meant: str) -> None:
@@ -89,8 +96,13 @@ def test_a_model_is_found_by_its_words_and_sizes(given: str, meant: str) -> None
 
 
 @pytest.mark.parametrize(
-    "given", ["Qwen2-VL-32B", "Qwen/Qwen2.5-Omni-7B", "qwen4-vl-8b", "llama-3-9b", "mistral-7b-v0.4"]
-)
+    "given",
+    [
+        "Qwen2-VL-32B", "Qwen/Qwen2.5-Omni-7B", "qwen4-vl-8b", "llama-3-9b", "mistral-7b-v0.4", "Qwen3-8B-speculator",
+        "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "llama-3-8b-to-100b", "Qwen3-8B-Omni", "tiiuae/falcon-7b-instruct",
+        "Qwen/Qwen-7B-Chat", "llama3.2-vision:11b", "InternVL3_5-GPT-OSS-20B-A4B-Preview",
+    ],
+)  # fmt: skip
 def test_another_model_is_never_meant(given: str) -> None:
     """A vision model is no text model, and another size or version no near miss."""
     assert hint("model", given) == ""

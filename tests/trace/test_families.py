@@ -104,6 +104,10 @@ def config(family: str) -> dict[str, Any]:
 
 
 EYES = {"depth": 3, "hidden_size": 320, "num_heads": 4, "out_hidden_size": 1024, "intermediate_size": 640}
+SQUARE = {
+    "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640, "image_size": 224,
+    "patch_size": 14,
+}  # fmt: skip
 SEEN: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"depth": 3, "embed_dim": 320, "num_heads": 4, "mlp_ratio": 2, "hidden_size": 1024},
     "qwen2_5_vl": EYES,
@@ -115,6 +119,8 @@ SEEN: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
         "image_size": 448, "patch_size": 14, "vision_use_head": False,
     },
+    "idefics3": SQUARE,
+    "smolvlm": SQUARE,
     "glm4v": {**EYES, "image_size": 336},
     "glm4v_moe": {**EYES, "image_size": 336},
     "internvl": {
@@ -130,6 +136,9 @@ def seeing(family: str) -> dict[str, Any]:
     inner = {name: value for name, value in text.items() if name not in ("model_type", "bos_token_id", "eos_token_id")}
     if family == "gemma3":
         outer = {"mm_tokens_per_image": 64, "image_token_index": 16383}
+    elif family in ("idefics3", "smolvlm"):
+        outer = {"image_token_id": 16383, "tie_word_embeddings": False, "scale_factor": 4}
+        inner["model_type"] = "llama"
     elif family == "internvl":
         outer = {"image_token_id": 16383, "tie_word_embeddings": False}
         inner["model_type"] = "qwen2"

@@ -901,6 +901,7 @@ ADVICE = {
     ),
     "PEFT refuses the out_proj of these state spaces": "PEFT 拒绝适配这些状态空间层的 out_proj",
     "PEFT would adapt routed experts, too": "PEFT 会连路由专家一起适配",
+    "PEFT would wrap the router, too, and fail on what it returns": "PEFT 会连路由器一起包装，并因其返回值而出错",
     "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too": (
         "all-linear 不含路由专家；PEFT 0.21 对某些系列也会适配它们"
     ),
@@ -1693,6 +1694,12 @@ REFUSALS = {
     "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the nearest": (
         "属于 DeepSeek 的第一代 MoE，其代码放在权重旁边；最接近的是 deepseek-v2-lite"
     ),
+    "is of the first Falcon or the second, whose layers are not modelled; falcon-40b and falcon-3-7b are": (
+        "属于第一代或第二代 Falcon，其层不在计算范围内；可计算的有 falcon-40b 和 falcon-3-7b"
+    ),
+    "is of the first Qwen, whose code lies beside its weights; those of Qwen1.5 have the same shapes": (
+        "属于第一代 Qwen，其代码随权重发布；Qwen1.5 的各模型形状与它相同"
+    ),
     "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build": (
         "属于 SlimMoE，代码随权重发布；结构相近的是 phi-3.5-moe"
     ),
@@ -1916,6 +1923,7 @@ REFUSALS = {
     "2 or more in a group": "一组 2 个或更多",
     "at most the model's window of {n}": "至多为模型的窗口 {n}",
     "a divisor of {what!}": "{what} 的约数",
+    "a divisor of {n}, a square's patches in a row": "正方形每行 {n} 个图块的约数",
     "a divisor or multiple of {n} key/value heads": "{n} 个键值头的约数或倍数",
     "a divisor of the model's {n} attention heads": "模型 {n} 个注意力头的约数",
     "a divisor of the rollout's {n} GPUs": "rollout 的 {n} 张卡的约数",
@@ -2070,6 +2078,9 @@ REFUSALS = {
     "one that Transformers can make score sequences": "一个 Transformers 有序列打分类的模型",
     "{names!}; PEFT refuses the out_proj of these state spaces": "{names}；PEFT 拒绝适配这些状态空间层的 out_proj",
     "{names!}; PEFT would adapt routed experts, too": "{names}；PEFT 会连路由专家一起适配",
+    "{names!}; PEFT would wrap the router, too, and fail on what it returns": (
+        "{names}；PEFT 会连路由器一起包装，并因其返回值而出错"
+    ),
     "a role to train for {task}": "{task} 要训练的角色",
     "full; vLLM cannot take adapters over": "full；vLLM 不能接收适配器",
     "true, which it then turns on": "true，它随后会自动打开",
