@@ -1225,6 +1225,9 @@ CALCULATOR = {
     "What do I run?": "该怎么跑？",
     "Copy link": "复制链接",
     "Stop": "停止",
+    "Provisional: PyTorch's allocator is being replayed, which may change the verdict.": (
+        "暂定结果：正在重放 PyTorch 的分配器，结论可能改变。"
+    ),
     "Without JavaScript the calculator has this one answer; the tables below have the rest.": (
         "没有 JavaScript 时计算器只有这一个答案，其余见下面的表格。"
     ),
@@ -1603,6 +1606,8 @@ SCRIPTS = {
     "Also in this job:": "此任务还有：",
     "Leave out {field}": "去掉 {field}",
     "Copied": "已复制",
+    "Provisional: {line}. PyTorch's allocator is being replayed …": "暂定：{line}。正在重放 PyTorch 的分配器……",
+    "{line}. Other configurations are being compared …": "{line}。正在与其他配置比较……",
     "Not allowed here": "此处不允许",
     "Not copied": "未能复制",
     "Not found": "未找到",
