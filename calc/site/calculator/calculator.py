@@ -244,7 +244,7 @@ def _estimated(
     )
     if host := answer.estimate.host_peak:
         yield _pair("Host memory", f"{gb(host)} needed of {escape(str(answer.estimate.host_memory))}")
-    yield _pair("It takes", escape(_sized(s)))
+    yield _pair("Batch", escape(_sized(s)))
     if rate:
         yield _pair("Speed", escape(_pace(rate)) + (", if it fitted" if answer.estimate.verdict == "oom" else ""))
     yield _pair("More", f"{_links(s, place.root)} · {_beside(asked, place.root)}")

@@ -724,7 +724,7 @@ TERMS = {
 # A recommendation: its trades, what the next one lacks, notes.
 ADVICE = {
     "lacks {size} in {phase}": "在{phase}阶段差 {size}",
-    "lacks {size} of host memory in {phase}": "在{phase}阶段主机内存差 {size}",
+    "lacks {size} of host memory ({phase})": "主机内存差 {size}（{phase}）",
     "Next faster: {settings*}: does not start vLLM: {reason*}.": "更快一档：{settings}：vLLM 无法启动：{reason}。",
     "{settings*}: does not start vLLM: {reason*}": "{settings}：vLLM 无法启动：{reason}",
     "does not start vLLM: {reason*}": "vLLM 无法启动：{reason}",
@@ -1257,7 +1257,7 @@ CALCULATOR = {
     ),
     "More": "更多",
     "Compare with other jobs": "与其他任务比较",
-    "It takes": "规模",
+    "Batch": "批次",
     "a step": "一步",
     "an iteration": "一次迭代",
     "{n#} responses for {prompts#} prompts": "{prompts} 条提示的 {n} 个回答",
