@@ -1,9 +1,9 @@
 """Times of the calculator in a browser, on a built site: `python -m benchmarks.calculator [FOLDER]`.
 
 An address of a job that the page does not show is opened: with nothing cached over a line of 50 Mbit/s, then again with
-everything cached; then a field is changed a few times. Each time ends when the answer is there, and stands beside the
-processor time that the browser took for it, which says more where other programs run, too. It needs Linux, Chromium,
-and what `make test` sets up.
+everything cached; then the length is changed a few times, and the GPU. Each time ends when there is something to read,
+and once more when nothing is left to be compared; it stands beside the processor time that the browser took for it,
+which says more where other programs run, too. It needs Linux, Chromium, and what `make test` sets up.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -18,20 +19,24 @@ from typing import NamedTuple
 
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from tests.site.browsing import ARGUMENTS, CHROMIUM, Host, served, until
+from tests.site.browsing import ARGUMENTS, CHROMIUM, Host, packed, served, until
 
 ROOT = Path(__file__).parents[1]
 JOB = "model=qwen2.5-7b&task=dpo&gpu=a100-80-sxm&gpus=4&framework=trl"
-LENGTHS = (1024, 4096, 1536, 3072, 2048, 6144)
+CHANGES = {
+    "seq_len": ("1024", "4096", "1536", "3072", "2048", "6144"),
+    "gpu": ("h100-sxm", "rtx4090", "h200", "a100-40-sxm", "a40", "l40s"),
+}
 LINE = 50e6 / 8  # bytes a second
 DELAY = 20  # milliseconds
 ANSWERED = """words => {
   const box = document.querySelector('#calculator .answer');
   return box && !box.hidden && !box.ariaBusy && box.querySelector('.headline')?.textContent.includes(words);
 }"""
-CHANGE = """length => {
+WHOLE = "document.querySelector('#calculator .stop').hidden"
+CHANGE = """([name, value]) => {
   const form = document.querySelector('#calculator form');
-  form.seq_len.value = length;
+  form.elements[name].value = value;
   form.requestSubmit();
 }"""
 KEPT = "max-age=600"  # as hosts of static sites send it
@@ -96,32 +101,42 @@ def opened(context: BrowserContext, address: str, *, slow: bool) -> tuple[Page, 
     return page, watch.read()
 
 
-def changed(page: Page, length: int) -> Took:
-    """What it takes until the answer for sequences of another length is there."""
+def changed(page: Page, name: str, value: str) -> tuple[Took, Took]:
+    """What it takes until there is an answer for another value of a field, and until it is whole."""
     watch = Watch()
-    page.evaluate(CHANGE, length)
+    page.evaluate(CHANGE, [name, value])
     until(page, ANSWERED, "Qwen2.5 7B")
-    return watch.read()
+    shown = watch.read()
+    until(page, WHOLE)
+    return shown, watch.read()
+
+
+def middle(times: Iterable[Took]) -> Took:
+    """The median of each of both."""
+    return Took(*(median(each) for each in zip(*times, strict=True)))
 
 
 def measure(browser: Browser, origin: str) -> None:
-    """Prints the three times."""
+    """Prints the times."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     address = f"{origin}/index.html?{JOB}"
     page, cold = opened(context, address, slow=True)
     page.close()
     page, warm = opened(context, address, slow=False)
-    times = [changed(page, length) for length in LENGTHS]
-    middle = Took(*(median(each) for each in zip(*times, strict=True)))
+    until(page, WHOLE)
     print(f"load of this machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
     print(f"first answer, nothing cached, at 50 Mbit/s: {cold}")
     print(f"first answer, everything cached: {warm}")
-    print(f"a change, in the median: {middle}")
+    for name, values in CHANGES.items():
+        shown, whole = zip(*(changed(page, name, value) for value in values), strict=True)
+        print(f"a change of {name}, in the median: {middle(shown)}; whole {middle(whole)}")
 
 
 def main() -> None:
     """Measures the site that `make site` has built, or the one in the folder that is named."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site")
+    for path in (folder / "assets/calculator").rglob("*.*"):
+        packed(path, path.stat().st_mtime_ns)  # as hosts have it before anybody asks
     with sync_playwright() as playwright, served(folder, Cached) as origin:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         measure(browser, origin)

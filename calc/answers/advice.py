@@ -134,7 +134,7 @@ def _lacks(m: Miss) -> str:
         return m.reason.verdict
     assert m.shortfall is not None
     short = gib(m.shortfall) if m.where == "gpu" else f"{gb(m.shortfall)} of host memory"
-    return f"the closest lacks {short} in {m.phase}"
+    return f"the closest lacks {short} {m.when}"
 
 
 PENDING = nothing("asked anew by make site, not by the preview")

@@ -151,8 +151,8 @@ def lacks(miss: Miss) -> str:
         return f"does not start {miss.reason.engine}: {miss.reason.words}"
     assert miss.shortfall is not None
     if miss.where == "host":
-        return f"lacks {gb(miss.shortfall)} of host memory in {miss.phase}"
-    return f"lacks {gib(miss.shortfall)} in {miss.phase}"
+        return f"lacks {gb(miss.shortfall)} of host memory {miss.when}"
+    return f"lacks {gib(miss.shortfall)} {miss.when}"
 
 
 def passed(found: Recommendation) -> tuple[str, str]:

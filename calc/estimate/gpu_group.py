@@ -85,15 +85,19 @@ class Shared:
         return self.known is not None and self.known.events > replay.MOST
 
     @cached_property
+    def replayable(self) -> bool:
+        """True if the job's blocks are known, and a replay could let it fit."""
+        if self.engine or not replay.known(self.job.roles):
+            return False
+        # this spares most jobs the work of finding their blocks
+        return not any(verdict.hopeless(known, self.job.gpu.usable_bytes) for known in self.training)
+
+    @cached_property
     def known(self) -> replay.Act | None:
         """The job block by block; None where its blocks are not known, or no replay could let it fit."""
-        memo, usable = self.job.roles.training, self.job.gpu.usable_bytes
-        if not self.replays or self.engine or not replay.known(self.job.roles):
+        if not self.replays or not self.replayable:
             return None
-        # this spares most jobs the work of finding their blocks
-        if any(verdict.hopeless(known, usable) for known in self.training):
-            return None
-        return memo.once("act", lambda: replay.act(self.job.roles))
+        return self.job.roles.training.once("act", lambda: replay.act(self.job.roles))
 
     @cached_property
     def reserve(self) -> replay.Reserve:
@@ -289,7 +293,9 @@ class Shared:
         """The group's phases and its verdict."""
         usable = self.job.gpu.usable_bytes
         found = judged("+".join(self.names), self.gpus, self.phases(), usable, self.cache(), caching=self.caching)
-        return replace(found, events=self.events, notes=tuple(self.notes)) if self.known else found
+        if self.known:
+            return replace(found, events=self.events, notes=tuple(self.notes))
+        return replace(found, provisional=self.replayable and not self.replays)
 
     @property
     def caching(self) -> runtime.Caching:

@@ -19,7 +19,7 @@ class Group:
     the first phase that makes the verdict other than `fits`. `refusal` is the reason why vLLM does not start;
     `crowded`: the reason is a lack of free memory. Where vLLM starts, its KV cache holds `cache_tokens`, and
     `cache_sequences` of full length at once. `events` is what the replays of the allocator took, `notes` what they left
-    out.
+    out. `provisional`: a replay that could move the verdict was left out.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Group:
     crowded: bool = False
     events: int = 0
     notes: tuple[str, ...] = ()
+    provisional: bool = False
 
     @property
     def peak(self) -> Phase:
@@ -61,6 +62,11 @@ class Estimate:
     notes: tuple[str, ...]
     catalog_version: str
     calc_version: str
+
+    @property
+    def provisional(self) -> bool:
+        """True if a replay was left out that could move the verdict."""
+        return any(g.provisional for g in self.groups)
 
     @property
     def host_peak(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from calc.base.units import gb
@@ -19,6 +20,7 @@ from calc.resolve.parse import given
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import RL
 
+CANNOT_RUN = "the framework can run no configuration of this job on this machine"
 CANNOT = "cannot run"  # the verdict where the framework, or the card, can run no configuration
 
 
@@ -28,18 +30,19 @@ class Recommendation:
 
     Where nothing safer was found `recommended` is tight, and `fails` says what it lacks itself. `passed` is the closest
     miss of full fine-tuning where that was passed over for adapters, or of LoRA for QLoRA. `considered` configurations
-    had their memory computed, `pruned` ones were ruled out without.
+    had their memory computed, `pruned` ones were ruled out without. Until it is `whole` it is still `growing`.
     """
 
     recommended: Configuration | None
-    alternatives: tuple[Configuration, ...]
-    fails: Miss | None
-    advice: tuple[str, ...]
-    considered: int
-    pruned: int
+    alternatives: tuple[Configuration, ...] = ()
+    fails: Miss | None = None
+    advice: tuple[str, ...] = ()
+    considered: int = 0
+    pruned: int = 0
     notes: tuple[str, ...] = ()
     launch: Launch | None = None
     passed: Miss | None = None
+    whole: bool = False
 
     @property
     def verdict(self) -> str:
@@ -56,33 +59,40 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
 
     Raises ScenarioError, one line, for fields that cannot be used. That nothing fits is an answer, not an error.
     """
-    catalog = catalog or load()
+    *_, whole = growing(job, catalog or load(), where=where)
+    return whole
+
+
+def growing(job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario") -> Iterator[Recommendation]:
+    """The answer of `recommend` as it grows: what to run, or the closest miss, then what stands beside it.
+
+    What an answer has stays in all that follow; the last one is `whole`.
+    """
     problem = Problem(given(job, where=where, catalog=catalog), catalog, where)
     first = problem.first()
     if first is None:
-        return _nothing(problem)
+        yield from _nothing(problem)
+        return
     rung, search, found = first
     best = configured(search, search.chosen(found))
-    fails = next_faster(search, found)
-    said = tuple(advice(search, found))
-    others = (
-        *slower(problem, rung),
-        *lighter(problem, rung, search, found),
-        *methods(problem, rung, best),
-        *trades(problem, rung, search, found),
-    )
     command, why = _launch(best.scenario)
-    return Recommendation(
-        recommended=best,
-        alternatives=others,
-        fails=fails,
-        advice=said,
-        considered=problem.considered,
-        pruned=problem.size - problem.considered,
-        notes=(*problem.notes, *_notes(problem, search, best), *why),
-        launch=command,
-        passed=passed(problem, rung),
-    )
+    answer = Recommendation(recommended=best, launch=command, passed=passed(problem, rung))
+    yield answer
+    fails = next_faster(search, found)
+    answer = replace(answer, fails=fails, advice=tuple(advice(search, found)))
+    yield answer
+    others = (slower(problem, rung), lighter(problem, rung, search, found), methods(problem, rung, best))
+    for other in chain(*others, trades(problem, rung, search, found)):
+        answer = replace(answer, alternatives=(*answer.alternatives, other))
+        yield answer
+    yield _whole(answer, problem, (*_notes(problem, search, best), *why))
+
+
+def _whole(answer: Recommendation, problem: Problem, notes: Sequence[str]) -> Recommendation:
+    """The answer with what is known once all has been looked at."""
+    considered = problem.considered
+    pruned = problem.size - considered
+    return replace(answer, considered=considered, pruned=pruned, notes=(*problem.notes, *notes), whole=True)
 
 
 def fitting(job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario") -> Configuration | None:
@@ -91,12 +101,12 @@ def fitting(job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario"
     return configured(first[1], first[1].chosen(first[2])) if first else None
 
 
-def _nothing(problem: Problem) -> Recommendation:
+def _nothing(problem: Problem) -> Iterator[Recommendation]:
     """The answer where nothing fits: the closest miss, recommended if it is tight, and what would have to change."""
     nearest = closest(problem)
     best = tight(nearest)
     notes: tuple[str, ...]
-    command, notes = None, ("the framework can run no configuration of this job on this machine",)
+    command, notes = None, (CANNOT_RUN,)
     if best:
         command, why = _launch(best.scenario)
         notes = (*_notes(problem, problem.misses[0], best), *why)
@@ -107,16 +117,9 @@ def _nothing(problem: Problem) -> Recommendation:
             *[note for note in e.notes if note not in lacked],
             f"host memory: compared with {problem.misses[0].host}",
         )
-    return Recommendation(
-        recommended=best,
-        alternatives=(),
-        fails=nearest,
-        advice=tuple(changes(problem)),
-        considered=problem.considered,
-        pruned=problem.size - problem.considered,
-        notes=(*problem.notes, *notes),
-        launch=command,
-    )
+    answer = Recommendation(recommended=best, fails=nearest, notes=(*problem.notes, *notes), launch=command)
+    yield answer
+    yield _whole(replace(answer, advice=tuple(changes(problem))), problem, notes)
 
 
 def _launch(s: Scenario) -> tuple[Launch | None, tuple[str, ...]]:

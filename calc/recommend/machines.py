@@ -6,14 +6,15 @@ which something fits is the smallest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from calc.base.schema import InputError
 from calc.catalog.catalog import GPU, Catalog, load
 from calc.frameworks.registry import framework
 from calc.models.architecture import parameters
-from calc.recommend.answer import Recommendation, recommend
+from calc.recommend.answer import Recommendation
+from calc.recommend.answer import growing as answers
 from calc.recommend.problem import COUNTS, Problem
 from calc.resolve.parse import given
 from calc.scenario.scenario import ScenarioError
@@ -77,26 +78,37 @@ def smallest(
     Without a method it is the smallest for full fine-tuning. Raises ScenarioError if no machine of any size can run the
     job.
     """
-    catalog = catalog or load()
+    *_, whole = growing(job, catalog or load(), where=where, progress=progress)
+    return whole
+
+
+def growing(
+    job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario", progress: Callable[[str], None]
+) -> Iterator[Smallest]:
+    """The answer of `smallest` as its recommendation grows, see `calc.recommend.answer.growing`."""
     asked = given(job, where=where, catalog=catalog)
     job = asked if any(name.startswith("lora.") for name in asked) else {"method": "full", **asked}
-    tried, error, largest = 0, None, None
-    for machine in machines(catalog, job.get("gpu"), job.get("gpus")):
-        progress(f"{tried} machines too small, now {machine.gpus} x {machine.gpu.name}")
+    tried, error = 0, None
+    largest: Machine | None = None
+    machine: Machine | None = None
+    for each in machines(catalog, job.get("gpu"), job.get("gpus")):
+        progress(f"{tried} machines too small, now {each.gpus} x {each.gpu.name}")
         try:
-            problem = Problem({**job, **machine.fields}, catalog, where)
+            problem = Problem({**job, **each.fields}, catalog, where)
         except InputError as refused:
             error = error or refused
             continue
-        tried, largest = tried + 1, machine
-        if _fits(problem, machine):
-            answer = recommend({**asked, **machine.fields}, catalog, where=where)
-            return Smallest(machine, answer, tried - 1)
+        largest = each
+        if _fits(problem, each):
+            machine = each
+            break
+        tried += 1
     if largest is None:
         raise error or ScenarioError(
             f"{where}: gpus: given {job.get('gpus')}, allowed: a number that fills whole nodes"
         )
-    return Smallest(None, recommend({**asked, **largest.fields}, catalog, where=where), tried)
+    for answer in answers({**asked, **largest.fields}, catalog, where=where):
+        yield Smallest(machine, answer, tried)
 
 
 def _fits(problem: Problem, machine: Machine) -> bool:

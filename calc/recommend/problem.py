@@ -53,6 +53,11 @@ class Miss(NamedTuple):
     shortfall: int | None
     reason: Unstarted | None = None
 
+    @property
+    def when(self) -> str:
+        """The phase as the end of a sentence: `in backward`, or of the host `(after the first step)`."""
+        return f"({self.phase})" if self.where == "host" else f"in {self.phase}"
+
 
 def _alias(job: Fields, catalog: Catalog) -> Iterator[str]:
     """A note for a model asked for by the name of another with the same shapes, as the command has the latter's."""

@@ -160,7 +160,7 @@ def _lacking(m: Miss) -> str:
         return f"{m.reason.verdict}: {m.reason}"
     whose = "host memory" if m.where == "host" else "GPU memory"
     assert m.shortfall is not None
-    return f"lacks {gib(m.shortfall)} of {whose} in {m.phase}, the estimate's error included"
+    return f"lacks {gib(m.shortfall)} of {whose} {m.when}, the estimate's error included"
 
 
 def _pace(s: Scenario, t: Throughput | None) -> Iterator[str]:

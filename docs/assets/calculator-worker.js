@@ -1,17 +1,20 @@
 // Runs calc in Python, in a thread of its own, so that the page never waits.
-let loading, browser;
+let loading, browser, broken, newest;
+let answering = Promise.resolve(); // one question at a time: the page starts another worker after a fault
 
 const say = (words) => postMessage({ words });
-const failed = (error) => {
+const turn = () => new Promise((resolve) => setTimeout(resolve)); // what has come meanwhile is read
+const failed = (error, id) => {
+  broken = error;
   console.error(error); // the page tells the reader in words
-  postMessage({ failed: browser ? "answering" : "loading" });
+  postMessage({ id, failed: browser ? "answering" : "loading" });
 };
 // Pyodide's loader keeps to itself that its WebAssembly never came, or came broken, and waits for it.
 addEventListener("unhandledrejection", ({ reason }) => failed(reason));
 const instantiate = WebAssembly.instantiateStreaming;
 WebAssembly.instantiateStreaming = (...source) => {
   const made = instantiate(...source);
-  made.catch(failed);
+  made.catch((error) => failed(error));
   return made;
 };
 
@@ -22,8 +25,7 @@ async function fetched(address) {
 }
 
 // Python, as it stood once calc was loaded when the site was built: its memory comes along.
-async function start({ engine }) {
-  say("Loading the calculator: Python and the formulas, 17 MB, once …");
+async function start(engine) {
   const memory = fetched(`${engine}snapshot.gz`)
     .then((r) => new Response(r.body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer());
   const [{ loadPyodide }, { default: create }] = await Promise.all([
@@ -43,13 +45,30 @@ async function start({ engine }) {
   return py.pyimport("calc.site.calculator.browser");
 }
 
-onmessage = async ({ data }) => {
+// Part by part, until it is whole or another question has come.
+async function answer(question) {
+  say("Computing …");
+  const parts = browser.parts(JSON.stringify(question), say);
   try {
-    browser ??= await (loading ??= start(data.site));
-    if (!data.question) return postMessage({ ready: true });
-    say("Computing …");
-    postMessage({ answer: JSON.parse(browser.answer(JSON.stringify(data.question), say)) });
+    for (const part of parts) {
+      if (part) postMessage({ id: question.id, answer: JSON.parse(part) });
+      await turn();
+      if (question !== newest) return;
+    }
+  } finally {
+    parts.destroy();
+  }
+}
+
+onmessage = async ({ data: { engine, question } }) => {
+  newest = question ?? newest;
+  if (broken) return failed(broken, question?.id);
+  if (!browser) say("Loading the calculator: Python and the formulas, 17 MB, once …");
+  try {
+    browser ??= await (loading ??= start(engine));
+    if (!question) return postMessage({ ready: true });
+    await (answering = answering.then(() => question === newest && answer(question)));
   } catch (error) {
-    failed(error);
+    failed(error, question?.id);
   }
 };

@@ -17,11 +17,11 @@
     shown,
     state: form.querySelector(".state"),
     stop: form.querySelector(".stop"),
-    answered(answer) {
+    answered(answer, first) {
       box.classList.remove("asked");
       file.value = answer.file;
-      if (answer.fields) fill(new Map(Object.entries(answer.fields)));
-      if (answer.fields) remember();
+      if (first && answer.fields) fill(new Map(Object.entries(answer.fields)));
+      if (first && answer.fields) remember();
       const link = shown.querySelector(".beside");
       if (link && beside.length) {
         link.search = `${new URLSearchParams(beside.map((other) => ["compare", other]))}&${link.search.slice(1)}`;

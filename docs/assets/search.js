@@ -14,10 +14,23 @@ self.postMessage = (message) => {
   state = "ready";
   const last = held.pop(); // what a reader typed meanwhile; the rest was on the way to it
   held.length = 0;
-  if (last) pass(last);
+  if (last) ask(last);
 };
 
 const pass = (data) => dispatchEvent(new MessageEvent("message", { data }));
+
+// A question in Chinese has no spaces between its words: they follow it, each by itself.
+const words = Intl.Segmenter ? new Intl.Segmenter("zh", { granularity: "word" }) : { segment: () => [] };
+const parted = new WeakSet();
+const ask = ({ type, data: said }) => {
+  const runs = (said.match(/\p{Script=Han}+/gu) ?? []).flatMap((run) => {
+    const found = [...words.segment(run)].map(({ segment }) => segment);
+    return found.length > 1 ? found : [];
+  });
+  const data = { type, data: [said, ...runs].join(" ") };
+  parted.add(data);
+  pass(data);
+};
 const begin = async () => {
   state = "loading";
   try {
@@ -36,8 +49,9 @@ const begin = async () => {
 
 addEventListener("message", (event) => {
   if (state === "starting" && event.data.type === SETUP) return; // our own, for the theme
-  if (state === "ready") return;
+  if (state === "ready" && (event.data.type !== QUERY || parted.has(event.data))) return;
   event.stopImmediatePropagation();
+  if (state === "ready") return ask(event.data);
   const { type, data } = event.data;
   if (type === SETUP) {
     ({ options } = data);

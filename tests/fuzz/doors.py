@@ -136,7 +136,7 @@ def catalog(changed: tuple[str, bytes]) -> bool:
 def address(asked: dict[str, str]) -> bool:
     """An address of the calculator, and the comparison of its job."""
     try:
-        shown = calculator.asked(asked, load(), Place("", tables.to_html), print)
+        *_, shown = calculator.asked(asked, load(), Place("", tables.to_html), print)
         compare.compared([urlencode(asked)], "100", Place("", tables.to_html), print)
     except InputError as error:
         assert str(error).isprintable()

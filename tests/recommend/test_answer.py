@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from calc.catalog.catalog import load
 from calc.estimate import verdict
 from calc.estimate.estimate import estimate
 from calc.recommend import Recommendation, recommend
-from calc.recommend.answer import fitting
+from calc.recommend.answer import fitting, growing
 from calc.recommend.failing import _longest
 from calc.recommend.problem import Problem
 from calc.recommend.search import Search, room
@@ -32,6 +33,19 @@ JOBS = {
     "ppo, verl": PPO | {"framework": "verl"},
     "grpo, trl": PPO | {"task": "grpo", "framework": "trl", "model": "qwen2.5-1.5b"},
 }
+
+
+def test_an_answer_grows_and_what_it_has_stays() -> None:
+    parts = list(growing(JOBS["method open"], load()))
+    assert [part.whole for part in parts] == [False] * (len(parts) - 1) + [True]
+    best = fitting(JOBS["method open"], load())
+    for before, after in pairwise(parts):
+        assert best and before.recommended and after.recommended == before.recommended
+        assert before.recommended.scenario == best.scenario
+        assert (after.launch, after.passed) == (before.launch, before.passed)
+        assert after.alternatives[: len(before.alternatives)] == before.alternatives
+    assert parts[0].alternatives == () and parts[-1].alternatives
+    assert parts[-1] == recommend(JOBS["method open"])
 
 
 @pytest.fixture(scope="module", params=JOBS)

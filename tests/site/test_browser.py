@@ -14,6 +14,14 @@ AXE = (ROOT / "node_modules/axe-core/axe.min.js").read_text("utf-8")
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 
 
+# What a finger is to hit, by its own size or that of its label, and is smaller than 24 pixels
+SMALL = """() => [...document.querySelectorAll('button, select, summary, input')]
+  .map(e => [e, e.type === 'checkbox' || e.type === 'radio' ? e.closest('label') ?? e : e])
+  .filter(([e, hit]) => e.checkVisibility({visibilityProperty: true, opacityProperty: true}) && hit.offsetWidth)
+  .filter(([, hit]) => Math.min(hit.offsetWidth, hit.offsetHeight) < 24)
+  .map(([e]) => e.outerHTML.slice(0, 90))"""
+
+
 def violations(page: Page, at_least: int = 0, **options: object) -> list[tuple[str, list[str]]]:
     """What axe finds, with up to three places each."""
     found = page.evaluate("options => axe.run({...options, resultTypes: ['violations']})", options)
@@ -39,6 +47,7 @@ def test_page_asks_nobody_else_complains_of_nothing_fits_a_phone_and_shuts_nobod
         "css => { const s = new CSSStyleSheet(); s.replaceSync(css); document.adoptedStyleSheets.push(s); }",
         "figure.computed { content-visibility: visible !important; }",
     )
+    assert page.evaluate(SMALL) == []
     page.evaluate(AXE)
     assert violations(page, at_least=15, runOnly=RULES) == []
     page.emulate_media(color_scheme="dark")

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
+import yaml
 from browsing import opened, until
 from playwright.sync_api import Browser, Page, Route
 from sites import ROOT
@@ -251,6 +252,87 @@ def test_another_job_hides_the_answer_until_its_own_is_there(home: Page) -> None
     assert home.locator("#calculator .headline").is_visible()
 
 
+# What the answer shows whenever that changes, and something to do once it is `growing`
+WATCH = """doing => {
+  const shown = document.querySelector('#calculator .answer');
+  const form = document.querySelector('#calculator form');
+  const first = {
+    mark() {
+      shown.querySelector('.headline').dataset.same = '';
+    },
+    ask() {
+      form.gpus.value = 2;
+      form.requestSubmit();
+    },
+    stop() {
+      form.querySelector('.stop').click();
+    },
+  };
+  window.stages = [];
+  window.watch?.disconnect();
+  window.watch = new MutationObserver(() => {
+    if (shown.hasAttribute('aria-busy') || !shown.dataset.stage) return;
+    const { stage } = shown.dataset;
+    const verdict = shown.querySelector('.headline').textContent;
+    const last = window.stages.at(-1);
+    if (last?.stage === stage && last.verdict === verdict) return;
+    window.stages.push({stage, verdict, marked: !!shown.querySelector('.provisional')});
+    if (stage === 'growing') {
+      first[doing]?.();
+      doing = '';
+    }
+  });
+  window.watch.observe(shown, {attributes: true, childList: true});
+}"""
+EDGE = {
+    "model": "qwen2.5-1.5b", "task": "sft", "gpu": "rtx4090", "gpus": 4, "framework": "torch", "sharding": "fsdp2",
+    "micro_batch": 4, "seq_len": 1024, "ask": "estimate",
+}  # fmt: skip
+
+
+def test_what_may_change_is_marked_until_the_final_answer_is_there(home: Page) -> None:
+    home.evaluate(WATCH, "")
+    home.evaluate(PICK, EDGE)
+    said = settle(home)
+    first, last = home.evaluate("window.stages")
+    assert (first["stage"], first["marked"]) == ("provisional", True)
+    assert (last["stage"], last["marked"]) == ("whole", False)
+    assert first["verdict"] != last["verdict"]  # this job's does change
+    job = {name: value for name, value in EDGE.items() if name != "ask"}
+    assert said == calculator.check(yaml.safe_dump(job), load(), Place("", tables.to_html)).line
+
+
+def test_an_answer_grows_and_what_is_there_is_not_made_anew(home: Page) -> None:
+    home.evaluate(WATCH, "mark")
+    home.evaluate(PICK, JOBS["dpo by LoRA"])
+    settle(home)
+    first, last = home.evaluate("window.stages")
+    assert (first["stage"], last["stage"]) == ("growing", "whole")
+    assert first["verdict"] == last["verdict"]
+    assert home.locator("#calculator .headline[data-same]").count() == 1
+
+
+def test_a_newer_question_takes_the_place_of_an_answer_that_grows(home: Page, project: Path) -> None:
+    home.evaluate(WATCH, "ask")
+    home.evaluate(PICK, JOBS["dpo by LoRA"])
+    said = settle(home)
+    job = {**JOBS["dpo by LoRA"], "gpus": 2}
+    assert said == calculator.find(job, load(project), Place("", tables.to_html)).line
+    assert [("on 2 ×" in part["verdict"], part["stage"]) for part in home.evaluate("window.stages")] == [
+        (False, "growing"),
+        (True, "growing"),
+        (True, "whole"),
+    ]
+
+
+def test_an_answer_that_only_lacks_what_stands_beside_it_is_kept_when_it_is_stopped(home: Page) -> None:
+    home.evaluate(WATCH, "stop")
+    home.evaluate(PICK, JOBS["dpo by LoRA"])
+    assert settle(home) == "Stopped."
+    assert home.locator("#calculator .headline").is_visible()
+    assert [part["stage"] for part in home.evaluate("window.stages")] == ["growing"]
+
+
 def test_a_field_that_the_reader_set_is_kept(browser: Browser, origin: str) -> None:
     page, requests, complaints = opened(browser, f"{origin}/index.html", viewport=WIDE)
     for group in page.locator("#calculator form details").all():
@@ -376,7 +458,7 @@ def test_a_fault_of_calc_is_told_in_words_and_the_next_question_is_answered(brow
     page, _, complaints = opened(browser, f"{origin}/index.html", viewport=WIDE)
 
     def broken(route: Route) -> None:
-        fault = "import calc.site.calculator.calculator as c; c.find = lambda *_: {}['maybe']"
+        fault = "import calc.site.calculator.calculator as c; c.finding = lambda *_: {}['maybe']"
         ready = "return py.pyimport("
         worker = route.fetch().text()
         assert ready in worker

@@ -110,6 +110,42 @@ def test_a_file_is_estimated_as_the_command_line_does() -> None:
     assert gib(peak) in calculator.check(text, load(), PLACE).line
 
 
+def grown(**question: Any) -> list[dict[str, Any]]:
+    """The parts of an answer in which something is new."""
+    return [json.loads(part) for part in browser.parts(json.dumps({"root": "", **question}), print) if part]
+
+
+def test_an_answer_starts_with_what_to_run_and_only_gets_longer() -> None:
+    first, whole = grown(job={name: str(value) for name, value in JOB.items()})
+    assert (first["stage"], whole["stage"]) == ("growing", "whole")
+    assert whole["html"].startswith(first["html"]) and len(whole["html"]) > len(first["html"])
+    assert {**first, "html": "", "stage": ""} == {**whole, "html": "", "stage": ""}
+    assert whole["html"] == calculator.find(JOB, load(), PLACE).html
+
+
+def test_an_estimate_is_provisional_until_the_allocator_has_been_replayed() -> None:
+    job = {"model": "qwen2.5-1.5b", "task": "sft", "gpu": "rtx4090", "gpus": 4, "framework": "torch",
+           "sharding": "fsdp2", "micro_batch": 4, "seq_len": 1024}  # fmt: skip
+    first, whole = grown(file=yaml.safe_dump(job))
+    assert (first["stage"], whole["stage"]) == ("provisional", "whole")
+    assert calculator.PROVISIONAL in first["html"] and calculator.PROVISIONAL not in whole["html"]
+    assert whole["line"] == calculator.check(yaml.safe_dump(job), load(), PLACE).line != first["line"]
+    assert as_dict(estimate(parse(job)))["verdict"] == whole["line"].partition(":")[0]
+    # DeepSpeed's blocks are not known, so nothing is replayed, and the first answer is the last
+    (only,) = grown(file=yaml.safe_dump({**job, "framework": "openrlhf", "sharding": "zero3"}))
+    assert only["stage"] == "whole"
+
+
+def test_what_would_have_to_change_follows_the_closest_miss() -> None:
+    job = {"model": "llama-3.1-70b", "task": "sft", "gpu": "rtx4090", "gpus": "1", "framework": "trl", "method": "lora"}
+    first, whole = grown(job=job)
+    assert [("What would have to change" in each["html"], each["stage"]) for each in (first, whole)] == [
+        (False, "growing"),
+        (True, "whole"),
+    ]
+    assert first["line"] == whole["line"]
+
+
 @pytest.mark.parametrize("task", ["pretrain", "inference"])
 def test_tasks_that_no_form_offers_are_answered_too(task: str) -> None:
     text = yaml.safe_dump({"model": "llama-3.2-1b", "task": task, "gpu": "h100-sxm"})

@@ -93,8 +93,8 @@ def test_every_way_on_from_a_comparison_keeps_what_it_holds() -> None:
     change = parse_qs(urlsplit(addresses.change("../", asked, 0)).query)
     assert change["compare"] == [THERE, STATED] and change["gpu"] == ["h100-sxm"] and "price" not in change
     job = dict(parse_qsl(STATED))
-    link = calculator.asked(job, load(), calculator.Place("", lambda _: ""), print).html
-    back = link.partition('class="beside" href="')[2].partition('"')[0].replace("&amp;", "&")
+    *_, shown = calculator.asked(job, load(), calculator.Place("", lambda _: ""), print)
+    back = shown.html.partition('class="beside" href="')[2].partition('"')[0].replace("&amp;", "&")
     (one,) = parse_qs(urlsplit(back).query)["compare"]
     assert table(one)[0]["run"] == table(STATED)[0]["run"]
 

@@ -236,7 +236,7 @@ def test_lacking_is_said_of_what_lacks() -> None:
     assert isinstance(found, Miss)
     assert words.lacks(found._replace(where="gpu", phase="step", shortfall=3 * GiB)) == "lacks 3.0 GiB in step"
     host = found._replace(where="host", phase="save", shortfall=5 * GB)
-    assert words.lacks(host) == "lacks 5 GB of host memory in save"
+    assert words.lacks(host) == "lacks 5 GB of host memory (save)"
     unstarted = Unstarted(Refusal("rollout.gpu_memory_utilization", "0.2", "more"), "too little")
     assert "too little" in words.lacks(found._replace(where="vllm", shortfall=None, reason=unstarted))
 

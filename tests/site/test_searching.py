@@ -19,6 +19,10 @@ FOUND = [
     ("No available memory for the cache blocks", "errors.html|method/kv-cache.html"),
     ("显存", "zh/"),
     ("爆显存", "zh/diagnose.html"),
+    ("为什么加载第三个模型时显存不足", "zh/case-studies/ppo-llama-3-8b-4xa40.html"),  # no spaces between its words
+    ("比较显卡", "zh/compare.html"),
+    ("八张 4090 能跑 GRPO 吗", "zh/"),
+    ("compare H100 H200 A100", "compare.html"),
     ("R1-Distill", "models/llama-3.1-|models/qwen2.5-|models/deepseek-r1-distill-"),
     ("DeepSeek-R1-Distill-Qwen-7B", "models/qwen2.5-7b.html"),
     ("DeepSeek-R1-Distill-Llama-8B", "models/llama-3.1-8b.html"),

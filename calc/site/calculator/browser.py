@@ -1,4 +1,4 @@
-"""The calculator's entry in a reader's browser: one question in, one answer out, both as JSON.
+"""The calculator's entry in a reader's browser: one question in, its answer out as it grows, both as JSON.
 
 There are no files there, and nothing is read or imported: `start` runs when the site is built, and the browser goes on
 from the memory that it leaves.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from calc.base.collecting import collect_rarely
@@ -22,6 +22,9 @@ from calc.catalog import catalog as files
 from calc.catalog.catalog import GPU, Catalog, Model, Node, whole
 from calc.catalog.names import names
 from calc.models.hf_config import from_config
+
+if TYPE_CHECKING:
+    from calc.site.calculator.calculator import Shown
 
 
 def catalog(data: Mapping[str, Any]) -> Catalog:
@@ -69,7 +72,16 @@ def start(text: str) -> None:
 
 
 def answer(text: str, progress: Callable[[str], None]) -> str:
-    """The answer to a question: `{"line", "html", "file", "fields"}`, or `{"error"}`, calc's one line.
+    """The last of the `parts` of an answer, which is whole."""
+    *_, last = filter(None, parts(text, progress))
+    return last
+
+
+def parts(text: str, progress: Callable[[str], None]) -> Iterator[str]:
+    """The answer to a question as it grows: `{"line", "html", "file", "fields", "stage"}`, see `calculator.Shown`.
+
+    It is `""` where nothing is new, so that whoever asks may leave it there; and `{"error"}`, calc's one line, for a
+    bad question.
 
     A question has `root`, the relative path to the top of the site, and one of these: `job`, the fields of an address
     as text; `file`, the text of a scenario, or of a Hugging Face config.json, which becomes the model of `job`;
@@ -78,37 +90,45 @@ def answer(text: str, progress: Callable[[str], None]) -> str:
     that of the page. Any exception but an InputError is a fault of calc, and the worker says so.
     """
     # imported here, because calc binds `load` at import
-    from calc.recommend import options
-    from calc.site.calculator import calculator, compare, diagnosed
     from calc.site.i18n import speech
-    from calc.site.tables import tables
 
     asked = json.loads(text)
-    language = asked.get("language", "")
+    language, root = asked.get("language", ""), asked["root"]
     translated = asked.get("translated", ())
-    place = calculator.Place(asked["root"], tables.to_html, translated)
-
-    def tell(line: str) -> None:
-        progress(speech.say(line, language))
-
+    before = None
     try:
-        if "diagnose" in asked:
-            given = options.read([f"--{name}={value}" for name, value in asked["fields"].items()], "fields")
-            pasted = b64decode(asked["base64"]) if "base64" in asked else asked["diagnose"]
-            shown = diagnosed.find(pasted, given, files.load(), place)
-        elif "compare" in asked:
-            shown = compare.compared(asked["compare"], asked["samples"], place, tell)
-        elif "file" not in asked:
-            shown = calculator.asked(asked["job"], files.load(), place, tell)
-        elif own := _own_model(asked["file"]):
-            job = {**asked["job"], "model": own}
-            shown = calculator.asked(job, files.load(), place, tell)._replace(fields=job)
-        else:
-            shown = calculator.check(asked["file"], files.load(), place)
+        for shown in _shown(asked, lambda line: progress(speech.say(line, language))):
+            if shown == before:
+                yield ""
+                continue
+            before = shown
+            html = speech.lead(speech.speak(shown.html, language), root, language, translated)
+            yield json.dumps(shown._replace(line=speech.say(shown.line, language), html=html)._asdict())
     except InputError as error:
-        return json.dumps({"error": speech.say(str(error), language)})
-    html = speech.lead(speech.speak(shown.html, language), place.root, language, translated)
-    return json.dumps(shown._replace(line=speech.say(shown.line, language), html=html)._asdict())
+        yield json.dumps({"error": speech.say(str(error), language)})
+
+
+def _shown(asked: Mapping[str, Any], tell: Callable[[str], None]) -> Iterator[Shown]:
+    """The answer to a question as it grows, in English."""
+    from calc.recommend import options
+    from calc.site.calculator import calculator, compare, diagnosed
+    from calc.site.tables import tables
+
+    place = calculator.Place(asked["root"], tables.to_html, asked.get("translated", ()))
+    if "diagnose" in asked:
+        given = options.read([f"--{name}={value}" for name, value in asked["fields"].items()], "fields")
+        pasted = b64decode(asked["base64"]) if "base64" in asked else asked["diagnose"]
+        yield diagnosed.find(pasted, given, files.load(), place)
+    elif "compare" in asked:
+        yield compare.compared(asked["compare"], asked["samples"], place, tell)
+    elif "file" not in asked:
+        yield from calculator.asked(asked["job"], files.load(), place, tell)
+    elif own := _own_model(asked["file"]):
+        job = {**asked["job"], "model": own}
+        for shown in calculator.asked(job, files.load(), place, tell):
+            yield shown._replace(fields=job)
+    else:
+        yield from calculator.checking(asked["file"], files.load(), place)
 
 
 def _own_model(text: str) -> str | None:

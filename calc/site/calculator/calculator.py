@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import yaml
 
@@ -21,8 +21,7 @@ from calc.estimate import report
 from calc.estimate.estimate import estimate, speed
 from calc.estimate.verdict import FITS
 from calc.launch import Launch
-from calc.recommend import Recommendation, Smallest, options, recommend, smallest
-from calc.recommend.machines import machines
+from calc.recommend import Recommendation, Smallest, answer, machines, options
 from calc.recommend.problem import Configuration
 from calc.resolve.parse import given, parse
 from calc.scenario.scenario import Scenario
@@ -37,7 +36,9 @@ RECIPES = {
     "ppo": "ppo", "grpo": "grpo", "reinforce++": "grpo",
 }  # fmt: skip
 TABLE = "calculator-phases"
+PROVISIONAL = "Provisional: PyTorch's allocator is being replayed, which may change the verdict."
 Job = Mapping[str, Any]
+Stage = Literal["provisional", "growing", "whole"]
 
 
 class Place(NamedTuple):
@@ -54,13 +55,15 @@ class Place(NamedTuple):
 class Shown(NamedTuple):
     """An answer: in one line, as HTML, and as a scenario file.
 
-    `fields`: of a job that came as a file, the fields by which an address asks for it.
+    `fields`: of a job that came as a file, the fields by which an address asks for it. `stage`: a `provisional` answer
+    may become another one, a `growing` one stays and gets more HTML at its end, or in it where nothing fits.
     """
 
     line: str
     html: str
     file: str
     fields: Mapping[str, str] | None = None
+    stage: Stage = "whole"
 
 
 # ---- asking --------------------------------------------------------------------------------------------------------
@@ -72,7 +75,7 @@ def question(job: Job, catalog: Catalog) -> dict[str, Any]:
     InputError, one line, for a bad job.
     """
     own = given(job, where="recommend", catalog=catalog)
-    found = machines(catalog, own["gpu"], own["gpus"]) if "gpu" in own and "gpus" in own else []
+    found = machines.machines(catalog, own["gpu"], own["gpus"]) if "gpu" in own and "gpus" in own else []
     return {**own, **(found[0].fields if found else {}), **own}
 
 
@@ -84,50 +87,78 @@ def call(job: Job) -> str:
 
 def find(job: Job, catalog: Catalog, place: Place, progress: Callable[[str], None] = lambda line: None) -> Shown:
     """The recommendation for a job; if its machine is open, on the smallest. InputError, one line, for a bad job."""
-    own, found, tried = searched(job, catalog, progress)
-    return recommended(own, found, place, tried)
+    *_, whole = finding(job, catalog, place, progress)
+    return whole
 
 
-def searched(
+def finding(job: Job, catalog: Catalog, place: Place, progress: Callable[[str], None]) -> Iterator[Shown]:
+    """The answer of `find` as it grows; one that has nothing new to show comes again."""
+    shown: Shown | None = None
+    for own, found, tried in searching(job, catalog, progress):
+        if shown is None or found.whole:
+            shown = recommended(own, found, place, tried)
+        yield shown
+
+
+def searching(
     job: Job, catalog: Catalog, progress: Callable[[str], None] = lambda line: None
-) -> tuple[Job, Recommendation, Smallest | None]:
-    """A job's fields with its machine, the recommendation, and the smallest machine if the job leaves it open."""
+) -> Iterator[tuple[Job, Recommendation, Smallest | None]]:
+    """A job's fields with its machine, the recommendation, and the smallest machine if the job leaves it open.
+
+    The recommendation grows, see `calc.recommend.answer.growing`.
+    """
     own = question(job, catalog)
     if "gpu" in own and "gpus" in own:
-        return own, recommend(own, catalog, where="recommend"), None
-    tried = smallest(own, catalog, where="recommend", progress=progress)
-    return own, tried.recommendation, tried
+        yield from ((own, found, None) for found in answer.growing(own, catalog, where="recommend"))
+    else:
+        tries = machines.growing(own, catalog, where="recommend", progress=progress)
+        yield from ((own, tried.recommendation, tried) for tried in tries)
 
 
-def asked(texts: Mapping[str, str], catalog: Catalog, place: Place, progress: Callable[[str], None]) -> Shown:
-    """The answer to a job as an address holds it, its fields as text.
+def asked(texts: Mapping[str, str], catalog: Catalog, place: Place, progress: Callable[[str], None]) -> Iterator[Shown]:
+    """The answer to a job as an address holds it, its fields as text, as it grows.
 
     With `ask` as `estimate` the fields that it leaves open take the framework's defaults; else they are searched.
     """
     job, defaults = addresses.read(texts)
     if defaults:
         text = yaml.safe_dump(job, sort_keys=False, default_flow_style=None)
-        return _checked(job, text, "estimate", catalog, place)._replace(fields=None)
-    return find(job, catalog, place, progress)
+        yield from (shown._replace(fields=None) for shown in _checked(job, text, "estimate", catalog, place))
+    else:
+        yield from finding(job, catalog, place, progress)
 
 
 def check(text: str, catalog: Catalog, place: Place) -> Shown:
     """The estimate of a scenario file. InputError, one line, for a bad one."""
+    *_, whole = checking(text, catalog, place)
+    return whole
+
+
+def checking(text: str, catalog: Catalog, place: Place) -> Iterator[Shown]:
+    """The answer of `check`, after a provisional one where PyTorch's allocator is replayed."""
     where = "scenario.yaml"
-    return _checked(parse_mapping(text, where), text, where, catalog, place)
+    yield from _checked(parse_mapping(text, where), text, where, catalog, place)
 
 
-def _checked(job: Job, text: str, where: str, catalog: Catalog, place: Place) -> Shown:
-    answer = estimated(job, where, catalog)
-    texts = addresses.of_scenario(given(job, where=where, catalog=catalog), catalog)
-    html = "".join(_estimated(answer, rate(answer, catalog), place, texts))
-    return Shown(_said(answer), html, text, texts)
+def _checked(job: Job, text: str, where: str, catalog: Catalog, place: Place) -> Iterator[Shown]:
+    texts: Mapping[str, str] | None = None
+    for estimated in estimating(job, where, catalog):
+        texts = texts or addresses.of_scenario(given(job, where=where, catalog=catalog), catalog)
+        html = "".join(_estimated(estimated, rate(estimated, catalog), place, texts))
+        stage: Stage = "provisional" if estimated.estimate.provisional else "whole"
+        yield Shown(_said(estimated), html, text, texts, stage)
 
 
-def estimated(job: Job, where: str, catalog: Catalog) -> Answer:
-    """The estimate of a job. InputError, one line that starts with `where`, for a bad one."""
+def estimating(job: Job, where: str, catalog: Catalog) -> Iterator[Answer]:
+    """The estimate of a job, after a provisional one where PyTorch's allocator is replayed, which takes longer.
+
+    InputError, one line that starts with `where`, for a bad job.
+    """
     s = parse(job, where=where, catalog=catalog)
-    return Answer(s.as_dict(), s, estimate(s, catalog))
+    quick = estimate(s, catalog, replays=False)
+    yield Answer(s.as_dict(), s, quick)
+    if quick.provisional:
+        yield Answer(s.as_dict(), s, estimate(s, catalog))
 
 
 def rate(answer: Answer, catalog: Catalog) -> Throughput | None:
@@ -147,14 +178,16 @@ def recommended(job: Job, found: Recommendation, place: Place, tried: Smallest |
     if first is None:
         line = f"nothing can be run: {'; '.join(found.notes)}"
         return Shown(line, f'<p class="headline">{verdict_html("oom", "nothing fits")} {escape(line)}.</p>', "")
-    answer = words.answered(first.judged)
-    machine = {name: getattr(answer.scenario, name) for name in ("gpu", "gpus", "gpus_per_node")}
-    parts = [*_estimated(answer, first.throughput, place, options.spelled({**job, **machine}), found, tried)]
+    best = words.answered(first.judged)
+    machine = {name: getattr(best.scenario, name) for name in ("gpu", "gpus", "gpus_per_node")}
+    parts = [*_estimated(best, first.throughput, place, options.spelled({**job, **machine}), found, tried)]
     if found.launch:
         parts += _command(found.launch)
-    parts += _others(found)
     parts.append(f'<p class="call">The same on the command line: <code>{escape(call(job))}</code></p>')
-    return Shown(_said(answer, found), "".join(parts), file(answer.scenario))
+    if found.whole:
+        parts += _others(found)
+    stage: Stage = "whole" if found.whole else "growing"
+    return Shown(_said(best, found), "".join(parts), file(best.scenario), stage=stage)
 
 
 def file(s: Scenario) -> str:
@@ -187,6 +220,8 @@ def _estimated(
     miss = found.fails if found and found.verdict != "fits" else None
     word = found.verdict if found else ledgers.verdict_text(answer.estimate)
     yield f'<p class="headline">{verdict_html(answer.estimate.verdict, word)} <b>{escape(_title(s))}</b></p>'
+    if answer.estimate.provisional:
+        yield f'<p class="provisional">{PROVISIONAL}</p>'
     if tried and tried.machine:
         yield f"<p>The smallest machine that runs it: {tried.smaller} of the catalog are too small.</p>"
     yield "<dl>"
@@ -209,7 +244,7 @@ def _estimated(
     )
     if host := answer.estimate.host_peak:
         yield _pair("Host memory", f"{gb(host)} needed of {escape(str(answer.estimate.host_memory))}")
-    yield _pair("It takes", escape(_sized(s)))
+    yield _pair("Batch", escape(_sized(s)))
     if rate:
         yield _pair("Speed", escape(_pace(rate)) + (", if it fitted" if answer.estimate.verdict == "oom" else ""))
     yield _pair("More", f"{_links(s, place.root)} · {_beside(asked, place.root)}")

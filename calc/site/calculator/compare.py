@@ -87,8 +87,8 @@ def _asked(texts: tuple[tuple[str, str], ...]) -> Side:
     catalog = answers.catalog()
     job, defaults = addresses.read(dict(texts))
     if not defaults:
-        return side(calculator.searched(job, catalog)[1])
-    answer = calculator.estimated(job, "estimate", catalog)
+        return side(next(calculator.searching(job, catalog))[1])
+    *_, answer = calculator.estimating(job, "estimate", catalog)
     return Side(answer, calculator.rate(answer, catalog))
 
 

@@ -19,13 +19,13 @@ def box(name: str, place: Place, asks: Iterable[str], inner: str, **more: Any) -
     data = {
         "root": root,
         "translated": sorted(place.translated),
-        "engine": f"{root}assets/calculator/{browser_engine.version()}/",
         **more,
     }
     closed = json.dumps(data).replace("<", "\\u003c")  # JSON that cannot close its tag
     return (
         f'<div id="{name}" class="calculator">'
-        f'<script src="{root}assets/asked.js" data-names="{" ".join(asks)}"></script>{inner}'
+        f'<script src="{root}assets/asked.js" data-names="{" ".join(asks)}" '
+        f'data-engine="{root}assets/calculator/{browser_engine.version()}/"></script>{inner}'
         f'<script type="application/json">{closed}</script>'
         f'<script defer src="{root}assets/calculator-engine.js"></script>'
         f'<script defer src="{root}assets/{name}.js"></script></div>'

@@ -724,7 +724,7 @@ TERMS = {
 # A recommendation: its trades, what the next one lacks, notes.
 ADVICE = {
     "lacks {size} in {phase}": "在{phase}阶段差 {size}",
-    "lacks {size} of host memory in {phase}": "在{phase}阶段主机内存差 {size}",
+    "lacks {size} of host memory ({phase})": "主机内存差 {size}（{phase}）",
     "Next faster: {settings*}: does not start vLLM: {reason*}.": "更快一档：{settings}：vLLM 无法启动：{reason}。",
     "{settings*}: does not start vLLM: {reason*}": "{settings}：vLLM 无法启动：{reason}",
     "does not start vLLM: {reason*}": "vLLM 无法启动：{reason}",
@@ -1230,6 +1230,9 @@ CALCULATOR = {
     "What do I run?": "该怎么跑？",
     "Copy link": "复制链接",
     "Stop": "停止",
+    "Provisional: PyTorch's allocator is being replayed, which may change the verdict.": (
+        "暂定结果：正在重放 PyTorch 的分配器，结论可能改变。"
+    ),
     "Without JavaScript the calculator has this one answer; the tables below have the rest.": (
         "没有 JavaScript 时计算器只有这一个答案，其余见下面的表格。"
     ),
@@ -1259,7 +1262,7 @@ CALCULATOR = {
     ),
     "More": "更多",
     "Compare with other jobs": "与其他任务比较",
-    "It takes": "规模",
+    "Batch": "批次",
     "a step": "一步",
     "an iteration": "一次迭代",
     "{n#} responses for {prompts#} prompts": "{prompts} 条提示的 {n} 个回答",
@@ -1608,6 +1611,8 @@ SCRIPTS = {
     "Also in this job:": "此任务还有：",
     "Leave out {field}": "去掉 {field}",
     "Copied": "已复制",
+    "Provisional: {line}. PyTorch's allocator is being replayed …": "暂定：{line}。正在重放 PyTorch 的分配器……",
+    "{line}. Other configurations are being compared …": "{line}。正在与其他配置比较……",
     "Not allowed here": "此处不允许",
     "Not copied": "未能复制",
     "Not found": "未找到",
