@@ -230,6 +230,22 @@ def test_a_task_is_answered_in_a_framework_that_can_do_it_well() -> None:
     assert given.rollout.n == 2
 
 
+def test_a_task_is_answered_in_a_framework_that_starts_on_the_card() -> None:
+    """Once 'cannot run' for GRPO on eight V100: OpenRLHF takes no fp16, and TRL, which does, was not looked at."""
+    r = ask("--model qwen2.5-7b --task grpo --gpu v100-32 --gpus 8")
+    assert r.recommended and r.recommended.scenario.rollout
+    s = r.recommended.scenario
+    assert (s.framework, s.precision, s.rollout and s.rollout.engine) == ("trl", "fp16", "hf")
+    assert r.launch
+    assert say(r.notes[0], "zh") != r.notes[0]
+
+
+def test_a_reference_alone_leaves_the_card_where_that_does() -> None:
+    """Once all of FSDP's offload, where the reference alone on the host takes as long within the error."""
+    offload = run("--model phi-4 --task dpo --gpu l40s --gpus 4 --seq-len 2048 --framework torch").offload
+    assert not offload.trained
+
+
 def test_a_tight_configuration_is_an_answer_where_nothing_is_safer() -> None:
     """'nothing fits' once stood beside 'fits with 94 %'."""
     words = "--model llama-3.1-8b --task sft --gpu rtx4090 --gpus 1 --seq-len 2048 --method lora --checkpointing full "

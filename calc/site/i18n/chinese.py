@@ -848,8 +848,8 @@ ADVICE = {
     ),
     "16-bit matrix rate": "16 位矩阵算力",
     "memory bandwidth": "显存带宽",
-    "framework {name}: none was asked for; plain PyTorch would generate without vLLM": (
-        "framework {name}：未指定框架；纯 PyTorch 生成时不用 vLLM"
+    "framework {name!}: none was asked for; {several!} were tried in this order": (
+        "framework {name}：未指定框架；依次尝试了 {several}"
     ),
     "rollout.n {n#}: GRPO compares the responses of a group, and the framework's own number is {usual}": (
         "rollout.n {n}：GRPO 比较一组回答，而框架自己的默认值是 {usual}"
