@@ -184,10 +184,12 @@ def _settings(judged: Judged, catalog: Catalog) -> str:
     if s.optimizer == "none" and s.method == "qlora":
         way = "weights in 4 bits"
     asked = s.trainer != "own" and s.loss != does(s, "loss")
+    adapters = [f"adapters in {s.lora.dtype}"] if s.lora and s.lora.dtype != does(s, "lora.dtype") else []
     parts = [
         f"{s.model}, {s.task}, {way}",
         runs(s),
         s.precision,
+        *adapters,
         f"{s.gpus} x {catalog.gpu(s.gpu).name}",
         f"sharding {s.sharding}",
         *degrees(s),

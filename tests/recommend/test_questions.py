@@ -211,6 +211,20 @@ def test_fewer_gpus_are_sensible_and_the_fewest_say_what_they_cost(words: str) -
     assert ("the fewest that hold it" in fewer[-1].trades) is words.endswith("--framework trl --method full")
 
 
+def test_adapters_of_16_bits_come_before_a_refusal_where_the_loop_can_have_them() -> None:
+    """Once nothing fitted: rank 256 on a card of 24 GB, with adapters in fp32, which is no more than PEFT's default."""
+    words = "--model llama-3.1-8b --task sft --gpu rtx3090 --gpus 1 --seq-len 512 --method lora --lora.rank 256"
+    r = ask(f"{words} --sharding none")
+    assert r.recommended and r.recommended.scenario.lora
+    assert r.recommended.scenario.lora.dtype == "bf16"
+    assert "adapters in bf16, " in text.text(r, load())
+    assert ask(f"{words} --sharding none --lora.dtype fp32").recommended is None
+    smaller = ask(f"{words.replace('256', '8')} --sharding none").recommended
+    assert smaller and smaller.scenario.lora and smaller.scenario.lora.dtype == "fp32"
+    made = ask(f"{words} --sharding none --trainer axolotl").launch
+    assert made and "peft_autocast_adapter_dtype: false" in "".join(made.files.values())
+
+
 def test_a_task_is_answered_in_a_framework_that_can_do_it_well() -> None:
     """Once GRPO in plain PyTorch: one response a prompt, so no advantage, generated without vLLM, and no command."""
     r = ask("--model qwen2.5-7b --task grpo --gpu a100-80-sxm --gpus 8")

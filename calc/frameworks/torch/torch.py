@@ -49,6 +49,7 @@ CHOICES = Choices(own_loop=True, trainers=frozenset({*RELEASED, "megatron"}), fp
                   engines=("hf",),
                   fixed={"unsloth": unsloth.FIXED, "torchtune": torchtune.FIXED, "torchtitan": torchtitan.FIXED},
                   liger=frozenset({"llamafactory", "axolotl", "ms-swift"}), pure=frozenset({"llamafactory"}),
+                  adapters=frozenset({"own", "axolotl", "ms-swift"}),
                   cuts=lambda job, rung: rung["method"] == "full")  # fmt: skip
 
 # torchtitan's train.py asks for no outputs; by default `PipelineScheduleSingle.step` returns them
