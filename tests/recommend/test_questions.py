@@ -503,6 +503,15 @@ def test_the_recipe_for_one_card_is_found() -> None:
     assert r.launch and "optimizer_in_bwd=True" in r.launch.command
 
 
+@pytest.mark.parametrize("trainer", ["transformers", "llamafactory", "axolotl", "ms-swift"])
+def test_parameters_step_in_backward_only_where_a_loop_has_a_switch_for_it(trainer: str) -> None:
+    """Once an alternative for LLaMA-Factory whose command has no word for it, so that 56 GB of gradients stay."""
+    job = {"model": "qwen2.5-14b", "task": "sft", "gpu": "a100-80-sxm", "gpus": 1, "trainer": trainer}
+    problem = Problem(job, load())
+    for rung in (rung for rung in problem.rungs if "optimizer_in_backward" in rung):
+        assert problem.asked(rung) is None
+
+
 def test_a_fused_loss_comes_before_a_refusal() -> None:
     """Once 'nothing fits, lacks 160 GiB': the logits of 131,072 tokens, which a plug-in never writes."""
     words = "--model llama-3.1-8b --task sft --gpu h100-sxm --gpus 8 --seq-len 131072 --trainer axolotl"

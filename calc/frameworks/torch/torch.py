@@ -52,6 +52,8 @@ CHOICES = Choices(own_loop=True, trainers=frozenset({*RELEASED, "megatron"}), fp
                   adapters=frozenset({"own", "axolotl", "ms-swift"}),
                   cuts=lambda job, rung: rung["method"] == "full")  # fmt: skip
 
+# Loops that can step each parameter in backward; for others some optimizers do so by themselves, such as LOMO.
+STEPPING = ("own", "torchtune")
 # torchtitan's train.py asks for no outputs; by default `PipelineScheduleSingle.step` returns them
 RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"
 
@@ -180,6 +182,9 @@ def refuse(s: Scenario) -> Refusal | None:
         return fault
     if s.trainer != "own" and (fault := TRAINERS[s.trainer].refuse(s)):
         return fault
+    if s.optimizer_in_backward and s.trainer not in STEPPING and not OPTIMIZERS[s.optimizer].in_backward:
+        given = f"true with trainer {s.trainer} and optimizer {s.optimizer}"
+        return Refusal("optimizer_in_backward", given, "false; it has no switch for it")
     if s.task == "inference" and s.optimizer != "none":
         return Refusal("optimizer", f"{s.optimizer!r} for inference", "none; nothing is trained")
     if s.task == "inference" and s.method == "lora":
