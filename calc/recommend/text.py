@@ -138,8 +138,7 @@ def _shown(title: str, c: Configuration, catalog: Catalog) -> Iterator[str]:
         f"  {span(group)} of {gib(group.usable_bytes)} in {group.peak.name}; fits with probability "
         f"{c.judged.estimate.fit_probability:.2f}"
     )
-    offload = c.scenario.offload
-    if offload.trained and (host := _host(c.judged)):
+    if host := _host(c.judged):
         yield f"  host memory {gib(host)} on each node"
     yield from _pace(c.scenario, c.throughput)
 
