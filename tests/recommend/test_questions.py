@@ -266,7 +266,7 @@ def test_a_reference_alone_leaves_the_card_where_that_does() -> None:
 def test_a_tight_configuration_is_an_answer_where_nothing_is_safer() -> None:
     """'nothing fits' once stood beside 'fits with 94 %'."""
     words = "--model llama-3.1-8b --task sft --gpu rtx4090 --gpus 1 --seq-len 2048 --method lora --checkpointing full "
-    words += "--sharding none --global-batch {0} --micro-batch {0}"
+    words += "--sharding none --global-batch {0} --micro-batch {0} --lora.dtype fp32"
     found = {n: ask(words.format(n)) for n in (5, 6, 8)}
     assert {n: r.verdict for n, r in found.items()} == {5: "fits", 6: "tight", 8: "nothing fits"}
     tight = found[6]
