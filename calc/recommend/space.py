@@ -556,8 +556,7 @@ def _turns(base: Scenario, given: Fields) -> Iterator[Axis]:
         yield from _accepted(base, "offload", [dict.fromkeys(OFFLOADS, x) for x in (False, True)])
     frozen = [f"roles.{name}.offload.parameters" for name in ("reference", "reward", "teacher") if base.has(name)]
     movable = [place for place in frozen if place not in given]
-    # one configuration of FSDP stands for all models of a trainer; a loop of one's own has one for each
-    if movable and (base.sharding == "zero3" or (base.sharding in FSDP and _choices_of(given).own_loop)):
+    if movable and base.sharding == "zero3":
         yield from _accepted(base, FROZEN, [dict.fromkeys(movable, x) for x in (False, True)])
 
 

@@ -254,15 +254,6 @@ def test_a_task_is_answered_in_a_framework_that_starts_on_the_card() -> None:
     assert say(r.notes[0], "zh") != r.notes[0]
 
 
-def test_a_reference_alone_leaves_the_card_where_that_does() -> None:
-    """Once all of FSDP's offload, where the reference alone on the host takes as long within the error."""
-    r = ask("--model phi-4 --task dpo --gpu l40s --gpus 4 --seq-len 2048 --framework torch")
-    assert r.recommended
-    assert not r.recommended.scenario.offload.trained
-    assert "offloaded: reference" in text.text(r, load())
-    assert "  host memory " in text.text(r, load())  # once beside an offloaded optimizer alone
-
-
 def test_a_tight_configuration_is_an_answer_where_nothing_is_safer() -> None:
     """'nothing fits' once stood beside 'fits with 94 %'."""
     words = "--model llama-3.1-8b --task sft --gpu rtx4090 --gpus 1 --seq-len 2048 --method lora --checkpointing full "
