@@ -175,7 +175,7 @@ class Role:
     allocator that it lies in (torch_memory_saver), the buffer of gradients among them; of `all` the host gets a copy,
     or of the `states` alone.
 
-    `loads`: the ranks that have the whole model in host memory before FSDP cuts it, in the type in which it trains: the
+    `loads`: the ranks that read the whole model on the host before it moves to a GPU or FSDP cuts it, in its type: the
     `first` of the job, the first of each `node`, or `every` one; none that was read where it is empty.
 
     `reduce_bytes`: bytes per element of the gradients that FSDP's ranks exchange; where it is 0, as many as are kept.

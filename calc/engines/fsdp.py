@@ -414,9 +414,8 @@ class Fsdp(Holder):
     def host(self, ranks: int) -> Moments:
         """Host memory of the node's ranks: the model as it is read, and shards that PyTorch or a framework offloads."""
         r = self.replica
-        if r.loads and not r.quantised:
-            read = [host.loading(r.role, r.parameters, r.weight_bytes, streamed=False)]
-            yield "loading", times(read, ranks if r.loads == "every" else 1)
+        if read := r.built(ranks):
+            yield "loading", read
         if r.leaves:
             # pinned: copied with `non_blocking=True` (verl `utils/fsdp_utils.py`)
             moved = (

@@ -88,5 +88,6 @@ class Plain(Holder):
         return communication.handed(r.role, word, r.embedding if word == "clone" else 0, r.weight_bytes)
 
     def host(self, ranks: int) -> Moments:
-        """Empty: nothing of a plain replica stays on the host."""
-        return iter(())
+        """Host memory of the node's ranks: the model as it is read, on its way to the card."""
+        if read := self.replica.built(ranks):
+            yield "loading", read

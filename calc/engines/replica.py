@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from calc.base.ledger import Line
 from calc.base.plan import Ends, Handed, Leaves, Loads, Path, Paused, Streams
-from calc.memory import gradients, optimizer, weights
+from calc.memory import gradients, host, optimizer, weights
 from calc.memory.host import ROUNDED, HostAllocator
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
@@ -19,15 +19,16 @@ from calc.models.architecture import Architecture, Head, Tensor, embedding_param
 class Replica:
     """One role's model before an engine spreads it: its parameters and the number formats they are kept in.
 
-    Bytes are per parameter: `weight_bytes` of the model's own weights, `adapter_bytes` of LoRA's, `grad_bytes` of the
-    gradients that backward leaves behind, `master_bytes` of an fp32 copy beside 16-bit weights, `step_bytes` of what
-    the optimizer steps in. `ranks` share what is sharded; a step has `micro_batches`. FSDP's ranks reduce gradients of
-    `reduce_bytes`, with `defers` once a step. `leaves` names what moves to the host while other roles run, `weights` or
-    the optimizer's `states`; for `backups`, `paused` and `loads` see `calc.base.plan.Role`. `stays`: weights that FSDP
-    gathers for the first micro batch of a step stay until the last, as do whole gradients. `pins`: the allocator of
-    pinned host memory. `in_backward`: each parameter steps as soon as its gradient is there, which then goes.
-    `streams` and `ends`: see `calc.base.plan.Role`. `gathers`: bytes of an element that FSDP gathers of a layer, 0 for
-    the compute type's.
+    Bytes are per parameter: `weight_bytes` of the model's own weights, `adapter_bytes` of LoRA's, `grad_bytes` of
+    the gradients that backward leaves behind, `master_bytes` of an fp32 copy beside 16-bit weights, `step_bytes` of
+    what the optimizer steps in. `ranks` share what is sharded; a step has `micro_batches`. FSDP's ranks reduce
+    gradients of `reduce_bytes`, with `defers` once a step. `leaves` names what moves to the host while other roles
+    run, `weights` or the optimizer's `states`; for `backups`, `paused` and `loads` see `calc.base.plan.Role`.
+    `copied`: a process that loads weights on the host has a copy of them, and does not leave them in the files.
+    `stays`: weights that FSDP gathers for the first micro batch of a step stay until the last, as do whole
+    gradients. `pins`: the allocator of pinned host memory. `in_backward`: each parameter steps as soon as its
+    gradient is there, which then goes. `streams` and `ends`: see `calc.base.plan.Role`. `gathers`: bytes of an
+    element that FSDP gathers of a layer, 0 for the compute type's.
     """
 
     role: str
@@ -52,6 +53,7 @@ class Replica:
     backups: int = 0
     paused: Paused = ""
     loads: Loads = ""
+    copied: bool = True
     reduce_bytes: int = 0
     defers: bool = False
     stays: bool = False
@@ -62,6 +64,13 @@ class Replica:
     gathers: int = 0
     cut_scales: bool = False
     ends: Ends = ""
+
+    def built(self, ranks: int) -> list[Line]:
+        """Host memory of a node's `ranks` while they load; 4-bit weights go to the card one by one."""
+        if not self.loads or self.quantised or not self.copied:
+            return []
+        whole = host.loading(self.role, self.parameters, self.weight_bytes, streamed=False)
+        return times([whole], ranks if self.loads == "every" else 1)
 
     @property
     def accumulates(self) -> bool:

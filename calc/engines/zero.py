@@ -374,7 +374,9 @@ class Zero(Holder):
                 "after the first step",
                 [*moved, host.asleep(r.role, "optimizer_states", self.cut.share, 4, 2, r.pins)],
             )
-        loaded = [host.loading(r.role, r.parameters, r.weight_bytes, streamed=self.stage == 3 or r.quantised)]
+        streamed = self.stage == 3 or r.quantised
+        held = streamed or r.copied
+        loaded = [host.loading(r.role, r.parameters, r.weight_bytes, streamed=streamed)] if held else []
         yield "loading", loaded
         if self.stage < 3 and not self.plain_bf16 and self.version < FLATTENS_ON_GPU:
             # a frozen model that was built beside the trained one is still on the host

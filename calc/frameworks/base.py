@@ -30,6 +30,7 @@ class Choices(NamedTuple):
     `serves_whole`: vLLM is started for sequences of the model's whole length unless it is told another.
     `liger`: trainers with a switch for Liger's kernels, its fused loss among them.
     `pure`: trainers that train in bf16 alone if they are told to, and in fp32 else.
+    `adapters`: trainers with a switch for the type of adapters.
     `engines`: what may generate the responses of RL, beside nothing that does.
     `shared`: the degree by which its trainer lets GPUs share a sequence, "" for none; `cuts` tells from a job's fields
     and a rung of them whether sequences are cut.
@@ -47,6 +48,7 @@ class Choices(NamedTuple):
     serves_whole: bool = False
     liger: frozenset[str] = frozenset()
     pure: frozenset[str] = frozenset()
+    adapters: frozenset[str] = frozenset()
     engines: tuple[Generates, ...] = ("vllm", "hf")
     shared: str = ""
     cuts: Cut = lambda job, rung: True

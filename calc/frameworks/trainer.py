@@ -27,8 +27,8 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields that the Trainer sets in a trained `calc.base.plan.Role`, whatever its loss.
+def keeps(s: Scenario, *, placed: bool = False) -> dict[str, Any]:
+    """The fields that the Trainer sets in a trained `calc.base.plan.Role`, whatever its loss; `placed` as in `loads`.
 
     FSDP reduces gradients in the compute type (accelerate `utils/dataclasses.py:2137`). Embeddings: `trainer.py:1338`.
     DDP finds unused parameters, unless the model is Transformers' own, which PEFT's is not, and checkpoints
@@ -39,17 +39,19 @@ def keeps(s: Scenario) -> dict[str, Any]:
         "wrapped": wrapped(s),
         "wide_embeddings": True,
         "finds_unused": s.checkpointing == "none" or bool(s.lora),
-        "loads": loads(s),
+        "loads": loads(s, placed=placed),
     }
 
 
-def loads(s: Scenario) -> Loads:
-    """The ranks that read the whole model before FSDP cuts it: one a node, as our commands ask for.
+def loads(s: Scenario, *, placed: bool = False) -> Loads:
+    """The ranks that read the whole model on the host: each, or under FSDP one a node, as our commands ask for.
 
     With `cpu_ram_efficient_loading` the others build it on the meta device (transformers 5.24 `modeling_utils.py`,
-    `is_local_dist_rank_0`).
+    `is_local_dist_rank_0`). `placed`: without FSDP a `device_map` sends each tensor to the card as it is read.
     """
-    return "node" if s.sharding in FSDP else ""
+    if s.sharding in FSDP:
+        return "node"
+    return "" if placed else "every"
 
 
 def reduces_once(sharding: str, given: Mapping[str, Any]) -> bool:

@@ -36,7 +36,9 @@ def launch(s: Scenario) -> Launch:
 def flags(s: Scenario) -> Iterator[Words]:
     """The flags of the job, and last the policy of checkpointing, which is a subcommand."""
     if s.task != "pretrain":
-        raise LaunchError(f"task: given {s.task!r}, allowed for a command of torchtitan: pretrain")
+        # sft_qwen3_8b_math; the processor of samples is a function of the configuration (hf_datasets/text_datasets.py)
+        own = "its registry has one configuration for chats, of Qwen3 8B, and another would be code of your own"
+        raise LaunchError(f"task: given {s.task!r}, allowed for a command of torchtitan: pretrain; {own}")
     if s.model not in CONFIGS:
         allowed = ", ".join(CONFIGS)
         raise LaunchError(f"model: given {s.model!r}, allowed for a command of torchtitan: {allowed}")

@@ -1,6 +1,7 @@
-"""Unsloth's command: `unsloth train` with a YAML file of `unsloth_cli/config.py`, on one GPU.
+"""Unsloth's command: `unsloth train` with a YAML file of `unsloth_cli/config.py`, which torchrun starts on each GPU.
 
-Its optimizer is fixed (`unsloth_cli/commands/train.py`); a script of one's own may choose another.
+Of several processes `unsloth_cli/commands/train.py` makes one folder (`_launch_rank`), and each loads on its own GPU.
+The optimizer is fixed there; a script of one's own may choose another.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ CHECKPOINTING = {("full", True): "unsloth", ("full", False): "true", ("none", Fa
 
 def launch(s: Scenario) -> Launch:
     """The command for `s` with its file; raises LaunchError if no setting says what the job cannot do without."""
-    start = f"unsloth train --config {FILE} --dataset {Placeholder('DATASET', 'name of the training data')}"
+    train = f"unsloth train --config {FILE} --dataset {Placeholder('DATASET', 'name of the training data')}"
     files = {FILE: hugging_face.yaml(settings(s))}
+    start = shell.command("torchrun", [*shell.torchrun(s), ("--no-python", train)]) if s.gpus > 1 else train
     return Launch(shell.setting(s, start, switches_segments=True), files, tuple(notes(s, files)))
 
 
 def settings(s: Scenario) -> dict[str, Any]:
     """The file's keys, by section."""
-    if s.gpus > 1:
-        raise LaunchError(f"gpus: given {s.gpus}, allowed for a command of unsloth: 1")
     if s.optimizer != (usual := shell.does(s, "optimizer")):
         raise LaunchError(f"optimizer: given {s.optimizer!r}, allowed for a command of unsloth: {usual}")
     found: dict[str, Any] = {

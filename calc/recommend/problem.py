@@ -87,17 +87,23 @@ class Problem:
         self._asked: dict[frozenset[tuple[str, Any]], Search | None] = {}  # by rung
 
     def _framed(self, job: Fields, catalog: Catalog, where: str) -> Fields:
-        """The job with a framework: for RL without one, the first with vLLM that accepts the job."""
+        """The job with a framework: for RL without one, the first that starts on the card, or else accepts the job."""
         if "framework" in job or job.get("task") not in RL:
             return job
+        accepted = ""
         for name in SERVING:
             try:
-                seed({**job, "framework": name}, catalog, where)
+                fields = seed({**job, "framework": name}, catalog, where)
             except InputError:
                 continue
-            self.notes.append(f"framework {name}: none was asked for; plain PyTorch would generate without vLLM")
-            return {**job, "framework": name}
-        return job
+            accepted = accepted or name
+            if any(not reasons for rung in rungs(fields) for _, reasons in started(fields, rung, catalog)):
+                accepted = name
+                break
+        if not accepted:
+            return job
+        self.notes.append(f"framework {accepted}: none was asked for; {', '.join(SERVING)} were tried in this order")
+        return {**job, "framework": accepted}
 
     def _grouped(self, job: Fields) -> Fields:
         """The job with a group size that GRPO can compare, if none is given and the framework's own is too small."""
@@ -117,8 +123,7 @@ class Problem:
         fields = {**self.fields, **(changes or {})}
         gpu = self.catalog.gpu(fields["gpu"])
         found: list[Branch] = []
-        for branch in branches(fields, rung, self.catalog):
-            reasons = list(card_warnings(on_card(branch.base, gpu.id), gpu))
+        for branch, reasons in started(fields, rung, self.catalog):
             self.notes += [reason for reason in reasons if reason not in self.notes]
             found += [] if reasons else [branch]
         if not found:
@@ -241,6 +246,13 @@ class Problem:
     def size(self) -> int:
         """Configurations of all searches."""
         return sum(search.size for search in self.searches)
+
+
+def started(fields: Fields, rung: Fields, catalog: Catalog) -> Iterator[tuple[Branch, list[str]]]:
+    """The branches of a rung, each with the reasons why it does not start on the job's card, or none."""
+    gpu = catalog.gpu(fields["gpu"])
+    for branch in branches(fields, rung, catalog):
+        yield branch, list(card_warnings(on_card(branch.base, gpu.id), gpu))
 
 
 def fits(job: Fields, catalog: Catalog) -> bool:

@@ -1,7 +1,8 @@
 """The configurations of a job that a framework may run: the settings that a user left open, spelled out.
 
 A setting that changes what the model learns is no axis but a rung: full fine-tuning with AdamW, with 8-bit AdamW, with
-weights of 16 bits alone, with paged 8-bit AdamW that steps in backward, LoRA, QLoRA. Time decides within a rung, never
+weights of 16 bits alone, with paged 8-bit AdamW that steps in backward, LoRA, QLoRA, each of the two then with adapters
+of 16 bits. Time decides within a rung, never
 between two. Each rung is followed by the same with Liger's kernels, where a trainer has a switch for them, and with
 GPUs that share a sequence, which pay for communication: both are asked only if nothing fits without.
 
@@ -55,7 +56,9 @@ RUNGS: tuple[Fields, ...] = (
     # torchtune's recipe for one card (recipes/configs/llama3_1/8B_full_single_device.yaml)
     {"method": "full", "optimizer": "adamw-paged-8bit", "optimizer_in_backward": True},
     {"method": "lora", "optimizer": "adamw"},
+    {"method": "lora", "optimizer": "adamw", "lora.dtype": "bf16"},  # unless adapters are so by default
     {"method": "qlora", "double_quantization": True, "optimizer": "adamw"},  # double quantisation costs nothing
+    {"method": "qlora", "double_quantization": True, "optimizer": "adamw", "lora.dtype": "bf16"},
 )
 METHODS = ("full", "lora", "qlora")
 DEGREES = (2, 4, 8)  # GPUs of a node that share a sequence
@@ -314,6 +317,10 @@ def rungs(job: Fields, *, experts: bool = False) -> Iterator[Fields]:
         if "precision" in rung and (rung["precision"] != _choices_of(job).precision or "precision" in job):
             continue
         if "optimizer_in_backward" in rung and (job.get("task") not in LIKELY or not own["optimizer_in_backward"]):
+            continue
+        if "lora.dtype" in rung:
+            if "lora.dtype" not in job and job.get("trainer", "own") in _choices_of(job).adapters:
+                yield own
             continue
         if "optimizer" not in job or rung["optimizer"] == USUAL:
             yield own

@@ -138,8 +138,7 @@ def _shown(title: str, c: Configuration, catalog: Catalog) -> Iterator[str]:
         f"  {span(group)} of {gib(group.usable_bytes)} in {group.peak.name}; fits with probability "
         f"{c.judged.estimate.fit_probability:.2f}"
     )
-    offload = c.scenario.offload
-    if offload.trained and (host := _host(c.judged)):
+    if host := _host(c.judged):
         yield f"  host memory {gib(host)} on each node"
     yield from _pace(c.scenario, c.throughput)
 
@@ -177,10 +176,12 @@ def _settings(judged: Judged, catalog: Catalog) -> str:
     if s.optimizer == "none" and s.method == "qlora":
         way = "weights in 4 bits"
     asked = s.trainer != "own" and s.loss != does(s, "loss")
+    adapters = [f"adapters in {s.lora.dtype}"] if s.lora and s.lora.dtype != does(s, "lora.dtype") else []
     parts = [
         f"{s.model}, {s.task}, {way}",
         runs(s),
         s.precision,
+        *adapters,
         f"{s.gpus} x {catalog.gpu(s.gpu).name}",
         f"sharding {s.sharding}",
         *degrees(s),

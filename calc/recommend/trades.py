@@ -21,6 +21,7 @@ MARGIN = 0.10
 SENSIBLE = 1.5
 TOLD = GiB // 10  # the least memory that a setting saves for it to be named, in bytes
 LONGER = (8, 4, 2)  # times the length that was asked for
+KEPT_SMALL = ("optimizer", "precision", "lora.dtype")  # settings of a rung that keep what is trained small
 STEPS = 8  # places looked at for more margin
 
 
@@ -66,10 +67,7 @@ def lighter(problem: Problem, chosen: Fields, search: Search, found: Found) -> I
     """If the optimizer is offloaded: the same method with one small enough to stay on the GPU, if that is faster."""
     best = configured(search, search.chosen(found))
     for rung in problem.rungs[problem.rungs.index(chosen) + 1 :] if best.scenario.offload.trained else ():
-        if rung["method"] != chosen["method"] or (rung["optimizer"], rung.get("precision")) == (
-            chosen["optimizer"],
-            chosen.get("precision"),
-        ):
+        if rung["method"] != chosen["method"] or all(rung.get(name) == chosen.get(name) for name in KEPT_SMALL):
             continue
         other = problem.search(rung, KEPT)
         at = other.best() if other else None
@@ -82,7 +80,10 @@ def _kept_small(rung: Fields) -> str:
     """What a rung keeps small, in words."""
     if "optimizer_in_backward" in rung:
         return "paged states of 8 bits that step in backward"
-    kept = "weights of 16 bits alone" if "precision" in rung else "states of 8 bits"
+    if "lora.dtype" in rung:
+        kept = "adapters of 16 bits"
+    else:
+        kept = "weights of 16 bits alone" if "precision" in rung else "states of 8 bits"
     return f"{kept}, which stay on the card"
 
 

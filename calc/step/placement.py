@@ -58,6 +58,7 @@ TAPES: Mapping[Layout, Format] = {
     "fp32": "fp32",
 }
 EXCHANGES: Mapping[ContextExchange, Exchange] = {"all_gather": "all-gather", "a2a": "all-to-all"}
+MAPPED = "4.51"  # of Transformers: see `copied`
 VALUED = ("critic", "reward")  # roles with a value head in place of one over the vocabulary
 
 
@@ -182,6 +183,20 @@ def experts_apart(s: Scenario, arch: Architecture) -> bool:
     return arch.experts_apart or not at_least(s.versions.get("transformers", "5"), "5")
 
 
+def copied(s: Scenario, arch: Architecture) -> bool:
+    """True if a process that loads weights on the host copies them: it casts them, joins experts, or fills a model.
+
+    Since Transformers 4.51 models are built on the meta device, and a tensor of the files' type, which has 16 bits,
+    stays in the mapped file until it is on the card: the kernel shares such pages and takes them back when it needs
+    room. With 5.23 a model of 1,465 MiB took 3 MiB of the process's own in bf16, and 2,934 in fp32
+    (modeling_utils.py, `get_init_context`; core_model_loading.py, `_materialize_copy`; before,
+    `low_cpu_mem_usage`).
+    """
+    cast = FORMATS[s.layout][0] != 2 or s.precision == "fp16"
+    joined = arch.experts > 0 and not experts_apart(s, arch)
+    return cast or joined or not at_least(s.versions.get("transformers", MAPPED), MAPPED)
+
+
 def four_bit_experts(s: Scenario) -> Experts:
     """The routed experts of the job that are in four bits."""
     if s.quantize_moe_experts:
@@ -245,6 +260,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         backups=role.backups,
         paused=role.paused,
         loads="" if role.shares else role.loads,
+        copied=copied(s, arch),
         reduce_bytes=role.reduce_bytes or grad,
         defers=s.no_sync,
         stays=role.pipeline[1] > 1,

@@ -201,7 +201,8 @@ def test_what_leaves_lies_on_the_host_flat_and_pinned_group_by_group(leaves: set
     found = moments(moved, "host")
     assert total(found["before the first step"]) == before // 4 * each
     assert total(found["after the first step"]) == after // 4 * each
-    assert [total(lines) for _, lines in moved.host(4)] == [before * each, after * each]
+    kept = [total(lines) for at, lines in moved.host(4) if at != "loading"]
+    assert kept == [before * each, after * each]
 
 
 def test_accumulated_gradients_stay_sharded_through_forward() -> None:

@@ -121,9 +121,31 @@ def test_four_bit_weights_leave_embedding_head_and_norms_in_16_bits() -> None:
     assert line.bytes == int((0.5 + 1 / 64 + 4 / 16384) * linear + 2 * (P - linear))
 
 
-def test_nothing_of_a_plain_model_stays_on_the_host() -> None:
+@pytest.mark.parametrize(
+    ("fields", "held"),
+    [
+        ({}, 0),  # bf16, as the files: mapped, until it is on the card
+        ({"precision": "fp32"}, 4 * P),
+        ({"precision": "fp32", "sharding": "ddp", "gpus": 8}, 8 * 4 * P),
+        ({"versions.transformers": "4.50"}, 2 * P),  # before it built models on the meta device
+        ({"precision": "autocast", "method": "qlora"}, 0),
+        ({"precision": "autocast", "framework": "trl"}, 0),  # device_map="auto"
+        ({"precision": "autocast", "framework": "trl==0.25.1"}, 4 * P),
+        ({"precision": "autocast", "framework": "trl", "sharding": "ddp", "gpus": 8}, 8 * 4 * P),
+        ({"precision": "autocast", "trainer": "axolotl", "sharding": "ddp", "gpus": 8}, 0),
+        ({"model": "qwen3-30b-a3b"}, 2 * 30_532_122_624),  # Transformers 5 joins its experts
+    ],
+)
+def test_a_plain_model_is_on_the_host_while_it_loads_if_it_is_cast_there(fields: dict[str, object], held: int) -> None:
+    """Once 0 GB for all: eight ranks that cast an 8B to fp32 take 257 GB before it is on the cards."""
+    found = engine(**fields)
+    assert isinstance(found, Plain)
+    ranks = int(str(fields.get("gpus", 1)))
+    assert sum(total(lines) for _, lines in found.host(ranks)) == held
+
+
+def test_a_plain_model_loads_its_weights() -> None:
     """Its only moment of loading has the weights on the GPU."""
-    assert list(plain().host(1)) == []
     assert total(moments(plain(), "loading")["weights on the GPU"]) == 2 * P
 
 

@@ -150,9 +150,10 @@ def test_openrlhf_gives_each_role_a_process_and_vllm_its_own_gpus() -> None:
 
 def test_roles_of_separate_jobs_lie_on_the_host_of_their_own_nodes() -> None:
     """Groups fill nodes in turn: 2 ranks of the engine and 2 of the actor on the first, 2 of the actor and 2 of the
-    critic on the second. Loading takes 2P or 2P_s for each rank and role; the second node needs less."""
-    e = answer(framework="openrlhf", gpus=8, gpus_per_node=4, placement="separate", roles__actor__gpus=4,
-               roles__critic__gpus=2, rollout__gpus=2, roles__reference="none")  # fmt: skip
+    critic on the second. Loading takes 2P or 2P_s for each rank and role, before Transformers 4.51; the second node
+    needs less."""
+    e = answer(framework="openrlhf", versions__transformers="4.50", gpus=8, gpus_per_node=4, placement="separate",
+               roles__actor__gpus=4, roles__critic__gpus=2, rollout__gpus=2, roles__reference="none")  # fmt: skip
     host = {phase.name: phase.moment for phase in e.host_phases}
     loading = host["loading"]
     by_role = {role: total(of(loading.lines, role), "weights") for role in ("actor", "reward", "critic")}

@@ -435,18 +435,15 @@ def test_what_no_flag_says_is_noted() -> None:
             "roles.reference: given 'none' for dpo, allowed: a reference, which a command of llamafactory always loads",
         ),
         (
-            {"framework": "torch", "trainer": "unsloth", "gpus": 2},
-            "gpus: given 2, allowed for a command of unsloth: 1",
+            {"framework": "torch", "trainer": "torchtitan"},
+            "task: given 'sft', allowed for a command of torchtitan: pretrain; its registry has one configuration for "
+            "chats, of Qwen3 8B, and another would be code of your own",
         ),
         (
             {"framework": "torch", "trainer": "torchtune", "model": "yi-6b"},
             "model: given 'yi-6b' with method full, allowed for a command of torchtune: llama-3-8b, llama-3.1-8b, "
             "llama-3.2-1b, llama-3.2-3b, qwen2-0.5b, qwen2-1.5b, qwen2-7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, "
             "qwen2.5-7b, llama-3-70b, llama-3.1-70b",
-        ),
-        (
-            {"framework": "torch", "trainer": "torchtitan"},
-            "task: given 'sft', allowed for a command of torchtitan: pretrain",
         ),
         (
             {"framework": "openrlhf==0.6.1"},

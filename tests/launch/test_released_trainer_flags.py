@@ -533,9 +533,14 @@ def check_unsloth(packages: Packages, s: Scenario, found: Launch) -> dict[str, A
     """What a file of Unsloth says."""
     release = packages.release("unsloth")
     [words] = grid.processes(found.command)
-    program, command, flag, file, *data = words
+    train = "unsloth_cli/commands/train.py"
+    if s.gpus > 1:  # which counts the processes of a launch, and each loads on its own GPU
+        assert words[:4] == ["torchrun", "--nproc_per_node", str(s.gpus // s.nodes), "--no-python"]
+        assert "def _launch_rank" in release.text(train)
+        assert "under torchrun / accelerate launch" in release.text("unsloth/models/loader.py")
+    program, command, flag, file, *data = words[words.index("unsloth") :]
     assert (program, command, flag, data) == ("unsloth", "train", "--config", ["--dataset", "${DATASET}"])
-    assert '"--config"' in release.text("unsloth_cli/commands/train.py")
+    assert '"--config"' in release.text(train)
     said = yaml.load(found.files[file], Loader=LOADER)
     assert said.pop("model") == hf(s)
     path = "unsloth_cli/config.py"

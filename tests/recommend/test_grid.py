@@ -93,7 +93,7 @@ def quickest(job: dict[str, Any], best: Configuration, changes: dict[str, Any]) 
     same |= {"offload.optimizer": s.offload.optimizer, "offload.parameters": s.offload.parameters}
     same |= {name: getattr(s, name) for name in ("tensor_parallel", "context_parallel")}
     for name in ("reference", "reward"):
-        if own := s.role(name):
+        if (own := s.role(name)) and s.sharding == "zero3":  # FSDP's offload moves all models together
             same[f"roles.{name}.offload.parameters"] = own.offload.parameters
     if s.rollout:
         same |= {"placement": s.placement, "rollout.engine": s.rollout.engine, "rollout.n": s.rollout.n}

@@ -211,6 +211,20 @@ def test_fewer_gpus_are_sensible_and_the_fewest_say_what_they_cost(words: str) -
     assert ("the fewest that hold it" in fewer[-1].trades) is words.endswith("--framework trl --method full")
 
 
+def test_adapters_of_16_bits_come_before_a_refusal_where_the_loop_can_have_them() -> None:
+    """Once nothing fitted: rank 256 on a card of 24 GB, with adapters in fp32, which is no more than PEFT's default."""
+    words = "--model llama-3.1-8b --task sft --gpu rtx3090 --gpus 1 --seq-len 512 --method lora --lora.rank 256"
+    r = ask(f"{words} --sharding none")
+    assert r.recommended and r.recommended.scenario.lora
+    assert r.recommended.scenario.lora.dtype == "bf16"
+    assert "adapters in bf16, " in text.text(r, load())
+    assert ask(f"{words} --sharding none --lora.dtype fp32").recommended is None
+    smaller = ask(f"{words.replace('256', '8')} --sharding none").recommended
+    assert smaller and smaller.scenario.lora and smaller.scenario.lora.dtype == "fp32"
+    made = ask(f"{words} --sharding none --trainer axolotl").launch
+    assert made and "peft_autocast_adapter_dtype: false" in "".join(made.files.values())
+
+
 def test_a_task_is_answered_in_a_framework_that_can_do_it_well() -> None:
     """Once GRPO in plain PyTorch: one response a prompt, so no advantage, generated without vLLM, and no command."""
     r = ask("--model qwen2.5-7b --task grpo --gpu a100-80-sxm --gpus 8")
@@ -230,10 +244,20 @@ def test_a_task_is_answered_in_a_framework_that_can_do_it_well() -> None:
     assert given.rollout.n == 2
 
 
+def test_a_task_is_answered_in_a_framework_that_starts_on_the_card() -> None:
+    """Once 'cannot run' for GRPO on eight V100: OpenRLHF takes no fp16, and TRL, which does, was not looked at."""
+    r = ask("--model qwen2.5-7b --task grpo --gpu v100-32 --gpus 8")
+    assert r.recommended and r.recommended.scenario.rollout
+    s = r.recommended.scenario
+    assert (s.framework, s.precision, s.rollout and s.rollout.engine) == ("trl", "fp16", "hf")
+    assert r.launch
+    assert say(r.notes[0], "zh") != r.notes[0]
+
+
 def test_a_tight_configuration_is_an_answer_where_nothing_is_safer() -> None:
     """'nothing fits' once stood beside 'fits with 94 %'."""
     words = "--model llama-3.1-8b --task sft --gpu rtx4090 --gpus 1 --seq-len 2048 --method lora --checkpointing full "
-    words += "--sharding none --global-batch {0} --micro-batch {0}"
+    words += "--sharding none --global-batch {0} --micro-batch {0} --lora.dtype fp32"
     found = {n: ask(words.format(n)) for n in (5, 6, 8)}
     assert {n: r.verdict for n, r in found.items()} == {5: "fits", 6: "tight", 8: "nothing fits"}
     tight = found[6]
@@ -471,6 +495,15 @@ def test_the_recipe_for_one_card_is_found() -> None:
     s = r.recommended.scenario
     assert (s.optimizer, s.optimizer_in_backward, s.sharding) == ("adamw-paged-8bit", True, "none")
     assert r.launch and "optimizer_in_bwd=True" in r.launch.command
+
+
+@pytest.mark.parametrize("trainer", ["transformers", "llamafactory", "axolotl", "ms-swift"])
+def test_parameters_step_in_backward_only_where_a_loop_has_a_switch_for_it(trainer: str) -> None:
+    """Once an alternative for LLaMA-Factory whose command has no word for it, so that 56 GB of gradients stay."""
+    job = {"model": "qwen2.5-14b", "task": "sft", "gpu": "a100-80-sxm", "gpus": 1, "trainer": trainer}
+    problem = Problem(job, load())
+    for rung in (rung for rung in problem.rungs if "optimizer_in_backward" in rung):
+        assert problem.asked(rung) is None
 
 
 def test_a_fused_loss_comes_before_a_refusal() -> None:

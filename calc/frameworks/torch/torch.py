@@ -50,8 +50,11 @@ CHOICES = Choices(own_loop=True, trainers=frozenset({*RELEASED, "megatron"}), fp
                   engines=("hf",),
                   fixed={"unsloth": unsloth.FIXED, "torchtune": torchtune.FIXED, "torchtitan": torchtitan.FIXED},
                   liger=frozenset({"llamafactory", "axolotl", "ms-swift"}), pure=frozenset({"llamafactory"}),
+                  adapters=frozenset({"own", "axolotl", "ms-swift"}),
                   cuts=lambda job, rung: rung["method"] == "full")  # fmt: skip
 
+# Loops that can step each parameter in backward; for others some optimizers do so by themselves, such as LOMO.
+STEPPING = ("own", "torchtune")
 # torchtitan's train.py asks for no outputs; by default `PipelineScheduleSingle.step` returns them
 RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"
 
@@ -180,6 +183,9 @@ def refuse(s: Scenario) -> Refusal | None:
         return fault
     if s.trainer != "own" and (fault := TRAINERS[s.trainer].refuse(s)):
         return fault
+    if s.optimizer_in_backward and s.trainer not in STEPPING and not OPTIMIZERS[s.optimizer].in_backward:
+        given = f"true with trainer {s.trainer} and optimizer {s.optimizer}"
+        return Refusal("optimizer_in_backward", given, "false; it has no switch for it")
     if s.task == "inference" and s.optimizer != "none":
         return Refusal("optimizer", f"{s.optimizer!r} for inference", "none; nothing is trained")
     if s.task == "inference" and s.method == "lora":
@@ -248,7 +254,8 @@ def _plan(s: Scenario) -> Keeps:
     path = loss_path(s)
     if s.task in RL:
         return reinforcement(s, path, deepspeed)
-    own = TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else {}
+    own: dict[str, Any] = TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else {"loads": trainer.loads(s)}
+    alike = {name: own[name] for name in ("wrapped", "loads") if name in own}
     if s.offload.activations:
         own = {"streams": "each"} | own  # torch/autograd/graph.py: save_on_cpu(pin_memory=True)
     exchange = "ring" if s.context_parallel > 1 else ""
@@ -264,15 +271,14 @@ def _plan(s: Scenario) -> Keeps:
     if s.has("reference"):
         # disable_adapter() makes the base model the reference, unless that is another model or placed otherwise
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
-        wrapped = own.get("wrapped", False)
-        reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares, wrapped=wrapped)
+        reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares, **alike)
         if stages > 1:
             return pipelined("actor", path, s.rows, stages, scored=reference, **own)
         before = s.sharding == "megatron"  # ms-swift's `forward_step`, for each micro batch
         return supervised("actor", path, s.rows, scored=reference, before=before, deepspeed=deepspeed, **own)
     if s.has("teacher"):
         logits = Path("flash", head_fp32=path.head_fp32)
-        teacher = Role("teacher", logits, logits, s.rows, s.rows, root_stays=True, wrapped=own.get("wrapped", False))
+        teacher = Role("teacher", logits, logits, s.rows, s.rows, root_stays=True, **alike)
         plan = supervised("actor", path, s.rows, scored=teacher, deepspeed=deepspeed, **own)
         return trainer.distilled(s, plan)
     return supervised(name, path, s.rows, exchange=exchange, deepspeed=deepspeed, **own)
@@ -287,7 +293,8 @@ def reinforcement(s: Scenario, path: Path, deepspeed: DeepSpeed | None) -> Keeps
             way = path if name in ("actor", "reference") else Path("scalar")
             shares = name == "reference" and bool(s.lora) and s.roles[name] == {"model": s.model}
             rows, scored = own.rows, s.scored_by(name)
-            roles.append(Role(name, way, way, rows, scored, root_stays=True, shares=shares))
+            loads = trainer.loads(own)
+            roles.append(Role(name, way, way, rows, scored, root_stays=True, shares=shares, loads=loads))
     names = [role.name for role in roles]
     stages = []
     if "actor" in names:

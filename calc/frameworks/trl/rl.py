@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import lcm
 from typing import Any
 
-from calc.base.plan import DeepSpeed, Holds, Keeps, Path, Role, Serving, Stage
+from calc.base.plan import DeepSpeed, Holds, Keeps, Loads, Path, Role, Serving, Stage
 from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.frameworks import trainer
@@ -28,6 +28,7 @@ TASKS: Mapping[str, tuple[str, str]] = {"ppo": ("0.12.0", "1.13.0"), "grpo": ("0
 SHARDS_REFERENCES = {"dpo": "0.17.0", "kto": "1.6.0", "grpo": "0.18.0"}
 COLOCATES = "0.18.0"  # vllm_mode colocate
 SERVES = "0.16.0"  # trl vllm-serve; before, the first rank's process has an engine on the GPU after the trainer's
+PLACED = "0.26.0"  # see `loads`
 LENGTH = "0.26.0"  # vllm_max_model_length (trainer/grpo_config.py:564)
 AT_ONCE = "0.17.0"  # a generation is one of a whole step's completions, before of a micro batch's
 STEPS = 8  # gradient_accumulation_steps of 0.14 (trainer/grpo_config.py)
@@ -212,6 +213,16 @@ def shares(s: Scenario) -> bool:
     return bool(s.lora) and own is not None and own.model == s.model
 
 
+def loads(s: Scenario) -> Loads:
+    """The ranks that read a whole model on the host; a single process sends it to the card as it is read.
+
+    `device_map="auto"`, since 0.26 (trainer/utils.py, `create_model_from_path`), which several processes set to None.
+    The script of PPO loads its models itself (examples/scripts/ppo/ppo.py).
+    """
+    alone = s.gpus == 1 and s.task != "ppo"
+    return trainer.loads(s, placed=alone and at_least(s.framework_version, PLACED))
+
+
 def reference(s: Scenario, path: Path) -> Role:
     """The reference, built like the policy, or the policy itself without its adapters.
 
@@ -223,7 +234,7 @@ def reference(s: Scenario, path: Path) -> Role:
     first = "0.19.0" if s.task == "grpo" else "0.29.0"
     return Role("reference", path, path, s.rows, s.rows, root_stays=own.sharding == "fsdp1", shares=shares(s),
                 wrapped=trainer.wrapped(own), unfrozen=at_least(s.framework_version, first),
-                unpacks=unpacks(own), loads=trainer.loads(own))  # fmt: skip
+                unpacks=unpacks(own), loads=loads(own))  # fmt: skip
 
 
 def grpo(s: Scenario, trained: Mapping[str, Any], deepspeed: DeepSpeed | None) -> Keeps:
@@ -245,7 +256,7 @@ def grpo(s: Scenario, trained: Mapping[str, Any], deepspeed: DeepSpeed | None) -
         # one forward over the whole generation batch (trainer/grpo_trainer.py, _calculate_rewards)
         wrapped = trainer.wrapped(s)
         others.append(Role("reward", Path("scalar"), Path("scalar"), at_once, at_once,
-                           wrapped=wrapped, unfrozen=True, loads=trainer.loads(s)))  # fmt: skip
+                           wrapped=wrapped, unfrozen=True, loads=loads(s)))  # fmt: skip
     vllm = s.rollout.engine == "vllm"
     zero3 = s.sharding == "zero3"
     stages = []
@@ -338,7 +349,7 @@ def ppo(s: Scenario, trained: Mapping[str, Any], deepspeed: DeepSpeed | None) ->
     own = paths.ppo(s, held="step" if s.accumulation == 1 else "next")
     scored = paths.ppo(s)
     scalar, states = Path("scalar", held=own.held), Path("scalar", hidden=True)
-    frozen: dict[str, Any] = {"wrapped": False, "unfrozen": True}
+    frozen: dict[str, Any] = {"wrapped": False, "unfrozen": True, "loads": loads(s)}
     narrow = replace(scored, head_fp32=trainer.early(s), outputs_fp32=False)
     roles = [
         Role("actor", own, scored, s.rows, at_once, **trained),

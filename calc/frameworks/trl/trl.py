@@ -245,7 +245,7 @@ def teacher(s: Scenario) -> Role:
     assert own
     wrapped = trainer.wrapped(own)
     logits = Path("flash", head_fp32=wrapped or trainer.early(s))
-    return Role("teacher", logits, logits, s.rows, s.rows, wrapped=wrapped, unfrozen=True, loads=trainer.loads(own))
+    return Role("teacher", logits, logits, s.rows, s.rows, wrapped=wrapped, unfrozen=True, loads=rl.loads(own))
 
 
 def trained(s: Scenario) -> dict[str, Any]:
@@ -255,4 +255,4 @@ def trained(s: Scenario) -> dict[str, Any]:
     own: dict[str, Any] = {"dropout": drops, "unpacks": rl.unpacks(s)}
     if s.offload.activations:
         own["streams"] = "stash"  # models/activation_offloading.py
-    return trainer.keeps(s) | own
+    return trainer.keeps(s) | own | {"loads": rl.loads(s)}

@@ -765,6 +765,7 @@ ADVICE = {
     "{optimizer!} with precision {precision!} fits, too, with its optimizer offloaded, and takes {times#} times as "
     "long": ("{optimizer}、精度 {precision} 卸载优化器后也放得下，但耗时是它的 {times} 倍"),
     "weights of 16 bits alone, which stay on the card": "只留 16 位权重，放在卡上",
+    "adapters of 16 bits, which stay on the card": "16 位适配器，放在卡上",
     "states of 8 bits, which stay on the card": "8 位优化器状态，放在卡上",
     "paged states of 8 bits that step in backward": "分页的 8 位优化器状态，在反向传播中更新",
     "the {smaller} instead of the {larger}": "用 {smaller} 代替 {larger}",
@@ -848,8 +849,8 @@ ADVICE = {
     ),
     "16-bit matrix rate": "16 位矩阵算力",
     "memory bandwidth": "显存带宽",
-    "framework {name}: none was asked for; plain PyTorch would generate without vLLM": (
-        "framework {name}：未指定框架；纯 PyTorch 生成时不用 vLLM"
+    "framework {name!}: none was asked for; {several!} were tried in this order": (
+        "framework {name}：未指定框架；依次尝试了 {several}"
     ),
     "rollout.n {n#}: GRPO compares the responses of a group, and the framework's own number is {usual}": (
         "rollout.n {n}：GRPO 比较一组回答，而框架自己的默认值是 {usual}"
@@ -1746,6 +1747,9 @@ REFUSALS = {
     "{place@}: given {given!} on {card!}, allowed: {allowed?}": "{place}：在 {card} 上给定 {given}，允许：{allowed}",
     "{place@}: given {given!}, allowed for the family {family!}: {allowed?}": (
         "{place}：给定 {given}，{family} 系列允许：{allowed}"
+    ),
+    "pretrain; its registry has one configuration for chats, of Qwen3 8B, and another would be code of your own": (
+        "pretrain；它的注册表只有一个对话数据的配置（Qwen3 8B），其他配置要自己写代码"
     ),
     "{place@}: given {given!}, allowed for a command of {framework!}: {allowed?}": (
         "{place}：给定 {given}，{framework} 的命令允许：{allowed}"

@@ -78,7 +78,7 @@ def deepspeed(s: Scenario) -> DeepSpeed:
 def keeps(s: Scenario) -> dict[str, Any]:
     """The Trainer's fields of the trained role; TRL's trainers of pairs switch dropout off."""
     own: dict[str, Any] = {"dropout": s.task not in PAIRED}
-    return trainer.keeps(s) | own | ({"streams": "stash"} if s.offload.activations else {})
+    return trainer.keeps(s, placed=True) | own | ({"streams": "stash"} if s.offload.activations else {})
 
 
 def path(s: Scenario, usual: Path) -> Path:

@@ -88,7 +88,7 @@ def keeps(s: Scenario) -> dict[str, Any]:
     """
     # use_unsloth_gc: `hidden_states.to("cpu", non_blocking=True)`
     own = {"streams": "each", "pageable": True} if s.offload.activations else {}
-    return trainer.keeps(s) | {"hooks": bool(s.lora)} | own
+    return trainer.keeps(s, placed=True) | {"hooks": bool(s.lora)} | own
 
 
 def path(s: Scenario, usual: Path) -> Path:

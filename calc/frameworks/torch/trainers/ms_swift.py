@@ -92,7 +92,7 @@ def deepspeed(s: Scenario) -> DeepSpeed:
 
 def keeps(s: Scenario) -> dict[str, Any]:
     """The Trainer's fields of the trained role."""
-    return trainer.keeps(s)
+    return trainer.keeps(s, placed=True)
 
 
 def path(s: Scenario, usual: Path) -> Path:

@@ -108,9 +108,9 @@ def keeps(s: Scenario) -> dict[str, Any]:
     of 2024.8) until 2024.11.10 had buffers for them.
     """
     if not s.offload.activations:
-        return trainer.keeps(s)
+        return trainer.keeps(s, placed=True)
     early: dict[str, Any] = {"streams": "each", "pageable": True}
-    return trainer.keeps(s) | ({"streams": "buffers"} if at_least(shared.ran(s, RELEASES), CUT) else early)
+    return trainer.keeps(s, placed=True) | ({"streams": "buffers"} if at_least(shared.ran(s, RELEASES), CUT) else early)
 
 
 def path(s: Scenario, usual: Path) -> Path:
