@@ -44,6 +44,8 @@ def flags(s: Scenario) -> Iterator[Words]:
         raise LaunchError(f"model: given {s.model!r}, allowed for a command of torchtitan: {allowed}")
     if s.optimizer != (usual := shell.does(s, "optimizer")):
         raise LaunchError(f"optimizer: given {s.optimizer!r}, allowed for a command of torchtitan: {usual}")
+    if s.optimizer_in_backward:  # releases to 0.2 had a switch
+        raise LaunchError("optimizer_in_backward: given true, allowed for a command of torchtitan: false")
     if s.float8 != "none" and (s.model, s.float8, s.bf16_layers_at_end) not in CONVERTED:
         known = "; ".join(f"{form} of {model} with {end or 'no'} layers in bf16" for model, form, end in CONVERTED)
         raise LaunchError(f"float8: given {s.float8!r}, allowed for a command of torchtitan: none; {known}")

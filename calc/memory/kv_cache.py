@@ -176,7 +176,7 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
             elements = -(-t.shape[0] // PADDING) * PADDING * t.shape[1] // tensor_parallel
         elif t.kind in ("norm", "router", "patches") or module in _WHOLE:
             elements = t.elements
-        elif module in ("k_proj", "v_proj"):
+        elif module in ("k_proj", "v_proj") and spec:  # a tower's heads are no groups
             elements = t.elements // own.kv_heads * heads(own, tensor_parallel)
         elif module == names.qkv:
             rows = arch.head_dim * (arch.heads // tensor_parallel + 2 * heads(arch, tensor_parallel))

@@ -435,6 +435,11 @@ def test_what_no_flag_says_is_noted() -> None:
             "roles.reference: given 'none' for dpo, allowed: a reference, which a command of llamafactory always loads",
         ),
         (
+            {"framework": "torch", "trainer": "torchtitan", "task": "pretrain", "model": "llama-3.1-8b",
+             "optimizer_in_backward": True},
+            "optimizer_in_backward: given true, allowed for a command of torchtitan: false",
+        ),
+        (
             {"framework": "torch", "trainer": "torchtitan"},
             "task: given 'sft', allowed for a command of torchtitan: pretrain; its registry has one configuration for "
             "chats, of Qwen3 8B, and another would be code of your own",

@@ -53,8 +53,9 @@ CHOICES = Choices(own_loop=True, trainers=frozenset({*RELEASED, "megatron"}), fp
                   adapters=frozenset({"own", "axolotl", "ms-swift"}),
                   cuts=lambda job, rung: rung["method"] == "full")  # fmt: skip
 
-# Loops that can step each parameter in backward; for others some optimizers do so by themselves, such as LOMO.
-STEPPING = ("own", "torchtune")
+# Loops that can step each parameter in backward, torchtitan to 0.2 (`early_step_in_backward`); for others some
+# optimizers do so by themselves, such as LOMO.
+STEPPING = ("own", "torchtune", "torchtitan")
 # torchtitan's train.py asks for no outputs; by default `PipelineScheduleSingle.step` returns them
 RETURNED = "the schedule is asked for no outputs: with return_outputs the last stage keeps all micro batches' logits"
 
