@@ -157,10 +157,11 @@ class Writer:
 
         Each allocates a temporary, half of `scratch`, and its part of `made`, then frees its part of `saved`.
         """
+        parts, passing = [self._parts(t) for t in made], self._bytes(scratch) // 2
         for n in reversed(range(self.rows)):
-            taken = [self._parts(t)[n] for t in made]
+            taken = [part[n] for part in parts]
             given = [(self._slot(t) + n, 0) for t in saved]
-            self.steps += [(PASSING, self._bytes(scratch) // 2), *taken, (PASSING, 0), *given]
+            self.steps += [(PASSING, passing), *taken, (PASSING, 0), *given]
         self.alive.update(made)
         self.alive.difference_update(saved)
 

@@ -186,6 +186,23 @@ def test_a_second_gradient_is_added_in_place_unless_the_first_is_a_view(flat: bo
     assert len(sizes) == taken + 1  # and the gradient of what `begin` read
 
 
+def test_rows_are_written_once_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once each row asked for the parts of all: 16,000 short sequences took minutes."""
+    asked, parts = list[int](), Writer._parts
+
+    def counted(self: Writer, t: Tensor) -> list[tuple[int, int]]:
+        asked.append(self.rows)
+        return parts(self, t)
+
+    monkeypatch.setattr(Writer, "_parts", counted)
+    run = Run(arch("llama-3-8b"))
+    for rows in (2, 64):
+        writer = Writer(Lifetimes(written(run, Path("selective")).tape), head_dimensions(run), rows * 8, 8, 2)
+        writer.forward()
+        assert len(writer.backward().steps) > rows
+    assert 0 < asked.count(2) == asked.count(64)
+
+
 def test_what_is_computed_row_by_row_is_a_tensor_of_each_sequence() -> None:
     """Two sequences: each row's log-softmax is kept, V·S of bf16. Backward holds, at the end, each row's gradient and
     their stack, then the stack and the gradient of all positions (trl `trainer/utils.py`, `selective_log_softmax`)."""
