@@ -28,7 +28,7 @@ from calc.memory.expert_loop import ExpertLoop
 from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
-from calc.memory.run import PREFIXES, Run, dimensions
+from calc.memory.run import PREFIXES, Run, dimensions, routed
 from calc.memory.ssm import StateSpace
 from calc.memory.weights import SCALE
 from calc.models.architecture import BESIDE, LATENT, AltUp, LayerSpec, layer_kinds
@@ -200,7 +200,7 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             return loop(x, weights, self.expert_gate)
         # a grouped multiplication runs in its weights' type: autocast does not know it
         tape, arch, c = self.tape, self.arch, self.run.residual
-        kh, kj = Size({"k·h": 1}), Size({"k·j": 1})
+        kh, kj = Size({routed(arch): 1}), Size({"k·j": 1})
         order, tokens, inverse = (Tensor(of(k=1), 8) for _ in range(3))
         trained = self.run.trained
         picked = tape.op("experts: sort", [x], kh, x.b, saves=[tokens], backward_scratch=x.size)

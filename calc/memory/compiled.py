@@ -35,7 +35,7 @@ from calc.autograd.polynomial import amount
 from calc.autograd.tape import Size, Tape, Tensor, of
 from calc.memory.attention import Attention
 from calc.memory.linears import OUTPUTS, WIDTH
-from calc.memory.run import dimensions
+from calc.memory.run import dimensions, symbol
 
 # Bytes of an element and of its part of a scale: a byte for 32 elements in MXFP8, for 16 in NVFP4
 SCALED: Mapping[str, float] = {"mxfp8": 1 + 1 / 32, "nvfp4": 1 / 2 + 1 / 16}
@@ -84,7 +84,7 @@ class Fused(Attention):
 
     def in_float8(self, name: str, x: Tensor, out: Size) -> Tensor:
         """torchao's Float8Linear, which keeps nothing: what it reads is made again and cast."""
-        casts = x.width + Size({}, {f"W_{name}": 1})
+        casts = x.width + Size({}, {symbol(name): 1})
         # backward casts its gradient both by rows and by columns
         return self.tape.op(name, [x], out, self.c, scratch=casts, backward_scratch=casts + out * 2,
                             weight=self.elements.get(name, 0), product=name not in self.biased, flat=True)  # fmt: skip
@@ -95,7 +95,7 @@ class Fused(Attention):
         Its product is `mm`; a bias is added behind it. Backward casts the gradient by rows and the weight by columns,
         then the gradient by columns.
         """
-        b, weight = SCALED["mxfp8"], Size({}, {f"W_{name}": 1})
+        b, weight = SCALED["mxfp8"], Size({}, {symbol(name): 1})
         there = any(x.storage is t.storage for op in self.tape.ops for t in op.saves)
         again = [x.width * b] if there else []
         return self.tape.op(
@@ -107,7 +107,7 @@ class Fused(Attention):
 
     def in_nvfp4(self, name: str, x: Tensor, out: Size) -> Tensor:
         """torchao's NVFP4Linear: keeps its input and its weight by columns; backward casts the gradient both ways."""
-        b, weight = SCALED["nvfp4"], Size({}, {f"W_{name}": 1})
+        b, weight = SCALED["nvfp4"], Size({}, {symbol(name): 1})
         kept = [self.by_columns(x, b), self.tape.op(f"{name}: weight by columns", [], weight, b)]
         return self.tape.op(name, [x], out, self.c, saves=kept, scratch=(x.width + weight) * b,
                             backward_scratch=out * 2 * b, weight=self.elements.get(name, 0), flat=True)  # fmt: skip

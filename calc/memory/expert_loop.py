@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of, total
 from calc.memory.linears import WIDTH, Linears
+from calc.memory.run import routed
 from calc.memory.weights import SCALE
 
 Gate = Callable[[Tensor, Size, int], Tensor]
@@ -55,7 +56,7 @@ class ExpertLoop(Linears):
         own rows alone. `moe_infer`, which runs while nothing is trained, is counted as this loop, though it holds more:
         outputs of all experts beside sorted copies (inclusionAI/Ling-V2 `models/modeling_bailing_moe_v2.py`).
         """
-        tape, kh, k = self.tape, Size({"k·h": 1}), of(k=1)
+        tape, kh, k = self.tape, Size({routed(self.arch): 1}), of(k=1)
         copies = tape.op("experts: copies", [x], kh, x.b)
         empty = tape.op("experts: empty", [], kh, x.b)
         linears = self.expert_linears()
@@ -89,7 +90,7 @@ class ExpertLoop(Linears):
         """The operations of all experts on a tape of their own, as if they ran at once."""
         outside, self.tape = self.tape, Tape()
         tape, c = self.tape, self.c
-        kh, kj, k = Size({"k·h": 1}), Size({"k·j": 1}), of(k=1)
+        kh, kj, k = Size({routed(self.arch): 1}), Size({"k·j": 1}), of(k=1)
         picked = tape.op("pick", [x], kh, x.b, saves=[Tensor(k, 8)])
         pair = self.by_expert(self.first_of_experts, picked, kj * (2 if self.arch.gated else 1))
         down = self.by_expert("down_proj", gate(pair, kj, c), kh)

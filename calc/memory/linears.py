@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from calc.autograd.polynomial import amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
-from calc.memory.run import Run, biased, dimensions, elements, marks
+from calc.memory.run import Run, biased, dimensions, elements, marks, symbol
 from calc.memory.weights import SCALE
 from calc.models.architecture import SCALES, LayerSpec
 
@@ -175,7 +175,7 @@ class Linears:
     def whole(self, name: str, x: Tensor, out: Size) -> Tensor:
         """The product with a weight of 16 or 32 bits, of which autocast makes a copy."""
         run, tape, elements = self.run, self.tape, self.elements.get(name, 0)
-        weight = Size({}, {f"W_{name}": 1})
+        weight = Size({}, {symbol(name): 1})
         trained = elements if run.trained else 0
         wide, copies = run.copies, list[Tensor]()
         if wide:

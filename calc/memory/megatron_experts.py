@@ -12,6 +12,7 @@ from __future__ import annotations
 from calc.autograd.tape import Size, Tensor
 from calc.memory.megatron_adapters import BF16
 from calc.memory.megatron_linears import MegatronLinears
+from calc.memory.run import routed
 
 FP32, INDEX = 4, 8
 
@@ -28,10 +29,10 @@ class MegatronExperts(MegatronLinears):
         tape, received = self.tape, self.arch.expert_tensor * self.run.imbalance
         probabilities = self.route(x)
         places = [Tensor(self.picked("k"), INDEX), Tensor(self.picked("k"), INDEX)]
-        sent = tape.op("experts: permute", [x, probabilities], self.picked("k·h"), BF16, saves=places)
-        got = self.picked("k·h", self.run.imbalance)
+        sent = tape.op("experts: permute", [x, probabilities], self.picked(routed(self.arch)), BF16, saves=places)
+        got = self.picked(routed(self.arch), self.run.imbalance)
         there = tape.op("experts: all-to-all", [sent], got, BF16) if self.arch.expert_ranks > 1 else sent
-        whole = self.picked("k·h", received)
+        whole = self.picked(routed(self.arch), received)
         if self.arch.expert_tensor > 1:
             there = tape.op("experts: gather", [there], whole, BF16)
         several = self.arch.local_experts > 1

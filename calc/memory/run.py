@@ -208,16 +208,20 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "V": arch.vocab,
         "E": arch.experts,
         "k": arch.experts_per_token,
-        "E·h": arch.experts * arch.expert_width,
+        "E·h": arch.experts * arch.hidden,
         "E·j": arch.experts * arch.moe_intermediate,
-        "k·h": arch.experts_per_token * arch.expert_width,
+        routed(arch): arch.experts_per_token * arch.expert_width,
         "k·j": arch.experts_per_token * arch.moe_intermediate,
         "j": arch.moe_intermediate,
         "l": arch.latent_experts,
         "s": arch.shared_intermediate,
         "r": rank,
         **(
-            {f"W_altup_{way}projections.{n}": arch.hidden**2 for way in ("", "unembed_") for n in range(1, up.streams)}
+            {
+                symbol(f"altup_{way}projections.{n}"): arch.hidden**2
+                for way in ("", "unembed_")
+                for n in range(1, up.streams)
+            }
             if (up := arch.altup)
             else {}
         ),
@@ -276,8 +280,18 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "W_lm_head": arch.vocab_part * arch.hidden,
         "W_score": arch.hidden,
         "W_qkv": (arch.heads + 2 * arch.kv_heads) * arch.head_dim * arch.hidden,
-        **{f"W_{short(t.name)}": t.elements for spec, _ in layer_kinds(arch) for t in layer_tensors(arch, spec)},
+        **{symbol(short(t.name)): t.elements for spec, _ in layer_kinds(arch) for t in layer_tensors(arch, spec)},
     }
+
+
+def routed(arch: Architecture) -> str:
+    """The symbol of what a token's experts read: `k·h`, or `k·l` where that has a width of its own."""
+    return "k·l" if arch.latent_experts else "k·h"
+
+
+def symbol(module: str) -> str:
+    """The symbol of the elements of a module's weight: a letter, digits and underscores, also where a list has it."""
+    return f"W_{module.replace('.', '_')}"
 
 
 # of the short names of what lies in these modules

@@ -205,7 +205,8 @@ def batched(s: Scenario, given: Mapping[str, Any]) -> Scenario:
         return s
     # A framework's default batch is made for its own number of GPUs: the largest whole number of steps within it, and
     # of groups of responses if that is what it was made of.
-    step = whole_step(next(iter(roles.values()), s))
+    shared = [own for name, own in roles.items() if place_of(s, name, "global_batch") == "global_batch"]
+    step = lcm(*[whole_step(own) for own in shared or [next(iter(roles.values()), s)]])
     if s.rollout and s.global_batch % s.rollout.n == 0 and lcm(step, s.rollout.n) <= s.global_batch:
         step = lcm(step, s.rollout.n)
     return changed(s, {"global_batch": max(1, s.global_batch // step) * step})

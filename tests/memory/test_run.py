@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from jobs import job
 
-from calc.memory.run import Adapter, Run, biased, dimensions, elements, short
+from calc.catalog.catalog import load
+from calc.memory.run import Adapter, Run, biased, dimensions, elements, short, symbol
 from calc.models.slices import part
 
 ARCH = job().architecture
@@ -100,3 +101,15 @@ def test_short_names_tell_experts_from_dense_layers(name: str, expected: str) ->
 def test_an_adapter_reads_in_the_type_of_its_weights_and_has_a_parameter_of_its_own() -> None:
     """Unless it says otherwise: fp32 matrices see fp32 inputs, and the weights beside them get no gradient."""
     assert (ADAPTER.reads, ADAPTER.joined) == (0, False)
+
+
+def test_a_symbol_is_a_name_and_a_product_of_names_is_their_product() -> None:
+    """So that a formula can be computed as it is printed: Gemma 3n's projections are a list, Nemotron 3's experts read
+    features of a width of their own."""
+    for model in load().models.values():
+        found = dimensions(model.architecture)
+        assert all(part.isidentifier() for name in found for part in name.split("·")), model.id
+        for name in [name for name in found if "·" in name]:
+            first, second = name.split("·")
+            assert found[name] == found[first] * found[second], (model.id, name)
+    assert symbol("altup_projections.1") == "W_altup_projections_1"

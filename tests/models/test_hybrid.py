@@ -105,7 +105,7 @@ def test_nemotrons_experts_may_work_on_a_projection() -> None:
     assert shapes["mixer.experts.up_proj"] == (4, 24, 32)
     assert shapes["mixer.experts.down_proj"] == (4, 32, 24)
     assert (shapes["mixer.fc1_latent_proj.weight"], shapes["mixer.fc2_latent_proj.weight"]) == ((32, 64), (64, 32))
-    assert dimensions(arch)["k·h"] == 2 * 32
+    assert dimensions(arch)["k·l"] == 2 * 32
     assert dimensions(from_config(sizes))["k·h"] == 2 * 64
 
 

@@ -564,3 +564,11 @@ def test_builds_for_rocm_map_no_pages_before_they_could(gpu: str, torch: str, ma
     s = parse({"model": "llama-3-8b", "task": "sft", "gpu": gpu, "expandable_segments": True, "versions.torch": torch})
     assert s.expandable_segments is maps
     assert any("ROCm" in note for note in estimate(s).notes) is not maps
+
+
+def test_a_default_batch_is_of_whole_steps_of_every_role() -> None:
+    """verl's 256 sequences are none for a critic of nine a GPU on two: 252, which the scenario in full says, too."""
+    s = parse({"model": "qwen2.5-0.5b", "task": "ppo", "gpu": "h100-sxm", "gpus": 2, "framework": "verl",
+               "roles.critic.micro_batch": 9})  # fmt: skip
+    assert s.global_batch == 252
+    assert parse(s.as_dict()) == s
