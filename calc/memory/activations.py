@@ -28,7 +28,7 @@ from calc.memory.expert_loop import ExpertLoop
 from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
-from calc.memory.run import PREFIXES, Run, dimensions, routed
+from calc.memory.run import PREFIXES, Run, dimensions, routed, symbol
 from calc.memory.ssm import StateSpace
 from calc.memory.weights import SCALE
 from calc.models.architecture import BESIDE, LATENT, AltUp, LayerSpec, layer_kinds
@@ -277,7 +277,7 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             # routing runs in fp32, on casts of the input and of the router's weight
             reads = [
                 self.cast(x, 4, "router"),
-                tape.op("router: to fp32", [], Size({}, {f"W_{name}": 1}), 4, weight=weight),
+                tape.op("router: to fp32", [], Size({}, {symbol(name): 1}), 4, weight=weight),
             ]
             weight = 0
         if arch.router_linear:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of, total
 from calc.memory.linears import WIDTH, Linears
-from calc.memory.run import routed
+from calc.memory.run import routed, symbol
 from calc.memory.weights import SCALE
 
 Gate = Callable[[Tensor, Size, int], Tensor]
@@ -129,7 +129,7 @@ class ExpertLoop(Linears):
             return []
         copies = run.copies and not run.four_bit_experts
         weight = sum(self.elements[name] for name in names) if run.trained else 0
-        size = Size({}, {f"W_{name}": 1 for name in names}) if copies else NOTHING
+        size = Size({}, {symbol(name): 1 for name in names}) if copies else NOTHING
         linears = self.tape.op("experts: weights", [], size, self.c, weight=weight)
         if copies and run.caches:
             self.tape.cache(linears)

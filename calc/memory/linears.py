@@ -202,7 +202,7 @@ class Linears:
         to the input's (`backends/cuda/ops.py`).
         """
         source, b = self.cast(x, self.c, name), self.run.unpacked or self.c
-        weight, scales = (Size({}, {f"W_{name}": each}) for each in (b, SCALE))
+        weight, scales = (Size({}, {symbol(name): each}) for each in (b, SCALE))
         nested = self.run.nested
         y = self.tape.op(
             name,

@@ -16,7 +16,7 @@ from calc.autograd.polynomial import Segment
 from calc.autograd.tape import NOTHING, Size, Tensor, of
 from calc.memory import activations
 from calc.memory.linears import WIDTH
-from calc.memory.run import Run, dimensions
+from calc.memory.run import Run, dimensions, symbol
 from calc.models.kernels import replaced_in_tower
 from calc.models.vision import Merger, Tower
 
@@ -154,7 +154,7 @@ def projector(
         program.tape.op("projector: order", [x], x.width, x.b, saves=[Tensor(token, 8)])
     products = [] if merger.pooled else tower.products(merger)
     sizes = [inputs * outputs for _, inputs, outputs in products] or [tower.blocks.hidden * out]
-    weights = {f"W_{name}": size for name, size in zip(linears, sizes, strict=True)} | {"W_downsample": width * out}
+    weights = {symbol(name): size for name, size in zip(linears, sizes, strict=True)} | {"W_downsample": width * out}
     rank = run.adapter.rank if run.adapter else 0
     return Segment(program.tape, {**dimensions(run.arch, rank), **weights, **program.widths})
 
