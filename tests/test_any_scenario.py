@@ -201,7 +201,12 @@ def around(job: Drawn) -> list[GPU]:
 
 def apart(job: Drawn) -> float:
     """By what share cards have to differ."""
-    return 1.01 if job.scenario.rollout and job.scenario.rollout.engine == "vllm" else 1.0
+    return 1.01 if served(job.scenario) else 1.0
+
+
+def served(s: Scenario) -> bool:
+    """True if vLLM generates, whose cache is of whole blocks."""
+    return bool(s.rollout and s.rollout.engine == "vllm")
 
 
 def worse(estimates: Iterable[tuple[GPU, Estimate]]) -> Iterator[str]:
@@ -210,7 +215,7 @@ def worse(estimates: Iterable[tuple[GPU, Estimate]]) -> Iterator[str]:
     A block more of vLLM's cache may move that by a hair.
     """
     for (small, less), (large, more) in pairwise(estimates):
-        rises = less.fit_probability <= more.fit_probability + (HAIR if less.scenario.rollout else 0)
+        rises = less.fit_probability <= more.fit_probability + HAIR * served(less.scenario)
         if not (rises and WORDS.index(less.verdict) <= WORDS.index(more.verdict)):
             yield (
                 f"{less.verdict} {less.fit_probability} on {small.id} with {small.usable_mib} MiB, "

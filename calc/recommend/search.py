@@ -244,7 +244,7 @@ class Search:
     _serves: dict[Hashable, Fit] = field(default_factory=dict)
     _overfull: dict[Hashable, bool] = field(default_factory=dict)
     _hostless: dict[Hashable, bool] = field(default_factory=dict)
-    _apart: dict[int, bool] = field(default_factory=dict)
+    _serves_off_host: dict[int, bool] = field(default_factory=dict)
     _least: float = inf
 
     @cached_property
@@ -610,10 +610,10 @@ class Search:
     def hosted(self, b: int, first: Place) -> Hashable:
         """The key that decides what the host needs: vLLM's tensor parallelism too, unless vLLM takes nothing there."""
         branch = self.branches[b]
-        if b not in self._apart:
+        if b not in self._serves_off_host:
             job = self.job(b, (0,) * len(first))
-            self._apart[b] = job is not None and not Hosts(job).serving(1)
-        return branch.kin, branch.micro(first), first[: branch.turns], None if self._apart[b] else b
+            self._serves_off_host[b] = job is not None and not Hosts(job).serving(1)
+        return branch.kin, branch.micro(first), first[: branch.turns], None if self._serves_off_host[b] else b
 
     def settled(self, b: int, place: Place) -> Found | None:
         """The leanest place with the same bound as `place`, or `place` itself if only that fits, or if it is faster.

@@ -2,9 +2,9 @@
 
 A setting that changes what the model learns is no axis but a rung: full fine-tuning with AdamW, with 8-bit AdamW, with
 weights of 16 bits alone, with paged 8-bit AdamW that steps in backward, LoRA, QLoRA, each of the two then with adapters
-of 16 bits. Time decides within a rung, never
-between two. Each rung is followed by the same with Liger's kernels, where a trainer has a switch for them, and with
-GPUs that share a sequence, which pay for communication: both are asked only if nothing fits without.
+of 16 bits. Time decides within a rung, never between two. Each rung is followed by the same with Liger's kernels, where
+a trainer has a switch for them, and with GPUs that share a sequence, which pay for communication: both are asked only
+if nothing fits without.
 
 Within a rung a *branch* holds everything on which other defaults depend (sharding, placement and who generates), with
 one tensor parallelism of vLLM, and with or without accumulation of gradients. A branch is a lattice of *axes*. Along

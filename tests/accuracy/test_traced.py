@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,15 @@ def residuals(residuals: tuple[Residual, ...]) -> list[Residual]:
     found = [r for r in residuals if r.kind == "traced"]
     assert len(found) == sum(r["class"] == "traced" for r in load().measurements)
     return [r for r in found if r.metric == "allocated"]
+
+
+def met(found: Iterable[Residual], *, count: int, median: float, worst: float) -> None:
+    """At least so many records, whose relative errors are at most these in the median and at worst."""
+    errors = summary(found)
+    print(errors)
+    assert errors.count >= count
+    assert errors.median <= median
+    assert errors.worst <= worst
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp2"])
@@ -45,11 +55,8 @@ def test_shared_layers_and_sequences_are_met_within_a_fiftieth_of_a_percent(
     residuals: list[Residual], degree: str, least: int, worst: float
 ) -> None:
     """Transformers' own plans over DTensor, and PyTorch's ring attention; alone, together and under FSDP 2."""
-    errors = summary(r for r in residuals if f"/{degree}=" in r.id)
-    print(f"{degree}: {errors}")
-    assert errors.count >= least
-    assert errors.median <= 0.0002
-    assert errors.worst <= worst
+    found = [r for r in residuals if f"/{degree}=" in r.id]
+    met(found, count=least, median=0.0002, worst=worst)
 
 
 def test_each_stage_of_a_pipeline_is_met_within_a_tenth_of_a_percent() -> None:
@@ -70,20 +77,14 @@ def test_each_stage_of_a_pipeline_is_met_within_a_tenth_of_a_percent() -> None:
 
 def test_selective_checkpointing_is_met_within_half_a_percent(residuals: list[Residual]) -> None:
     """What PyTorch's own contexts keep under torchtitan's policy, over families, kernels, adapters and cut layers."""
-    errors = summary(r for r in residuals if "/ckpt=selective" in r.id)
-    print(errors)
-    assert errors.count >= 40
-    assert errors.median <= 0.0002
-    assert errors.worst <= 0.005
+    found = [r for r in residuals if "/ckpt=selective" in r.id]
+    met(found, count=40, median=0.0002, worst=0.005)
 
 
 def test_linear_attention_is_met_within_half_a_percent(residuals: list[Residual]) -> None:
     """Gated delta rules in Transformers' own operations: lengths, formats, adapters, FSDP 2, and layers at the peak."""
-    errors = summary(r for r in residuals if r.id.startswith(("traced/qwen3.5", "traced/qwen3-next")))
-    print(errors)
-    assert errors.count >= 60
-    assert errors.median <= 0.0003
-    assert errors.worst <= 0.005
+    found = [r for r in residuals if r.id.startswith(("traced/qwen3.5", "traced/qwen3-next"))]
+    met(found, count=60, median=0.0003, worst=0.005)
 
 
 STATE_SPACES = ("traced/bamba", "traced/nemotron-", "traced/granite-4-h", "traced/falcon-h1")
@@ -98,38 +99,26 @@ NEW = (
 
 def test_state_spaces_are_met_within_half_a_percent(residuals: list[Residual]) -> None:
     """Mamba-2 in Transformers' own operations: one block a layer, in attention's place, and beside it."""
-    errors = summary(r for r in residuals if r.id.startswith(STATE_SPACES))
-    print(errors)
-    assert errors.count >= 15
-    assert errors.median <= 0.002
-    assert errors.worst <= 0.005
+    found = [r for r in residuals if r.id.startswith(STATE_SPACES)]
+    met(found, count=15, median=0.002, worst=0.005)
 
 
 def test_squares_of_images_are_met_within_half_a_percent(residuals: list[Residual]) -> None:
     """Idefics 3 and SmolVLM: trained, frozen and adapted towers. The tracer holds the pixels while Adam steps."""
-    errors = summary(r for r in residuals if r.id.startswith(("traced/idefics3", "traced/smolvlm")))
-    print(errors)
-    assert errors.count >= 10
-    assert errors.median <= 0.0005
-    assert errors.worst <= 0.005
+    found = [r for r in residuals if r.id.startswith(("traced/idefics3", "traced/smolvlm"))]
+    met(found, count=10, median=0.0005, worst=0.005)
 
 
 def test_adapted_towers_are_met_within_a_fifth_of_a_percent(residuals: list[Residual]) -> None:
     """The lowest block's norm keeps nothing, as no gradient reaches the patches."""
-    errors = summary(r for r in residuals if "/lora_r=" in r.id and "/images=" in r.id and "/freeze=" not in r.id)
-    print(errors)
-    assert errors.count >= 9
-    assert errors.median <= 0.0006
-    assert errors.worst <= 0.002
+    found = [r for r in residuals if "/lora_r=" in r.id and "/images=" in r.id and "/freeze=" not in r.id]
+    met(found, count=9, median=0.0006, worst=0.002)
 
 
 def test_families_that_came_later_are_met_within_a_fifth_of_a_percent(residuals: list[Residual]) -> None:
     """Other norms, activations, routers and sparse attention, each met before any record of theirs was kept."""
-    errors = summary(r for r in residuals if r.id.removeprefix("traced/").startswith(NEW))
-    print(errors)
-    assert errors.count >= 40
-    assert errors.median <= 0.0001
-    assert errors.worst <= 0.002
+    found = [r for r in residuals if r.id.removeprefix("traced/").startswith(NEW)]
+    met(found, count=40, median=0.0001, worst=0.002)
 
 
 def test_every_task_and_method_is_among_the_traced(residuals: list[Residual]) -> None:
