@@ -173,9 +173,14 @@ def test_groups_have_all_gpus_once_and_phases_in_their_order() -> None:
 # ---- more memory ----------------------------------------------------------------------------------------------------
 
 
-def with_memory(gpu: GPU, usable_mib: int) -> Catalog:
-    """The catalog in which a card has so much memory, all else being equal."""
-    return replace(load(), gpus={**load().gpus, gpu.id: replace(gpu, usable_mib=usable_mib)})
+def resized(gpu: GPU, usable_mib: int) -> GPU:
+    """The card with so much memory to use, and so much more or less in all: where the host shares it, it has that."""
+    return replace(gpu, usable_mib=usable_mib, memory_gb=gpu.memory_gb * usable_mib / gpu.usable_mib)
+
+
+def having(gpu: GPU) -> Catalog:
+    """The catalog in which this is the card of its name, all else being equal."""
+    return replace(load(), gpus={**load().gpus, gpu.id: gpu})
 
 
 def serving(s: Scenario, gpu: GPU) -> tuple[int, ...]:
@@ -193,7 +198,7 @@ def around(job: Drawn) -> list[GPU]:
     needed = {g.peak.moment.device_bytes // MiB for g in job.estimate.groups}
     sizes = {int(size * share) for size in needed for share in (0.9, 0.96, 0.99, 1, 1.01, 1.03, 1.06, 1.12, 1.3)}
     found: list[GPU] = []
-    for gpu in (replace(own, usable_mib=max(size, 1)) for size in sorted(sizes | {own.usable_mib})):
+    for gpu in (resized(own, max(size, 1)) for size in sorted(sizes | {own.usable_mib})):
         if not found or gpu.usable_mib >= apart(job) * found[-1].usable_mib:
             found += [gpu] if serving(job.scenario, gpu) == serving(job.scenario, own) else []
     return found
@@ -227,25 +232,24 @@ def test_more_memory_never_makes_a_verdict_worse() -> None:
     """The same card with more of it: one mechanism says what is held back on both sides of every edge."""
 
     def judged(job: Drawn) -> Iterator[str]:
-        yield from worse(
-            [(gpu, estimate(job.scenario, with_memory(gpu, gpu.usable_mib))) for gpu in around(job)],
-        )
+        yield from worse([(gpu, estimate(job.scenario, having(gpu))) for gpu in around(job)])
 
     each(judged)
 
 
 def test_a_larger_card_of_the_same_kind_never_has_a_worse_verdict() -> None:
-    """Cards of the catalog of one architecture that are joined alike, the job's own among them."""
+    """Cards of the catalog of one architecture that are joined alike, the job's own among them, beside a host with as
+    much memory as the job's own: that of larger cards may have less."""
 
     def judged(job: Drawn) -> Iterator[str]:
         catalog = load()
-        own = catalog.gpu(job.scenario.gpu)
+        own, s = catalog.gpu(job.scenario.gpu), replace(job.scenario, host_memory=job.estimate.host_memory.gigabytes)
         for gpu in catalog.gpus.values():
             alike = (gpu.architecture, gpu.linked, gpu.unified) == (own.architecture, own.linked, own.unified)
             small, large = sorted((own, gpu), key=lambda g: g.usable_mib)
             differ = small.usable_mib < large.usable_mib and large.usable_mib >= apart(job) * small.usable_mib
             if alike and differ and serving(job.scenario, gpu) == serving(job.scenario, own):
-                yield from worse([(g, estimate(replace(job.scenario, gpu=g.id))) for g in (small, large)])
+                yield from worse([(g, estimate(replace(s, gpu=g.id))) for g in (small, large)])
 
     each(judged)
 
@@ -311,7 +315,7 @@ def test_longer_sequences_and_larger_micro_batches_are_never_likelier_to_fit() -
 
     def judged(job: Drawn) -> Iterator[str]:
         worst = min(job.estimate.groups, key=lambda g: g.fit_probability)
-        nearly = with_memory(load().gpu(job.scenario.gpu), worst.peak.moment.device_bytes // MiB)
+        nearly = having(resized(load().gpu(job.scenario.gpu), worst.peak.moment.device_bytes // MiB))
         own = estimate(job.scenario, nearly)
         if any(p.moment.sums.replayed for g in own.groups for p in g.phases):
             return
