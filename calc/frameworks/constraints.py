@@ -193,9 +193,6 @@ def sharding_fault(s: Scenario) -> Refusal | None:
     """The reason why precision, offload, method or FSDP settings do not go with the sharding of `s`, or None."""
     if fault := fsdp_fault(s):
         return fault
-    for field in ("expert_parallel", "expert_tensor_parallel"):
-        if (degree := getattr(s, field)) > 1 and s.sharding != "megatron":
-            return Refusal(field, f"{degree} with sharding {s.sharding}", "1, or with sharding megatron")
     if s.expert_imbalance > 1 and s.expert_parallel == 1:
         return Refusal("expert_imbalance", f"{s.expert_imbalance:g}", "1, or with expert_parallel above 1")
     if s.sharding not in SHARDINGS and s.sharding != "none" and s.sharding not in OWN_SHARDINGS.get(s.trainer, ()):

@@ -185,6 +185,8 @@ def vary(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
     rollout = replace(s.rollout, **branches["rollout"]) if s.rollout and branches["rollout"] else s.rollout
     if s.max_tokens_per_gpu:
         own.pop("micro_batch", None)  # not read where batches are dynamic
+    if own.get("checkpointing") == "selective":
+        own["reentrant"] = False
     varied = changed(s, {**own, "offload": offload, "rollout": rollout, "roles": roles})
     given = {**changes, "global_batch": s.global_batch}
     try:

@@ -97,6 +97,8 @@ def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
     if (lengths := values["lengths"]) and "expected_len" not in given:
         values["expected_len"] = max(1, round(lengths.mean_below(values["seq_len"])))
     values.setdefault("expected_len", values["seq_len"])
+    if values["checkpointing"] == "selective" and "reentrant" not in given:
+        values["reentrant"] = False  # as `check` has it
 
 
 def had(values: Mapping[str, Any], defaults: Mapping[str, Any], release: str) -> None:
@@ -134,6 +136,10 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if gpus > per_node and gpus % per_node:
         allowed = f"a multiple of gpus_per_node = {per_node}, as {near(gpus, per_node)}"
         raise Objection(Refusal("gpus", gpus, allowed))
+    for field in ("expert_parallel", "expert_tensor_parallel"):
+        if values[field] > 1 and values["sharding"] != "megatron":
+            allowed = "1, or with sharding megatron"
+            raise Objection(Refusal(field, f"{values[field]} with sharding {values['sharding']}", allowed))
     if (counts := values["pipeline_layers"]) and values["sharding"] != "megatron":
         allowed = "null, or with sharding megatron"
         raise Objection(Refusal("pipeline_layers", f"{[*counts]} with sharding {values['sharding']}", allowed))

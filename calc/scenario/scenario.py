@@ -277,7 +277,7 @@ class Scenario:
     @property
     def peers(self) -> int:
         """Other GPUs of its node to which a GPU sends tokens for their experts."""
-        return min(self.expert_parallel, self.gpus_per_node // self.expert_tensor_parallel) - 1
+        return max(1, min(self.expert_parallel, self.gpus_per_node // self.expert_tensor_parallel)) - 1
 
     @property
     def megatron_groups(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from strategies import fields
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.frameworks.registry import framework
-from calc.resolve.parse import parse
+from calc.resolve.parse import parse, vary
 from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError
 
 SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm"}
@@ -253,8 +253,24 @@ def test_adapters_on_all_linears_are_said_so_where_peft_takes_them() -> None:
 
 
 def test_selective_checkpointing_is_never_reentrant() -> None:
-    """torch `utils/checkpoint.py`: `context_fn` goes with use_reentrant=False alone."""
+    """torch `utils/checkpoint.py`: `context_fn` goes with use_reentrant=False alone, whatever a library's default."""
     assert "reentrant: given true with checkpointing selective" in error(checkpointing="selective", reentrant=True)
+    old = SFT | {"versions.transformers": "4.57"}
+    full, selective = (parse(old | {"checkpointing": name}) for name in ("full", "selective"))
+    assert (full.reentrant, selective.reentrant) == (True, False)
+    assert parse(selective.as_dict()) == selective == vary(full, {"checkpointing": "selective"})
+
+
+@pytest.mark.parametrize("name", ["expert_parallel", "expert_tensor_parallel"])
+@pytest.mark.parametrize("framework", ["openrlhf", "trl", "torch"])
+def test_megatron_core_alone_spreads_experts(framework: str, name: str) -> None:
+    line = error(model="qwen3-30b-a3b", gpus=8, framework=framework, **{name: 4})
+    assert f"{name}: given 4 with sharding" in line
+
+
+def test_an_expert_cut_over_more_gpus_than_a_node_has_finds_no_other_in_its_node() -> None:
+    megatron = {"model": "qwen3-30b-a3b", "sharding": "megatron", "trainer": "megatron"}
+    assert parse(SFT | megatron | {"gpus": 8, "gpus_per_node": 2, "expert_tensor_parallel": 4}).peers == 0
 
 
 def test_a_parallelism_that_is_not_modelled_is_refused() -> None:
