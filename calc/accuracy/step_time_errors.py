@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from calc.accuracy.rl_stages import logged, staged
 from calc.accuracy.timing import SET
 from calc.catalog.catalog import Catalog
 from calc.resolve.parse import parse
@@ -46,6 +47,18 @@ def paces(catalog: Catalog) -> list[Pace]:
 def iterations(catalog: Catalog) -> list[Pace]:
     """The same of iterations of RL, with their rollouts; those of another framework are computed as verl runs them."""
     return _paces(catalog, rl=True)
+
+
+def stages(catalog: Catalog) -> list[Pace]:
+    """The residual of each stage of a published iteration of RL, under the name of the stage."""
+    found = []
+    for record in catalog.measurements:
+        told = record.get("measured_stages", {})
+        for stage, terms in staged(record, catalog).items() if told else ():
+            seconds, largest = sum([t.seconds for t in terms]), max(terms, key=lambda term: term.seconds)
+            sets = told.get("calibrates", "") if stage == "rollout" else ""
+            found.append(Pace(f"{record['id']}: {stage}", stage, seconds, logged(told[stage]), largest.name, sets))
+    return found
 
 
 def _paces(catalog: Catalog, *, rl: bool) -> list[Pace]:

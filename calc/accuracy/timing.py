@@ -11,12 +11,13 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from calc.accuracy.megatron_golden import dispatched, records
+from calc.accuracy.rl_stages import logged, staged
 from calc.catalog.catalog import GPU, Catalog
 from calc.memory import kv_cache
 from calc.resolve.parse import parse
 from calc.throughput import Term, throughput, work
 from calc.throughput.rates import FLASH, GIGA, MEMORY, PCIE
-from calc.throughput.rollout import DECODED
+from calc.throughput.rollout import DECODED, ENGINE_STEP
 
 LONG = 32_768  # tokens of a product that runs long enough for a card to reach its power limit, as it does in training
 SHORT = 512  # tokens of a cache that takes no time to read beside the weights
@@ -213,6 +214,35 @@ def policy(catalog: Catalog) -> float:
         host = chosen["G"] + step.without("launch", work.SELECTION)  # of which all is the host's in steps so short
         found.append((host / chosen["m"] - chosen["k"] * chosen["t"]) / chosen["d"])
     return float(median(found))
+
+
+def sequence(catalog: Catalog) -> float:
+    """`rollout.SEQUENCE`: what rollouts take beyond their other terms, for each step of each sequence: the median."""
+    return float(median(left / (decoded["S"] * decoded["R"]) for left, decoded in _rollouts(catalog, "SEQUENCE", "q")))
+
+
+def eager_layer(catalog: Catalog) -> float:
+    """`rollout.EAGER`: seconds of each layer in each step of rollouts without CUDA graphs: the median."""
+    found = []
+    for left, decoded in _rollouts(catalog, "EAGER", "t"):
+        steps = decoded["S"] * decoded["R"] / decoded["c"] + decoded["X"] - decoded["R"]
+        found.append((left / steps - ENGINE_STEP + decoded["W"] / decoded["B"]) / decoded["layers"])
+    return float(median(found))
+
+
+def _rollouts(catalog: Catalog, sets: str, without: str) -> Iterator[tuple[float, Mapping[str, float]]]:
+    """Of each rollout that sets a constant: the seconds left beyond its terms, decoding without the seconds of the
+    value `without`; and the values of decoding, with the number of layers.
+    """
+    for record in catalog.measurements:
+        if record.get("measured_stages", {}).get("calibrates") == sets:
+            terms = staged(record, catalog)["rollout"]
+            decoded = next(t for t in terms if t.name == "rollout: decode").values
+            steps = decoded["S"] * decoded["R"] / decoded["c"] + decoded["X"] - decoded["R"]
+            times = {"q": decoded["S"] * decoded["R"], "t": steps}[without]
+            left = logged(record["measured_stages"]["rollout"]) - sum([t.seconds for t in terms])
+            layers = catalog.model(record["scenario"]["model"]).architecture.layers
+            yield left + times * decoded[without], {**decoded, "layers": layers}
 
 
 def masked(catalog: Catalog) -> float:

@@ -34,9 +34,9 @@ MODELS: tuple[Rule[Model], ...] = (
 )  # fmt: skip
 RECORDS: tuple[Rule[Mapping[str, Any]], ...] = (
     texts.record_sources, texts.thread, texts.record_finished, texts.dates, texts.record_days, records.named,
-    records.metric, records.origin, records.quoted, records.quoted_rate, records.quoted_card, records.quoted_method,
-    records.size, records.parts, records.allocator, records.phases, records.device, records.counted, records.outcome,
-    records.first, records.machine, records.torch, records.rates, records.scenario,
+    records.metric, records.origin, records.quoted, records.quoted_rate, records.quoted_stages, records.quoted_card,
+    records.quoted_method, records.size, records.parts, records.allocator, records.phases, records.device,
+    records.counted, records.outcome, records.first, records.machine, records.torch, records.rates, records.scenario,
 )  # fmt: skip
 MESSAGES: tuple[Rule[Mapping[str, Any]], ...] = (
     texts.record_sources, texts.record_days, texts.record_finished, messages.figures,

@@ -188,6 +188,15 @@ def quoted_rate(record: Record, _: Catalog) -> Iterator[str]:
             yield fault("measured_rate.unit", rate["unit"], f"step_seconds, as quote says {figure.text}s/it")
 
 
+def quoted_stages(record: Record, _: Catalog) -> Iterator[str]:
+    """The seconds of a stage are those that the quote prints, or add up from such."""
+    said = [*printed(record.get("quote", ""))]
+    for stage, told in record.get("measured_stages", {}).items():
+        for value in told if isinstance(told, list) else [told] if stage != "calibrates" else ():
+            if not any(figure.means(value, 1, 1e-9) for figure in said):
+                yield fault(f"measured_stages.{stage}", value, "a figure that its quote prints")
+
+
 def _reckoned(printed_value: Fraction, value: float, note: str) -> bool:
     """True if `value` is the printed one, times or over a number that the note says."""
     by = [figure.value for figure in printed(note) if figure.value]

@@ -105,7 +105,8 @@ def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None, *, serv
             case "serve" if not serves:
                 pass
             case "serve":
-                terms += within("rollout", served(s, r, *_cache(s, keeps, gpu, cache_tokens)))
+                graphs = keeps.serving is None or keeps.serving.graphs
+                terms += within("rollout", served(s, r, *_cache(s, keeps, gpu, cache_tokens), graphs=graphs))
             case "generate":
                 terms += within("rollout", generated(s, r, stage, _responses(s)))
             case "sync":

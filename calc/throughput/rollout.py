@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from calc.base.plan import Keeps, Stage
 from calc.memory import kv_cache
 from calc.memory.run import Run
-from calc.models.architecture import Architecture, parameters
+from calc.models.architecture import Architecture, parameters, tensors
 from calc.scenario.scenario import Scenario
 from calc.step.placement import FORMATS
 from calc.throughput import traffic, work
@@ -20,6 +20,24 @@ from calc.throughput.terms import Constant, Term
 ENGINE_STEP = Constant(
     2e-3, "seconds of one of vLLM's steps that the GPU waits for its scheduler and sampler", "assumed", "no source"
 )
+SEQUENCE = Constant(
+    87.8e-6, "seconds more of such a step for each sequence in it: it is scheduled, and its token sampled and read",
+    "calibrated",
+    "rollouts of Llama 3.1 8B on eight H100, which NeMo RL's release notes time: timing.sequence",
+)  # fmt: skip
+EAGER = Constant(
+    2.07e-3, "seconds that the host takes for a layer of a decoding step without CUDA graphs", "calibrated",
+    "rollouts with adapters of four models on eight H100, which verl's published logs time: timing.eager_layer",
+)  # fmt: skip
+HANDED = Constant(
+    33.5 / 45_395, "seconds that a tensor takes on its way into the engine, however few bytes it has", "published",
+    "https://nvidia-nemo.github.io/blog/2025/08/12/nemo-rl-refit-performance: 33.5 s of a DeepSeek V3's 47.2, beside "
+    "gathers and copies",
+)  # fmt: skip
+ASLEEP = Constant(
+    1.45 + 0.29, "seconds that vLLM takes to fall asleep and to wake, once an iteration", "published",
+    "https://github.com/huggingface/trl/issues/4086: 1.30 to 1.60 and 0.29, as vLLM logs them",
+)  # fmt: skip
 DECODED = 14  # kernels of a layer: two norms, four products, the cache's two, attention's two, MLP and residuals
 REDUCE = Constant(
     9.2e-6, "seconds of a small all-reduce within a node, as a decoding step has two a layer", "published",
@@ -57,18 +75,24 @@ def decode(
     b: float,
     rate: float,
     host: float,
+    each: float = 0.0,
+    operations: float = 0.0,
+    matrix: float = 1.0,
 ) -> Term:
     """Token by token: each step reads the weights once and the KV cache of every sequence that it advances.
 
-    The `sequences` S of one engine, c at a time, take S·R/c steps; at the end the longest response goes on alone, X - R
-    steps more. K is the context of a sequence halfway through its response. In each step the GPU waits `host` seconds
-    (t) for work.
+    The `sequences` S of one engine, c at a time, take S·R/c steps, which multiply for longer than they read where a
+    token's `operations` f are many for the `matrix` rate F; at the end the longest response goes on alone, X - R steps
+    more. K is the context of a sequence halfway through its response. In each step the GPU waits `host` seconds (t) for
+    work, and `each` (q) for each sequence in it.
     """
     values = {"S": sequences, "R": response, "X": longest, "c": at_once, "W": weights, "K": context, "b": b, "B": rate,
-              "t": host}  # fmt: skip
-    steps = sequences * response / at_once + longest - response
-    seconds = steps * (weights / rate + host) + sequences * response * context * b / rate
-    return Term("decode", seconds, "(S·R/c + X - R)·(W/B + t) + S·R·K·b/B", values, "throughput#rollout")
+              "t": host, "q": each, "f": operations, "F": matrix}  # fmt: skip
+    full, alone, reading = sequences * response / at_once, longest - response, weights / rate
+    seconds = full * max(reading, at_once * operations / matrix) + alone * reading + (full + alone) * host
+    seconds += sequences * response * (context * b / rate + each)
+    formula = "S·R/c·max(W/B, c·f/F) + (X - R)·W/B + (S·R/c + X - R)·t + S·R·(K·b/B + q)"
+    return Term("decode", seconds, formula, values, "throughput#rollout")
 
 
 def read(arch: Architecture, at_once: float, tensor_parallel: int) -> float:
@@ -81,18 +105,27 @@ def read(arch: Architecture, at_once: float, tensor_parallel: int) -> float:
     return 2.0 * (whole - experts * idle / tensor_parallel)
 
 
-def waits(arch: Architecture, tensor_parallel: int, r: Rates) -> float:
+def multiplied(arch: Architecture) -> float:
+    """Operations of matrix products for one token."""
+    c = work.counts(arch, "lm")
+    return 2.0 * (c.layers + c.head)
+
+
+def waits(arch: Architecture, tensor_parallel: int, r: Rates, reading: float = 0.0, *, graphs: bool = True) -> float:
     """Seconds of a decoding step in which no bytes of weights or cache move: vLLM's own, starts of kernels, and what
     each layer's two small all-reduces take, however few bytes they have.
+
+    Without CUDA `graphs` the host launches each layer, and the GPU waits beyond the `reading` of the weights.
     """
     reduce = 0.0
     if tensor_parallel > 1:
         reduce = 2 * (REDUCE if tensor_parallel <= r.per_node else FAR_REDUCE)
-    return ENGINE_STEP + arch.layers * (DECODED * work.START + reduce)
+    known = arch.layers * (DECODED * work.START + reduce)
+    return ENGINE_STEP + (known if graphs else max(known, arch.layers * EAGER - reading))
 
 
-def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int) -> list[Term]:
-    """Generation by vLLM: engines of `rollout.tensor_parallel` GPUs share the prompts."""
+def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int, *, graphs: bool = True) -> list[Term]:
+    """Generation by vLLM: engines of `rollout.tensor_parallel` GPUs share the prompts; `graphs` as in `waits`."""
     assert s.rollout
     arch, tp = (s.role("actor") or s).architecture, s.rollout.tensor_parallel
     sequences = s.rollout.batch * s.rollout.n * tp / s.rollout.gpus
@@ -112,7 +145,10 @@ def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int) -> list[Term]
             weights,
             kv_cache.read_bytes(arch, context, tp),
             r.memory,
-            waits(arch, tp, r),
+            waits(arch, tp, r, weights / r.memory, graphs=graphs),
+            SEQUENCE,
+            multiplied(arch) / tp,
+            r.matrix,
         )
     )
     if tp > 1:
@@ -148,6 +184,8 @@ def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]
             kv_cache.read_bytes(arch, prompt + response / 2),
             r.memory,
             host,
+            operations=multiplied(arch),
+            matrix=r.matrix,
         )
     )
     times = sequences * response / rows
@@ -170,14 +208,22 @@ def longest(s: Scenario) -> float:
 
 
 def synced(s: Scenario, r: Rates, role: str) -> Iterator[Term]:
-    """The weights of a trained role go to the engine: every engine receives all of them once."""
+    """The weights of a trained role go to the engine: every engine receives all of them once, tensor by tensor."""
     own = s.role(role) or s
-    count = parameters(own.architecture)
+    count, number = parameters(own.architecture), handed(own.architecture)
     ranks = s.gpus if s.placement == "separate" else own.gpus
     if ranks > 1:
         yield traffic.collective("weight sync", count, 2, 1, ranks, r.link(ranks))
     else:
         yield traffic.stepped(count, 4, 1, r.memory)._replace(name="weight sync", source="throughput#rollout")
+    values = {"T": number, "h": HANDED}
+    yield Term("weight sync: tensors", number * HANDED, "T·h", values, "throughput#rollout")
+
+
+def handed(arch: Architecture) -> int:
+    """Tensors of a model as an engine loads them: three of each expert, whose stacks are taken apart."""
+    whole = sum([t.count for t in tensors(arch) if t.kind != "expert"])
+    return whole + 3 * arch.experts * arch.sparse_layers
 
 
 def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
@@ -197,6 +243,8 @@ def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
         shares = weights * (own.shards if own.sharding == "megatron" else 1) + states
         if shares:
             yield traffic.copied(count, 2 * shares, own.shards, r.pcie)._replace(name=f"{name}: swap")
+    if keeps.serving and s.rollout.sleep:
+        yield Term("rollout: sleep", ASLEEP, "a", {"a": ASLEEP}, "throughput#rollout")
     if keeps.serving and s.rollout.sleep and keeps.serving.sleep_level == 1:
         arch = (s.role("actor") or s).architecture
         yield traffic.copied(parameters(arch), 2, s.rollout.tensor_parallel, r.pcie)._replace(name="rollout: wake")

@@ -6,7 +6,17 @@ from statistics import median
 
 import pytest
 
-from calc.accuracy.step_time_errors import Pace, iterations, judging, pace, paces, rank_correlation, step_seconds
+from calc.accuracy.rl_stages import logged, stage_of
+from calc.accuracy.step_time_errors import (
+    Pace,
+    iterations,
+    judging,
+    pace,
+    paces,
+    rank_correlation,
+    stages,
+    step_seconds,
+)
 from calc.catalog.catalog import load
 from calc.memory.kv_cache import token_bytes
 from calc.recommend.clock import TOLERANCE
@@ -74,15 +84,36 @@ def test_a_token_of_a_72b_on_two_h100_takes_what_was_published() -> None:
     assert one.seconds / 1000 == pytest.approx(30.9e-3, rel=0.05)
 
 
-def test_iterations_of_rl_are_never_overestimated_and_dense_models_come_within_a_factor_of_two() -> None:
-    """NeMo RL's, of Megatron-core, as verl would run them: what frameworks do between phases is not counted."""
+def test_iterations_of_rl_come_within_a_factor_of_two_and_dense_models_within_a_third() -> None:
+    """NeMo RL's, of Megatron-core, as verl would run them."""
     found = iterations(load())
     ratios = {p.id: p.predicted / p.measured for p in found}
     print({name: round(ratio, 2) for name, ratio in sorted(ratios.items(), key=lambda each: each[1])})
-    assert len(found) >= 14 and all(ratio < 1 for ratio in ratios.values())
+    assert len(found) >= 14 and all(0.49 < ratio < 1.1 for ratio in ratios.values())
     dense = [ratio for name, ratio in ratios.items() if name.split("-")[3] in ("8b", "32b")]
-    assert len(dense) == 4 and min(dense) > 0.5
+    assert len(dense) == 4 and min(dense) > 0.7
     assert rank_correlation([(p.predicted, p.measured) for p in found]) > 0.8
+
+
+def test_rollouts_of_other_models_are_met_with_what_an_8b_set() -> None:
+    """NeMo RL's release notes: a 32B and a mixture of experts closely, a 70B on eight GPUs each less so."""
+    found = {p.id: p for p in judging(stages(load())) if p.group == "rollout"}
+    errors = {name.removeprefix("published/stages-nemo-v03-"): p.error for name, p in found.items()}
+    print(errors)
+    assert len(errors) == 5
+    assert all(abs(errors[f"qwen3-{name}-megatron: rollout"]) < 0.05 for name in ("32b", "30ba3b"))
+    assert min(errors.values()) > -0.35
+
+
+def test_every_term_of_an_iteration_belongs_to_a_stage() -> None:
+    """What makes room for the engine and brings it new weights is one stage, as frameworks log it."""
+    names = {
+        "rollout: decode": "rollout", "rollout: prefill, attention": "rollout", "rollout: wake": "sync",
+        "rollout: sleep": "sync", "actor: swap": "sync", "weight sync": "sync", "weight sync: tensors": "sync",
+        "reference, scoring: loss": "scoring", "actor: matrix work": "update",
+    }  # fmt: skip
+    assert {name: stage_of(name) for name in names} == names
+    assert logged(2.5) == logged([1.0, 1.5]) == 2.5
 
 
 def test_the_record_that_set_a_constant_judges_nothing(found: list[Pace]) -> None:

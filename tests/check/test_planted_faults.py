@@ -579,6 +579,10 @@ RECORD_FAULTS = [
         ": measured_rate.value: given 10, allowed: ",
     ),
     Fault(
+        "stage unlike its quote", "gb or gib", record("gb or gib", measured_stages={"rollout": 12345.5}),
+        ": measured_stages.rollout: given 12345.5, allowed: a figure that its quote prints",
+    ),
+    Fault(
         "rate of another unit", "gb or gib", record("gb or gib", measured_rate__unit="tokens_per_second"),
         ": measured_rate.unit: given 'tokens_per_second', allowed: step_seconds",
     ),

@@ -23,7 +23,7 @@ from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 from calc.throughput import Term, Throughput, Unrated, node_of, throughput, traffic, work
 from calc.throughput.rates import BUS, MASKED, MEMORY, THROUGH_HOST, Rates, rated
-from calc.throughput.rollout import decode, lengths, waits
+from calc.throughput.rollout import ENGINE_STEP, HANDED, decode, handed, lengths, waits
 from calc.throughput.training import FLAT, Load, optimizer_bytes, update
 
 PAGE = (Path(__file__).parents[2] / "docs/method/throughput.md").read_text("utf-8")
@@ -410,6 +410,33 @@ def test_decoding_reads_the_weights_once_a_step_and_the_cache_of_all_it_advances
 def test_the_longest_response_is_waited_for() -> None:
     """All eight at once, five tokens in the mean and nine at most: nine steps, and the same cache is read."""
     assert decode(8, 5, 9, 6, 8, 100.0, 2, 10.0, 1.0).seconds == 9 * (100 / 10 + 1) + 480 / 10
+
+
+def test_an_engine_takes_time_for_each_sequence_in_each_of_its_steps() -> None:
+    """Forty tokens in all, half a second each."""
+    more = decode(8, 5, 5, 6, 4, 100.0, 2, 10.0, 1.0, 0.5).seconds - decode(8, 5, 5, 6, 4, 100.0, 2, 10.0, 1.0).seconds
+    assert more == 40 * 0.5
+
+
+def test_many_sequences_at_once_are_bound_by_arithmetic_as_long_as_there_are_many() -> None:
+    """Two steps of eight sequences, 8 · 5 / 2 = 20 s each where reading takes 10; three steps of the longest alone."""
+    assert decode(8, 2, 5, 6, 8, 100.0, 0, 10.0, 0, operations=5.0, matrix=2.0).seconds == 2 * 20 + 3 * 10
+
+
+def test_without_cuda_graphs_a_step_takes_the_host_a_layer_at_a_time_unless_it_reads_for_longer() -> None:
+    """28 layers of 2.07 ms, of which 10 ms are those of reading; after a second of reading, kernels' starts alone."""
+    arch = load().model("qwen2.5-7b").architecture
+    graphs = waits(arch, 1, UNIT)
+    assert waits(arch, 1, UNIT, 0.01, graphs=False) == pytest.approx(ENGINE_STEP + 28 * 2.07e-3 - 0.01)
+    assert waits(arch, 1, UNIT, 1.0, graphs=False) == graphs == waits(arch, 1, UNIT, 0.01)
+
+
+def test_weights_go_to_the_engine_tensor_by_tensor() -> None:
+    """Llama 3.1 8B has nine tensors a layer and three more; Qwen3 30B-A3B three for each of 128 experts."""
+    count = {name: handed(load().model(name).architecture) for name in ("llama-3.1-8b", "qwen3-30b-a3b")}
+    assert count == {"llama-3.1-8b": 32 * 9 + 3, "qwen3-30b-a3b": 48 * (9 + 3 * 128) + 3}
+    t = answer({**PPO, "framework": "verl"})
+    assert seconds(t, "weight sync: tensors") == pytest.approx(HANDED * handed(scenario(**PPO).architecture))
 
 
 def test_a_pipeline_waits_for_its_first_and_last_micro_batch() -> None:

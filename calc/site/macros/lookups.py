@@ -230,7 +230,7 @@ class Lookups(Bound):
     # --- how far off the times are
 
     def speed_error(self, what: str, of: str = "published") -> str:
-        """An error of step times against `published` or `measured` ones, or against `iterations` of RL.
+        """An error of step times against `published` or `measured` ones, or against `iterations` of RL or `stages`.
 
         `what`: their `count`, or in per cent the `median` error, the `worst`, or the share `within` a fifth.
         """
@@ -261,8 +261,8 @@ class Lookups(Bound):
         return "\n\n".join(self._place(table) for table in (speed.by_kind(), speed.furthest()))
 
     def speed_iterations(self) -> str:
-        """Estimated times of RL iterations against published ones."""
-        return self._place(speed.rollouts())
+        """Estimated times of RL iterations, and of their stages, against published ones."""
+        return "\n\n".join(self._place(table) for table in (speed.rollouts(), speed.by_stage()))
 
     def speed_rates(self) -> str:
         """The rates that cards and hosts reached in this project's measurements."""

@@ -8,7 +8,16 @@ from html import escape
 from itertools import groupby
 from statistics import mean, median
 
-from calc.accuracy.step_time_errors import COLLECTIVES, Pace, iterations, judging, paces, rank_correlation, steps
+from calc.accuracy.step_time_errors import (
+    COLLECTIVES,
+    Pace,
+    iterations,
+    judging,
+    paces,
+    rank_correlation,
+    stages,
+    steps,
+)
 from calc.answers import answers, words
 from calc.answers.answers import Answer
 from calc.answers.workings import method_url
@@ -45,6 +54,12 @@ def residuals() -> tuple[Pace, ...]:
 def measured() -> tuple[Pace, ...]:
     """The step-time errors of measured steps that may judge the estimate."""
     return tuple(judging(steps(answers.catalog())))
+
+
+@cache
+def rl_stages() -> tuple[Pace, ...]:
+    """The errors of stages of iterations of RL that may judge the estimate."""
+    return tuple(judging(stages(answers.catalog())))
 
 
 @cache
@@ -198,6 +213,12 @@ def rollouts() -> Table:
     return _records(rl_iterations(), "speed-iterations", caption, RESTS_ON)
 
 
+def by_stage() -> Table:
+    """Errors of the estimated stages of RL iterations against logged ones."""
+    caption = "Estimated against logged stages of iterations of RL: relative error, by stage"
+    return _by_group(rl_stages(), "speed-by-stage", "Stage", caption, RESTS_ON)
+
+
 def furthest() -> Table:
     """The measured steps whose estimates are furthest off."""
     found = sorted(measured(), key=lambda p: -abs(p.error))[:WORST]
@@ -220,12 +241,12 @@ def _records(found: Sequence[Pace], table_id: str, caption: str, rests_on: str) 
 
 
 def error(what: str, of: str = "published") -> float | None:
-    """An error against `published` or `measured` steps, or `iterations` of RL.
+    """An error against `published` or `measured` steps, or `iterations` of RL or their `stages`.
 
     `what`: their `count`, the `median` error, the `worst`, or the share `within` a fifth. All but the count are in per
     cent; None if there are no such steps.
     """
-    found = {"published": residuals, "measured": measured, "iterations": rl_iterations}[of]()
+    found = {"published": residuals, "measured": measured, "iterations": rl_iterations, "stages": rl_stages}[of]()
     sizes = [100 * abs(p.error) for p in found]
     known = {"count": len, "median": median, "worst": max, "within": _within}
     if what not in known:
