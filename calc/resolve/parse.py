@@ -51,6 +51,7 @@ NEUTRAL: Mapping[str, Any] = {
     "pipeline_layers": None,
     "virtual_pipeline": 1,
     "recompute_modules": None,
+    "mtp_num_layers": 0,
     "apply_rope_fusion": False,
     "create_attention_mask_in_dataloader": False,
     "cp_comm_type": "p2p",
@@ -288,6 +289,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         or rules.exchange_fault(scenario)
         or constraints.mask_fault(scenario)
         or constraints.loss_fault(scenario)
+        or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)
     )
     models = (model, *[catalog.model(own["model"]) for own in roles.values() if not isinstance(own, str)])
