@@ -517,12 +517,12 @@ def depths_fault(s: Scenario) -> Refusal | None:
     slime and verl build no such layers unless asked (`--mtp-num-layers`, `model.mtp.enable`), and so ms-swift.
     """
     field, asked = "mtp_num_layers", s.mtp_num_layers
-    if not asked:
+    if asked is None:
         return None
     if s.trainer != "megatron":
-        return Refusal(field, f"{asked} with trainer {s.trainer}", "0; not modelled")
+        return Refusal(field, f"{asked} with trainer {s.trainer}", "null; not modelled")
     if s.data_parallel_sharding_strategy != "no_shard":
-        return Refusal(field, f"{asked} with Megatron-FSDP", "0; not modelled")
+        return Refusal(field, f"{asked} with Megatron-FSDP", "null; not modelled")
     return None
 
 

@@ -61,13 +61,13 @@ def test_depths_of_multi_token_prediction_lie_on_the_last_stage() -> None:
     cut = {"gpus": 16, "pipeline_parallel": 2, "global_batch": 32}
     layer = (P - 2 * V * H - H) // LAYERS
     for group, more in ((0, 0), (1, layer + 2 * H * H + 3 * H + V * H)):
-        one, none = (lines(job(**cut, mtp_num_layers=n), group=group)["weights"] for n in (1, 0))
+        one, none = (lines(job(**cut, mtp_num_layers=n), group=group)["weights"] for n in (1, None))
         assert one - none == 2 * more
 
 
 def test_a_depth_takes_its_share_of_the_time() -> None:
     """Its layer and what joins beside 32 layers, and its logits beside as many."""
-    of = [speed(estimate(job(mtp_num_layers=n))).terms for n in (0, 1)]
+    of = [speed(estimate(job(mtp_num_layers=n))).terms for n in (None, 1)]
     seconds = [next(t.seconds for t in terms if t.name == "matrix work") for terms in of]
     layer, head = (P - 2 * V * H) // LAYERS, V * H
     assert seconds[1] / seconds[0] == pytest.approx(1 + (layer + 2 * H * H + head) / (LAYERS * layer + head), rel=1e-3)
@@ -459,9 +459,9 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
         ({"expert_parallel": 2}, "expert_parallel: given 2, allowed: 1 for a model without experts"),
         (
             {"mtp_num_layers": 1, "data_parallel_sharding_strategy": "optim"},
-            "mtp_num_layers: given 1 with Megatron-FSDP, allowed: 0",
+            "mtp_num_layers: given 1 with Megatron-FSDP, allowed: null",
         ),
-        ({**SWIFT, "mtp_num_layers": 1}, "mtp_num_layers: given 1 with trainer megatron-swift, allowed: 0"),
+        ({**SWIFT, "mtp_num_layers": 1}, "mtp_num_layers: given 1 with trainer megatron-swift, allowed: null"),
         (
             {"model": "mixtral-8x7b", "expert_parallel": 3},
             "expert_parallel: given 3, allowed: a divisor of the model's 8",
