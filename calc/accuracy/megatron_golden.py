@@ -1,7 +1,7 @@
 """Peaks that Megatron-LM's own functional tests store, beside estimates of the same jobs from their arguments.
 
-A test file of that project has the arguments of a run, the most bytes that PyTorch's allocator had in use on the last
-rank (`mem-max-allocated-bytes`), and the time of its steps; `measurements/megatron/golden.jsonl` holds them, for
+A test file of that project has the arguments of a run, the bytes that PyTorch's allocator had in use on the last rank
+at most (`mem-max-allocated-bytes`), and the time of its steps; `measurements/megatron/golden.jsonl` holds them, for
 decoders.
 """
 
@@ -25,8 +25,9 @@ from calc.memory.run import Run
 from calc.memory.runtime import WORKSPACE_HOPPER, WORKSPACES
 from calc.models.architecture import Architecture, LayerSpec, Mla, parameters, tensors
 from calc.models.slices import part
+from calc.scenario.words import Checkpointing
 from calc.step import schedule_megatron
-from calc.step.instants import Batch, step
+from calc.step.instants import Batch, Step, step
 from calc.throughput.work import layers
 
 FILE = File(__file__).parents[2] / "measurements" / "megatron" / "golden.jsonl"
@@ -62,16 +63,18 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
     usual = int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden
     rotated = a.get("position-embedding-type") == "rope"
     rms, bias = a.get("normalization") == "RMSNorm", not a.get("disable-bias-linear", False)
-    rows = ROWS * a.get("tensor-model-parallel-size", 1)
+    rows = a.get("make-vocab-size-divisible-by", ROWS) * a.get("tensor-model-parallel-size", 1)
     experts = a.get("num-experts", 0)
     low, shared = latent(a), a.get("moe-shared-expert-intermediate-size", 0)
     spec = LayerSpec("latent" if low else "attention", "dense", rotated=rotated)
     routed = routes(a) if experts else (False,) * a["num-layers"]
     dropped = a.get("hidden-dropout", 0.1) > 0
+    specs = tuple(spec._replace(mlp="experts") if each else spec for each in routed)
     return Architecture(
         family="gpt",
         hidden=hidden,
-        specs=tuple(spec._replace(mlp="experts") if each else spec for each in routed),
+        specs=specs,
+        depths=specs[-1:] * a.get("mtp-num-layers", 0),
         heads=heads,
         kv_heads=a.get("num-query-groups", heads),
         head_dim=low.qk_nope_head_dim + low.qk_rope_head_dim if low else a.get("kv-channels", hidden // heads),
@@ -102,9 +105,7 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
 
 
 def routes(a: Mapping[str, Any]) -> tuple[bool, ...]:
-    """One flag a layer, true if it has routed experts: all layers, every so many, or `([0]*1+[1]*15)`
-    (`moe_freq_type`).
-    """
+    """For each layer whether it has routed experts: all, every so many, or `([0]*1+[1]*15)` (`moe_freq_type`)."""
     frequency, layers = a.get("moe-layer-freq", 1), a["num-layers"]
     if isinstance(frequency, int):
         return tuple(index % frequency == 0 for index in range(layers))
@@ -121,18 +122,20 @@ def latent(a: Mapping[str, Any]) -> Mla | None:
 
 
 class Cut(NamedTuple):
-    """The division of a run's model and batch: pipeline stages, each of so many chunks of layers; the layers of the
-    last stage, and of its last chunk; GPUs that have the same layers of other sequences; micro batches in a step, and
-    the tokens of one.
+    """How a run cuts its model and its batch: pipeline stages; the layers of each of the last stage's pieces; GPUs that
+    have the same layers of other sequences; micro batches in a step, and the tokens of one.
     """
 
     stages: int
-    chunks: int
-    last: int
-    chunk_layers: int
+    pieces: tuple[int, ...]
     ranks: int
     micro: int
     tokens: int
+
+    @property
+    def chunks(self) -> int:
+        """The pieces of a stage."""
+        return len(self.pieces)
 
 
 def cut(record: Mapping[str, Any]) -> Cut:
@@ -140,22 +143,34 @@ def cut(record: Mapping[str, Any]) -> Cut:
     a = record["arguments"]
     tensor, stages = a.get("tensor-model-parallel-size", 1), a.get("pipeline-model-parallel-size", 1)
     context = a.get("context-parallel-size", 1)
-    loss = int(a.get("account-for-loss-in-pipeline-split", False))
-    layers = (a["num-layers"] + loss + a.get("account-for-embedding-in-pipeline-split", False)) // stages
-    layers = a.get("decoder-last-pipeline-num-layers", layers)
-    chunks = layers // a.get("num-layers-per-virtual-pipeline-stage", layers)
-    chunks = a.get("num-virtual-stages-per-pipeline-rank", chunks)
     ranks = record["gpus"] // (tensor * stages)
     # or a schedule of batches, `0:384 200B:768`, of which the first counts
     batch = a.get("global-batch-size") or int(re.split("[: ]", a["step-batch-size-schedule"])[1])
     micro = batch * context // (a["micro-batch-size"] * ranks)
     tokens = a["micro-batch-size"] * a["seq-length"]
+    return Cut(stages, pieces(a, stages), ranks, micro, tokens)
+
+
+def pieces(a: Mapping[str, Any], stages: int) -> tuple[int, ...]:
+    """The layers of each piece of the last of `stages`, from the first to the last.
+
+    A layout names all pieces of all stages in turn, `Et*2|(tt|)*5t|tmL`: embedding, layers, depths, loss
+    (`pipeline_parallel_layer_layout.py`).
+    """
+    if layout := a.get("pipeline-model-parallel-layout"):
+        whole = re.sub(r"\(([^)]*)\)\*(\d+)|(\w)\*(\d+)", lambda m: (m[1] or m[3]) * int(m[2] or m[4]), layout)
+        return tuple(piece.count("t") for piece in whole.split("|")[stages - 1 :: stages])
+    loss = int(a.get("account-for-loss-in-pipeline-split", False))
+    layers = (a["num-layers"] + loss + a.get("account-for-embedding-in-pipeline-split", False)) // stages
+    layers = a.get("decoder-last-pipeline-num-layers", layers)
+    chunks = layers // a.get("num-layers-per-virtual-pipeline-stage", layers)
+    chunks = a.get("num-virtual-stages-per-pipeline-rank", chunks)
     # the loss takes a layer's place (`get_num_layers_to_build`)
-    return Cut(stages, chunks, layers - loss, layers // chunks - loss, ranks, micro, tokens)
+    return (*[layers // chunks] * (chunks - 1), layers // chunks - loss)
 
 
 def running(a: Mapping[str, Any], arch: Architecture) -> Run:
-    """`arch` as one rank computes it under the run's arguments."""
+    """`arch`, as the run's arguments have one of its ranks compute it."""
     local, tensor = a["transformer-impl"] == "local", a.get("tensor-model-parallel-size", 1)
     unfused = local or a.get("attention-backend") == "unfused"
     split = a.get("expert-tensor-parallel-size", tensor) if arch.experts else 1
@@ -165,6 +180,7 @@ def running(a: Mapping[str, Any], arch: Architecture) -> Run:
         kernel="eager" if unfused else "flash",
         sequences=a.get("sequence-parallel", False) and tensor > 1,
         deterministic=a.get("deterministic-mode", False),
+        again=frozenset(re.findall(r"\w+", a.get("recompute-modules", ""))),
     )
 
 
@@ -184,10 +200,10 @@ def golden(record: Mapping[str, Any]) -> Golden:
     last = whole
     if stages > 1:
         # the last stage has a copy of a tied embedding, as its head
-        last = replace(whole, specs=whole.specs[-c.last :], embeds=False, tied=False)
+        last = replace(whole, specs=whole.specs[-sum(c.pieces) :], embeds=False, tied=False)
     run = running(a, last)
     last = run.arch
-    run = replace(run, arch=replace(last, specs=last.specs[last.layers - c.chunk_layers :]))
+    run = replace(run, arch=replace(last, specs=last.specs[last.layers - c.pieces[-1] :]))
     compiled = a.get("cross-entropy-loss-fusion", False)
     model = Replica(
         role="actor",
@@ -218,9 +234,14 @@ def golden(record: Mapping[str, Any]) -> Golden:
     if a.get("use-megatron-fsdp", False):
         engine = MegatronFsdp(model, **how, strategy=a["data-parallel-sharding-strategy"])
     batch = Batch(c.tokens // context, a["seq-length"])
-    recompute = "full" if a.get("recompute-granularity") == "full" else "none"
-    own = step("actor", run, model.path, model.trainable, batch, masked=False, checkpointing=recompute)  # type: ignore[arg-type]
-    moments = schedule_megatron.training(engine, own, stages - 1, stages, c.chunks, c.micro)
+    recompute: Checkpointing = "full" if a.get("recompute-granularity") == "full" else "none"
+
+    def piece(run: Run) -> Step:
+        return step("actor", run, model.path, model.trainable, batch, masked=False, checkpointing=recompute)
+
+    first = replace(last, specs=last.specs[: c.pieces[0]], ends=False, depths=())
+    earlier = piece(replace(run, arch=first)) if c.chunks > 1 else None
+    moments = schedule_megatron.training(engine, piece(run), stages - 1, stages, c.chunks, c.micro, earlier=earlier)
     _, instant, lines = max(moments, key=lambda moment: total(moment[2]))
     fixed = total(engine.resident()) + WORKSPACES * WORKSPACE_HOPPER
     return Golden(

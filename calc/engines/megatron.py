@@ -128,6 +128,9 @@ class Megatron(Holder):
         if not (self.fuses and r.optimizer and r.run.trained):
             return []
         made = {(x.outputs, x.inputs) for spec, _ in layer_kinds(r.arch) for x in megatron_linears(r.arch, spec)}
+        made |= {(x.outputs, x.inputs) for spec in r.arch.depths for x in megatron_linears(r.arch, spec)}
+        if r.arch.depths:
+            made.add((r.arch.hidden // r.arch.ranks, 2 * r.arch.hidden))
         if r.head == "lm" and r.arch.ends:
             made.add((r.arch.vocab_part, r.arch.hidden))
         return [gradients.placeholders(r.role, sum(n * m for n, m in made), r.weight_bytes)]

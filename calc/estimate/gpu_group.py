@@ -6,7 +6,7 @@ added here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from operator import add
@@ -309,6 +309,31 @@ class Shared:
 def sets(job: Job, *, replays: bool = True) -> list[Shared]:
     """The GPU groups of a job; `replays` as in `Shared`."""
     return [Shared(job, names, gpus, replays=replays) for names, gpus in placement.groups(job.s, job.keeps)]
+
+
+HELD = 4  # tensors of the stream that a schedule's loops hold at most, see `calc.step.schedule_megatron.outliving`
+
+
+def decisive(job: Job) -> list[Shared]:
+    """The GPU groups of which one is the fullest in each phase: of equal stages of Megatron-core's pipeline the first.
+
+    A later one has as many micro batches in flight, or fewer, and what each keeps is more than what loops hold.
+    """
+    every = sets(job)
+    if job.s.sharded.family != "megatron" or job.s.pipeline_parallel < 4:
+        return every
+    found: list[Shared] = []
+    parts = set[Hashable]()
+    for each in every:
+        roles = [job.keeps.role(name) for name in each.names if name in job.placed]
+        held = tuple([placement.architecture(job.s.role(role.model) or job.s, role) for role in roles])
+        between = all(0 < role.pipeline[0] < role.pipeline[1] - 1 for role in roles)
+        least = HELD * job.s.virtual_pipeline
+        deep = all(arch.layers >= least * role.handed for arch, role in zip(held, roles, strict=True))
+        if not (held and between and deep and held in parts):
+            found.append(each)
+        parts.update([held] * between)
+    return found
 
 
 def peaks(phases: Iterable[Phase]) -> tuple[Phase, ...]:

@@ -508,6 +508,21 @@ def strategy_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def depths_fault(s: Scenario) -> Refusal | None:
+    """The reason why no further tokens are predicted as is asked for, in one line, or None.
+
+    slime and verl build no such layers unless asked (`--mtp-num-layers`, `model.mtp.enable`), and so ms-swift.
+    """
+    field, asked = "mtp_num_layers", s.mtp_num_layers
+    if asked is None:
+        return None
+    if s.trainer != "megatron":
+        return Refusal(field, f"{asked} with trainer {s.trainer}", "null; not modelled")
+    if s.data_parallel_sharding_strategy != "no_shard":
+        return Refusal(field, f"{asked} with Megatron-FSDP", "null; not modelled")
+    return None
+
+
 def loss_fault(s: Scenario) -> Refusal | None:
     """The reason why a loss is not fused as is asked for, in one line, or None."""
     known = s.loss == "fused" and s.trainer in FUSES

@@ -33,13 +33,13 @@ class Linears:
         selective: bool = False,
         reentrant: bool = False,
     ) -> None:
-        """A piece of `run`: a layer of the kind `spec`, by default the last one's.
+        """A piece of `run`: a layer of the kind `spec`, by default the last one's, if there is one.
 
         `first`: nothing before this piece is trained, so that its input needs no gradient. `counted`: the input is a
         checkpoint, or a buffer, that others count; `received`: so is the output's gradient. `selective`: some
         operations are not run again for backward. `reentrant`: the layer runs again as a whole.
         """
-        self.spec = spec or run.arch.specs[-1].shapes
+        self.spec = spec or (*run.arch.specs[-1:], LayerSpec())[0].shapes
         self.marks = marks(run.arch, self.spec) if spec else {}
         run = run.at(spec) if spec else run
         self.run = run

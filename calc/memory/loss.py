@@ -17,6 +17,7 @@ from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.base.plan import Lasting, Path
 from calc.memory.activations import Program
 from calc.memory.linears import OUTPUTS, WIDTH
+from calc.memory.megatron_depth import MegatronDepth
 from calc.memory.run import Run, dimensions
 from calc.models.architecture import embedding_parameters
 
@@ -44,6 +45,7 @@ class Head(Program):
     aside = NOTHING  # what the caller's variables keep with it
     before: Size | None = None  # what is saved before the loss, where that waits for another model
     grad = True
+    again = False  # depths of multi-token prediction run again for backward
 
     def logits(self, path: Path) -> Tensor:
         """The head's output, soft-capped where the model does, as the model returns it."""
@@ -130,6 +132,7 @@ class Head(Program):
     def of_logits(self, path: Path, loss: Callable[[Tensor, Path], None]) -> Tape:
         """The head, what becomes of its logits on the way to `loss`, and `loss` itself."""
         tape = self.tape
+        self.predict(path)
         whole = self.logits(path)
         if not path.metrics:
             tape.hold(whole)  # as long as the outputs, of which metrics take the place
@@ -153,6 +156,30 @@ class Head(Program):
             tape.op("loss", [tape.final, nll], ONE, 4)
         self.measured(x, path)
         return tape
+
+    def predict(self, path: Path) -> None:
+        """Multi-token prediction: each depth's stream, and behind all of them its logits and loss, before the model's.
+
+        Streams are joined and cut into views again, and logits are variables until all losses are there
+        (`multi_token_prediction.py`, `MultiTokenPredictionBlock.forward`, `process_mtp_loss`).
+        """
+        streams = [self.input]
+        for spec in self.arch.depths:
+            depth = MegatronDepth(self.run.alone(spec), spec)
+            depth.tape = self.tape
+            streams.append(depth.depth(streams[-1], self.again))
+        if len(streams) == 1:
+            return
+        tape, n = self.tape, len(streams)
+        joined = tape.op("mtp: join depths", streams, self.stream * n, self.input.b, aliases=streams)
+        own, *further = tape.split("mtp: depths", joined, [self.stream] * n)
+        every = []
+        for self.input in further:
+            every.append(self.logits(path))
+            self.vocab_parallel(every[-1], path)
+            own = tape.op("mtp: loss", [own, tape.final], self.stream, own.b, view=True, aliases=[own])
+        tape.returns(*every)
+        self.input = own
 
     def leave(self) -> None:
         """The model's forward ends, and with it an autocast of its own, whose copies only backward still needs."""
@@ -661,22 +688,22 @@ def _detached(x: Tensor) -> Tensor:
     return Tensor(x.width, x.b, differentiable=False, view_of=x)
 
 
-def written(run: Run, path: Path, *, grad: bool = True) -> Head:
-    """The head of `run` with the loss of `path` on its tape."""
+def written(run: Run, path: Path, *, grad: bool = True, again: bool = False) -> Head:
+    """The head of `run` with the loss of `path` on its tape; `again`: layers before it run again for backward."""
     program = Head(run)
     # a tied head's gradient is the embedding's
     program.elements = {"lm_head": embedding_parameters(run.arch), "score": run.arch.hidden}
-    program.grad = grad
+    program.grad, program.again = grad, again
     program.write(path)
     return program
 
 
 @lru_cache(maxsize=4096)
-def head(run: Run, path: Path) -> tuple[Segment, Amount, Amount]:
+def head(run: Run, path: Path, again: bool = False) -> tuple[Segment, Amount, Amount]:
     """The head of `run` with the loss of `path`; the bytes of outputs that outlive the head's own backward, and of what
-    it keeps while another model's forward runs.
+    it keeps while another model's forward runs. See `written` for `again`.
     """
-    program = written(run, path)
+    program = written(run, path, again=again)
     dims = head_dimensions(run)
     alone = written(run, path, grad=False).tape if path.kind == "selective" else None
     compiled = Segment(program.tape, dims, (OUTPUTS, AFTER), alone)

@@ -34,24 +34,27 @@ class Again(Linears):
             self.tape.restore(first, end, stay)
 
     def part(self, name: Recomputed, x: Tensor, write: Callable[[Tensor], Tensor]) -> Tensor:
-        """The output of the part that `write` makes of `x`, run again for its backward if the run says so.
+        """The output of the part that `write` makes of `x`, run again for its backward if the run says so."""
+        return self.checkpointed(name, [x], write) if name in self.run.again else write(x)
+
+    def checkpointed(self, name: str, inputs: Sequence[Tensor], write: Callable[..., Tensor]) -> Tensor:
+        """What `write` makes of `inputs`, run again as a whole for its backward.
 
         Its forward has the part's own peak as a temporary, its backward that of another forward and the backward.
         """
-        if name not in self.run.again:
-            return write(x)
+        own_inputs = [Tensor(x.width, x.b) for x in inputs]
         outer, self.tape, self.within = self.tape, Tape(), True
-        y = write(Tensor(x.width, x.b))
+        y = write(*own_inputs)
         inner, self.tape, self.within = self.tape, outer, False
         own = Lifetimes(inner)
         forward, backward = own.without_grad, own.again
-        apart = {own.input, own.given, y.storage, backward.out}
+        apart = {*own_inputs, own.given, y.storage, backward.out}
         return outer.op(
             name,
-            [x],
+            inputs,
             y.width,
             y.b,
-            saves=[x],
+            saves=inputs,
             scratch=self.peak(forward.turns, apart),
             backward_scratch=self.peak(backward.turns, apart),
             weight=sum(op.weight for op in inner.ops),

@@ -188,7 +188,7 @@ def marks(arch: Architecture, spec: LayerSpec) -> Mapping[str, str]:
 @lru_cache(maxsize=4096)
 def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
     """The numbers behind the symbols of the formulas, all counts of elements."""
-    if (usual := arch.at(arch.specs[0])) is not arch:
+    if arch.specs and (usual := arch.at(arch.specs[0])) is not arch:
         found = dict(dimensions(usual, rank))
         for spec, _ in layer_kinds(arch):
             here = dimensions(arch.at(spec), rank)

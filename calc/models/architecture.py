@@ -367,6 +367,7 @@ class Architecture:
     expert_tensor: int = 1  # ranks that share each of them: its width is the part of one
     embeds: bool = True  # the embedding is here, and not on another pipeline stage
     ends: bool = True  # the final norm and the head are here
+    depths: tuple[LayerSpec, ...] = ()  # layers of multi-token prediction between final norm and head
 
     @cached_property
     def _hash(self) -> int:
@@ -478,7 +479,7 @@ def _seen(arch: Architecture, spec: LayerSpec) -> Architecture:
 
 @lru_cache(maxsize=1024)
 def _alone(arch: Architecture, spec: LayerSpec) -> Architecture:
-    return replace(arch, specs=(spec,), embeds=True, ends=True)
+    return replace(arch, specs=(spec,), embeds=True, ends=True, depths=())
 
 
 class Tensor(NamedTuple):
@@ -731,7 +732,23 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
     learned = Tensor(f"{names.model}.{names.positions}.weight", (arch.positions, arch.hidden), 1, "embedding", "embed")
     beside = [*[learned] * (arch.positions > 0), *_embedding_norm(arch), *_layer_inputs(arch), *_streams(arch)]
     begins, ends = (embedding, *beside) * arch.embeds, (*norm, *heads[head]) * arch.ends
-    return (*begins, *layers.values(), *ends, *vision_tensors(arch))
+    again = (embedding,) if arch.depths and not arch.embeds else ()
+    return (*begins, *layers.values(), *again, *_depths(arch), *ends, *vision_tensors(arch))
+
+
+def _depths(arch: Architecture) -> Iterable[Tensor]:
+    """The tensors of multi-token prediction: of each depth two norms, what joins both, a layer, and a final norm.
+
+    Megatron-core's names (`core/transformer/multi_token_prediction.py`, `MultiTokenPredictionLayer`).
+    """
+    h = arch.hidden
+    for n, spec in enumerate(arch.depths):
+        for name in ("enorm", "hnorm", "final_layernorm"):
+            for end in ("weight", "bias") if arch.norm_bias else ("weight",):
+                yield Tensor(f"mtp.layers.{n}.{name}.{end}", (h,), 1, "norm", "norm")
+        yield Tensor(f"mtp.layers.{n}.eh_proj.weight", (h // arch.ranks, 2 * h), 1, "linear", "mlp")
+        for t in _layer(arch, spec):
+            yield t._replace(name=t.name.replace(f"{arch.names.model}.{arch.names.layers}.*", f"mtp.layers.{n}"))
 
 
 def _embedding_norm(arch: Architecture) -> list[Tensor]:

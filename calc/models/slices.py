@@ -122,7 +122,7 @@ def stage(
     if chunks > 1:
         pieces = [chunk(arch, index, stages, chunks, n, counts) for n in range(chunks)]
         specs = tuple(spec for piece in pieces for spec in piece.specs)
-        return replace(pieces[0], specs=specs, ends=pieces[-1].ends)
+        return replace(pieces[0], specs=specs, ends=pieces[-1].ends, depths=pieces[-1].depths)
     if arch.megatron:
         return _megatron_stage(arch, index, counts or megatron_layers(arch.layers, stages))
     if arch.tied:
@@ -167,7 +167,8 @@ def chunk(
     pieces = chunk_layers(counts, chunks)
     below = sum(sum(turn) for turn in pieces[:n]) + sum(pieces[n][:index])
     begins, ends = index == n == 0, (index, n) == (stages - 1, chunks - 1)
-    return replace(arch, specs=arch.specs[below : below + pieces[n][index]], embeds=begins, ends=ends, tied=False)
+    specs = arch.specs[below : below + pieces[n][index]]
+    return replace(arch, specs=specs, embeds=begins, ends=ends, tied=False, depths=arch.depths if ends else ())
 
 
 def chunk_layers(counts: tuple[int, ...], chunks: int) -> list[list[int]]:
@@ -231,4 +232,5 @@ def _megatron_stage(arch: Architecture, index: int, counts: tuple[int, ...]) -> 
     """A stage of Megatron-core, at both ends with a copy of a tied embedding."""
     below, count = sum(counts[:index]), counts[index]
     specs = arch.specs[below : below + count]
-    return replace(arch, specs=specs, embeds=index == 0, ends=index == len(counts) - 1, tied=False)
+    ends = index == len(counts) - 1
+    return replace(arch, specs=specs, embeds=index == 0, ends=ends, tied=False, depths=arch.depths if ends else ())

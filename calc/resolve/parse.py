@@ -51,6 +51,7 @@ NEUTRAL: Mapping[str, Any] = {
     "pipeline_layers": None,
     "virtual_pipeline": 1,
     "recompute_modules": None,
+    "mtp_num_layers": None,
     "apply_rope_fusion": False,
     "create_attention_mask_in_dataloader": False,
     "cp_comm_type": "p2p",
@@ -256,6 +257,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         pipeline_layers=tuple(values["pipeline_layers"]) if values["pipeline_layers"] else None,
         recompute_modules=tuple(values["recompute_modules"]) if values["recompute_modules"] else None,
         bf16_layers_at_end=values["bf16_layers_at_end"],
+        mtp_num_layers=values["mtp_num_layers"],
         pinned_max_round_threshold_mb=values["pinned_max_round_threshold_mb"],
         framework_version=known,
         framework_asked=f"{name}=={version or known}",
@@ -290,6 +292,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         or rules.exchange_fault(scenario)
         or constraints.mask_fault(scenario)
         or constraints.loss_fault(scenario)
+        or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)
     )
     models = (model, *[catalog.model(own["model"]) for own in roles.values() if not isinstance(own, str)])

@@ -179,6 +179,7 @@ class Scenario:
     memory_efficient_linear: bool
     checkpointing: Checkpointing
     recompute_modules: tuple[Recomputed, ...] | None
+    mtp_num_layers: int | None
     reentrant: bool
     attention: Attention
     create_attention_mask_in_dataloader: bool

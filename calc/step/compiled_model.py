@@ -133,7 +133,7 @@ def stack(
             below = tuple(order[:layer].count(k) for k in range(len(blocks)))
             above = sum(blocks[k].trained for k in order[layer + 1 :])
             stops.append(Stop(layer, kind, below, above))
-    segment, held, waiting = head(run, path)
+    segment, held, waiting = head(run, path, checkpointing == "full" and bool(arch.depths))
     dims = dict(dimensions(arch, run.adapter.rank if run.adapter else 0))
     stream = of(h=run.residual * run.share)
     streams = stream * (arch.altup.streams if arch.altup else 1)

@@ -196,11 +196,11 @@ class Layout:
         Without `grad` nothing is kept below.
         """
         stack = self.stack
-        last = max(stack.stops)
         before = self.over("next") if grad else []
         cast, cached = (self.casts(amount, grad=grad) for amount in (stack.casts_below, stack.casts))
-        below = [*(self.below(last, "forward") if grad else []), *before, *cast]
         if stack.fsdp:
+            last = max(stack.stops)
+            below = [*(self.below(last, "forward") if grad else []), *before, *cast]
             stream = Part("temporary", stack.residual, "activations#passing")
             yield instant("first layer: gather", Where("gather", 0, False), [*before, stream])
             yield instant("layer: gather", Where("gather", last.layer, False), [*below, stream])

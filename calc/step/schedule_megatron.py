@@ -55,17 +55,19 @@ def training(
     *,
     masked: bool = True,
     handed: int = 1,
+    earlier: Step | None = None,
 ) -> Iterator[tuple[str, str, list[Line]]]:
     """The peak instant of each phase of a stage, without the resident tensors; `own` is its last chunk's step.
 
     `masked`: the loader makes a mask of every pair of a sequence's positions, a byte each (`create_attention_mask`).
     `handed`: tensors of the stream that are received, and whose gradients are, as one; but for the last they are
-    outputs of forwards without gradient.
+    outputs of forwards without gradient. `earlier`: the step of each chunk before the last, where it has other layers.
     """
     layout = own.plan.layout
     ahead = warmup(index, stages, chunks, micro)
     waiting = min(ahead, micro * chunks - 1)
-    kept = [part._replace(times=part.times * waiting) for part in layout.layers()] if waiting else []
+    there = (earlier or own).plan.layout.layers() if waiting else []
+    kept = [part._replace(times=part.times * waiting) for part in there]
     # a first stage makes its inputs itself, and its layers keep them; of several chunks only the first begins there
     inputs = 0 if layout.stack.embeds else waiting + 1
     stream = Part("communication", layout.stack.residual, "parallelism#stages", handed)

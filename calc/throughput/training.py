@@ -121,7 +121,8 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
         computed.append(work.cast(cast / n, load.micro, p, r.memory))
     if head == "lm":
         per_logit = PER_LOGIT[s.loss] if trained else SCORED
-        computed.append(work.vocabulary(tokens, s.architecture.vocab, per_logit, n, r.memory))
+        read = tokens * (1 + len(s.architecture.depths))
+        computed.append(work.vocabulary(read, s.architecture.vocab, per_logit, n, r.memory))
     if s.method == "qlora":
         in_fp32 = any(role.unpacks for role in s.keeps.roles)
         packed = c.layers + (c.experts - c.routed if s.quantize_moe_experts else 0)
@@ -177,6 +178,8 @@ def attending(s: Scenario, r: Rates, load: Load, c: work.Counts, p: work.Passes,
 def ran(s: Scenario, role: Role, load: Load, trained: bool) -> work.Layers:
     """What the layers of one GPU do beside multiplying; parts of a layer that run again are passes of their own."""
     arch = architecture(s, role)
+    if arch.depths:
+        arch = replace(arch, specs=(*arch.specs, *arch.depths), depths=())
     run = run_of(s, role, arch, trained=trained)
     if run.again:
         run = replace(run, again=frozenset())

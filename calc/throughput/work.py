@@ -111,7 +111,8 @@ def counts(arch: Architecture, head: Head) -> Counts:
         if t.kind == "expert":
             experts += t.elements * t.count
             routed += int(t.elements * t.count * used)
-    copies = arch.sparse_layers * arch.experts_per_token
+    every = (*arch.specs, *arch.depths)
+    copies = sum(spec.mlp == "experts" for spec in every) * arch.experts_per_token
     mixer = arch.delta or arch.ssm
     return Counts(
         layers=layers,
@@ -121,9 +122,9 @@ def counts(arch: Architecture, head: Head) -> Counts:
         * (4 * arch.expert_width + 6 * arch.moe_intermediate),  # rows in and out of both products, in bf16
         scanned=arch.recurrent * scanned(mixer),
         unfused=arch.recurrent * scanned(mixer, by_kernels=False),
-        head=arch.vocab * arch.hidden if head == "lm" else arch.hidden if head == "scalar" else 0,
-        attention=sum(attended(arch, spec) for spec in arch.specs if not spec.slides),
-        windowed=sum(attended(arch, spec) for spec in arch.specs if spec.slides),
+        head=arch.vocab * arch.hidden * (1 + len(arch.depths)) if head == "lm" else arch.hidden if head == "scalar" else 0,
+        attention=sum(attended(arch, spec) for spec in every if not spec.slides),
+        windowed=sum(attended(arch, spec) for spec in every if spec.slides),
         window=arch.sliding_window or 0,
         modules=modules,
     )

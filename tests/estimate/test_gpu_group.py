@@ -15,7 +15,7 @@ from calc.catalog.catalog import load
 from calc.engines.rollout import STARTING, Cache
 from calc.estimate import verdict
 from calc.estimate.estimate import estimate
-from calc.estimate.gpu_group import PHASES, Shared, judged, peaks, sets
+from calc.estimate.gpu_group import PHASES, Shared, decisive, judged, peaks, sets
 from calc.estimate.result import Group
 from calc.memory import runtime
 from calc.replay import replay
@@ -447,3 +447,34 @@ def test_a_search_that_ends_early_is_said_where_the_least_decides(monkeypatch: p
     assert found.fit_probability <= known.fit_probability
     assert estimate(roomy) == easy
     replay.reserve.cache_clear()
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3, 4, 8, 32])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_of_equal_stages_the_first_decides(micro: int, checkpointing: str) -> None:
+    """However many micro batches a step has: the room that is left, and whether vLLM starts, follow from fewer groups.
+
+    Eight stages of as many layers; the first, the second and the last differ.
+    """
+    job = of_stages(framework="verl", task="grpo", model="llama-3.1-70b", gpus=64, tensor_parallel=8,
+                    sharding="megatron", checkpointing=checkpointing, micro_batch=1, global_batch=micro,
+                    rollout={"batch": micro, "n": 1})  # fmt: skip
+    few, every = decisive(job), sets(job)
+    assert [each.names for each in few] == [each.names for each in (every[0], every[1], every[-1])]
+    for serving in (True, False):
+        assert min(e.room(serving=serving) for e in few) == min(e.room(serving=serving) for e in every)
+    assert min(e.free_at_most for e in few) == min(e.free_at_most for e in every)
+    assert [e.cache() for e in few[1:2]] == [e.cache() for e in every[2:3]]
+
+
+def test_shallow_stages_are_all_asked() -> None:
+    """Two layers of a stage keep no more than the tensors that loops hold."""
+    job = of_stages(framework="torch", trainer="megatron", task="sft", model="llama-3.2-1b", gpus=8, micro_batch=1,
+                    global_batch=32, seq_len=2048)  # fmt: skip
+    assert len(decisive(job)) == len(sets(job)) == 8
+
+
+def of_stages(**fields: Any) -> Job:
+    """A job in eight pipeline stages."""
+    s = parse({"gpu": "h100-sxm", "pipeline_parallel": 8, **fields})
+    return Job(s, load().gpu(s.gpu), Roles(s))

@@ -56,6 +56,23 @@ def test_buffers_are_whole_and_the_optimizer_is_shared() -> None:
     assert found["master_weights"] + found["optimizer_states"] == 12 * P // 8
 
 
+def test_depths_of_multi_token_prediction_lie_on_the_last_stage() -> None:
+    """A depth: a layer, 2·h² that join two streams, three norms, and there a copy of the embedding; 2 bytes each."""
+    cut = {"gpus": 16, "pipeline_parallel": 2, "global_batch": 32}
+    layer = (P - 2 * V * H - H) // LAYERS
+    for group, more in ((0, 0), (1, layer + 2 * H * H + 3 * H + V * H)):
+        one, none = (lines(job(**cut, mtp_num_layers=n), group=group)["weights"] for n in (1, None))
+        assert one - none == 2 * more
+
+
+def test_a_depth_takes_its_share_of_the_time() -> None:
+    """Its layer and what joins beside 32 layers, and its logits beside as many."""
+    of = [speed(estimate(job(mtp_num_layers=n))).terms for n in (None, 1)]
+    seconds = [next(t.seconds for t in terms if t.name == "matrix work") for terms in of]
+    layer, head = (P - 2 * V * H) // LAYERS, V * H
+    assert seconds[1] / seconds[0] == pytest.approx(1 + (layer + 2 * H * H + head) / (LAYERS * layer + head), rel=1e-3)
+
+
 def test_all_experts_give_autograd_one_gradient_a_shape() -> None:
     """Qwen3 30B-A3B: 2·2,048·(5,120 + 4,096 + 2·768 + 768 + 151,936), however many experts there are."""
     for ranks in (1, 8):
@@ -440,6 +457,11 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             "trainer: given 'megatron-swift', allowed: own for the family qwen3_5_text, or megatron-swift from 4 on",
         ),
         ({"expert_parallel": 2}, "expert_parallel: given 2, allowed: 1 for a model without experts"),
+        (
+            {"mtp_num_layers": 1, "data_parallel_sharding_strategy": "optim"},
+            "mtp_num_layers: given 1 with Megatron-FSDP, allowed: null",
+        ),
+        ({**SWIFT, "mtp_num_layers": 1}, "mtp_num_layers: given 1 with trainer megatron-swift, allowed: null"),
         (
             {"model": "mixtral-8x7b", "expert_parallel": 3},
             "expert_parallel: given 3, allowed: a divisor of the model's 8",

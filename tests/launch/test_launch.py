@@ -272,7 +272,7 @@ NOT_CHANGED = {
     "loss", "lora.units", "quantize_moe_experts", "apply_rope_fusion", "cp_comm_type", "cross_entropy_fusion_impl",
     "create_attention_mask_in_dataloader", "data_parallel_sharding_strategy",
     "async_tensor_parallel", "memory_efficient_linear", "optimizer_in_backward",
-    "recompute_modules", "compile", "float8", "float8_all_gather", "bf16_layers_at_end",
+    "recompute_modules", "mtp_num_layers", "compile", "float8", "float8_all_gather", "bf16_layers_at_end",
     "linear_attention", "outputs_kept", "outputs_fp32",
     "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",
     "lengths.data",

@@ -70,7 +70,7 @@ def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architect
     """
     match "own" if values["task"] in RL else values["trainer"]:
         case "megatron":
-            return megatron.modelled(architecture)
+            return megatron.modelled(architecture, int(values["mtp_num_layers"] or 0))
         case "megatron-swift":
             return megatron_swift.modelled(architecture, str(values["versions.megatron-swift"]))
         case "litgpt":

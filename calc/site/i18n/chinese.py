@@ -1151,6 +1151,11 @@ CALCULATOR = {
     ),
     "Whether optimizer states and master weights live in host memory.": "优化器状态和主权重是否放在主机内存。",
     "Whether the weights live in host memory.": "权重是否放在主机内存。",
+    "Depths of multi-token prediction that Megatron-LM trains behind the last layer, a count; none where it is left "
+    "open. Each has a layer, logits and a loss of its own: --mtp-num-layers.": (
+        "Megatron-LM 在最后一层之后训练的多 token 预测（MTP）深度数；留空则没有。"
+        "每个深度都有自己的一层、logits 和损失：--mtp-num-layers。"
+    ),
     "Share of the trained parameters whose Adam steps on the host, where their master weights and states stay, by "
     "Megatron-core's hybrid device optimizer: optimizer_offload_fraction, with optimizer_cpu_offload.": (
         "由 Megatron-core 的混合设备优化器在主机上用 Adam 更新的可训练参数的比例，这些参数的主权重和状态留在主机上："

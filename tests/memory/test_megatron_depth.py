@@ -1,0 +1,61 @@
+"""Multi-token prediction of Megatron-core: what a depth keeps, and where its parameters lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from calc.base.plan import Path
+from calc.memory import activations
+from calc.memory.loss import head
+from calc.memory.run import Run
+from calc.models.architecture import Architecture, LayerSpec, parameters, tensors
+from calc.models.slices import chunk, part, stage
+
+H, V = 512, 1024
+PLAIN = Architecture(
+    family="qwen3", hidden=H, specs=(LayerSpec(),) * 4, heads=8, kv_heads=8, head_dim=64, intermediate=2048,
+    vocab=V, tied=False, max_positions=4096, modeling="megatron",
+)  # fmt: skip
+PATH = Path("vocab-parallel")
+ONE, TWO = (replace(PLAIN, depths=(LayerSpec(),) * n) for n in (1, 2))
+
+
+def kept(arch: Architecture, *, again: bool = False) -> float:
+    """Bytes a token that depths, head and loss save."""
+    return head(Run(arch, training=True), PATH, again)[0].saved.tokens
+
+
+def test_a_depth_keeps_its_norms_their_join_a_layer_and_logits_of_its_own() -> None:
+    """Inputs of three norms, 2·h each, with a number of 4 bytes; what `eh_proj` reads, 4·h; the layer; its output, 2·h,
+    beside the stream's joined copy; probabilities in fp32, 4·V. The first norm's input is the final norm's output, of
+    which the head, too, now has a copy.
+    """
+    layer = activations.layer(Run(PLAIN, training=True), LayerSpec()).saved.tokens
+    # the layer's input is counted with the layer
+    own = 3 * (2 * H + 4) + 4 * H + layer + 2 * H + 4 * V
+    assert kept(ONE) - kept(PLAIN) == own
+
+
+def test_a_second_depth_keeps_as_much_but_for_the_first_ones_output() -> None:
+    """Which it reads, and which the join has copied; of the depth before nothing else was kept twice."""
+    assert kept(TWO) - kept(ONE) == kept(ONE) - kept(PLAIN)
+
+
+def test_depths_that_run_again_keep_the_streams_that_they_read() -> None:
+    """The stream before and the embedding, 4·h, and of what follows the copy of the stream and the probabilities."""
+    assert kept(ONE, again=True) - kept(PLAIN) == 4 * H + 2 * H + 4 * V
+
+
+def test_the_last_stage_alone_has_depths_and_a_copy_of_the_embedding() -> None:
+    """One depth: a layer, 2·h² that join, three norms; the copy V·h."""
+    alone = parameters(ONE) - parameters(PLAIN)
+    assert [parameters(stage(ONE, n, 2)) - parameters(stage(PLAIN, n, 2)) for n in (0, 1)] == [0, alone + V * H]
+    assert [bool(chunk(ONE, 1, 2, 2, n).depths) for n in (0, 1)] == [False, True]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tensor_parallel_ranks_cut_what_joins_both_streams(ranks: int) -> None:
+    joins = [t for t in tensors(part(ONE, ranks)) if t.name == "mtp.layers.0.eh_proj.weight"]
+    assert [t.shape for t in joins] == [(H // ranks, 2 * H)]
