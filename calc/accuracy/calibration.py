@@ -103,7 +103,7 @@ def rms(errors: Sequence[float]) -> float:
 class Outcome(NamedTuple):
     """A published job: whether it ran, and its fit probability, estimated without its own source.
 
-    `sought`: it was found by looking for runs that died, so that among such jobs many more died than among all.
+    `sought`: it was found by looking for runs that died, so that a larger share of such jobs died than of all jobs.
     """
 
     id: str

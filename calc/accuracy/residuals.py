@@ -29,8 +29,8 @@ from calc.scenario.words import SHARDED, Family, Sharding
 UNTRACED = frozenset({"workspace"})
 NUMBERS = ("allocated", "held")
 RANGES = ("reserved", "nvidia-smi", "unknown")
-# The parts of a peak that a trace and the ledger tell apart in the same way, by the names that either gives them. All
-# else counts as made in the step: the two differ on when a tensor becomes a gradient, no activation's and no buffer.
+# The parts of a peak that a trace and the ledger tell apart in the same way, by the names that either gives them.
+# Everything else counts as made in the step, since the two differ on when an activation or a buffer becomes a gradient.
 PARTS = {"weights": "weights", "adapter": "weights", "optimizer_states": "states", "master_weights": "states"}
 MADE = "made in the step"
 # a published number further off than this is listed, with its reason
