@@ -1,4 +1,4 @@
-"""What the kernels of a tape do beside multiplying: the bytes they read and write, and how many there are.
+"""The kernels of a tape besides matrix products: the bytes they read and write, and how many there are.
 
 A tape has every tensor that an operation reads, makes, keeps and needs in passing, so the traffic of a piece of a model
 follows from the same operations as its memory. `tests/trace/test_operations.py` compares it with what PyTorch's
@@ -14,7 +14,7 @@ from calc.autograd.tape import NOTHING, Course, Op, Size, Tape, Tensor
 
 
 class Kernels(NamedTuple):
-    """One pass over a tape: bytes that kernels read and write which multiply nothing, and the number of all kernels.
+    """One pass over a tape: bytes that kernels other than products read and write, and the number of all kernels.
 
     `kept`: the tensors that the pass saves for backward, weights among them.
     """
