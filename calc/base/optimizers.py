@@ -52,12 +52,12 @@ class Facts:
     `moments`: states of each element, in the type that it steps in, or in fp32 (`wide`), or `packed`: so many bytes
     each, an fp32 scale for each block of elements included; tensors of fewer than 4,096 stay in fp32 if it is `wide`,
     else in their own type. `factored`: a matrix keeps a row and a column in place of a moment. `paged`: states may
-    leave the GPU under pressure. `implementations`: those that its class can be asked for, what it does unasked first;
-    `steps` has others too, which a scenario may name. `deepspeed`: on flat partitions DeepSpeed's own fused kernel is
-    counted. `in_backward`: it steps each parameter as soon as backward has made its gradient, and cannot otherwise.
-    `scratch`: bytes an element that its step of one parameter takes, whatever the type, in place of `temporaries`.
-    `widens`: it steps in fp32 copies of gradient and weight, whatever their type, once the next gradient is there.
-    `narrow`: its states are bf16 whatever it steps in, which is counted for weights of that type.
+    leave the GPU under pressure. `implementations`: those that its class offers, its default first; `steps` also has
+    others that a scenario may name. `deepspeed`: on flat partitions DeepSpeed's own fused kernel is counted.
+    `in_backward`: it can only step each parameter as soon as backward has made its gradient. `scratch`:
+    bytes an element that its step of one parameter takes, whatever the type, in place of `temporaries`. `widens`: it
+    steps in fp32 copies of gradient and weight, whatever their type, once the next gradient is there. `narrow`: its
+    states are bf16 whatever it steps in, which is counted for weights of that type.
     """
 
     label: str
@@ -127,7 +127,7 @@ _ADAMW_8BIT = Facts(
     moments=2,  # state1, state2: a byte each, and absmax1, absmax2
     packed=BYTE,
     wide=True,  # tensors below min_8bit_size
-    implementations=("foreach",),  # it knows no choice: a kernel of its own steps tensor by tensor, in place
+    implementations=("foreach",),  # no choice: a kernel of its own steps tensor by tensor, in place
     steps=dict.fromkeys(("fused", "foreach", "single"), Step(0, 3)),
     spelled=Spelling(
         torch="bitsandbytes.optim.AdamW8bit",
@@ -199,7 +199,7 @@ OPTIMIZERS: Mapping[str, Facts] = {
         label="Adafactor",
         moments=1,  # variance, of a vector or a flat partition; row_var and col_var of a matrix
         factored=True,
-        implementations=("single", "foreach"),  # foreach only where it is asked for (`_adafactor.py`)
+        implementations=("single", "foreach"),  # foreach only on request (`_adafactor.py`)
         # one by one a single estimate, which becomes the update in place
         steps={"fused": Step(0, 7), "foreach": Step(1, 14), "single": Step(1, 14)},
         spelled=Spelling(

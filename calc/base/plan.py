@@ -33,7 +33,7 @@ Recomputed = Literal[
     "core_attn", "moe_act", "mlp", "moe", "shared_experts", "layernorm", "mla_up_proj", "gdn_norm_out"
 ]  # fmt: skip
 
-# What Megatron-FSDP gives each data-parallel rank a part of.
+# The tensors that Megatron-FSDP shards over data-parallel ranks.
 MegatronShards = Literal["no_shard", "optim", "optim_grads", "optim_grads_params"]
 
 # The words of `Stage`.
@@ -73,16 +73,14 @@ class Path:
     `held`: how long the caller's variables keep the outputs: to the end of `forward`, of another model's forward
     `inside` it, of `backward`, the `step`, the `next` forward, or, in a step of several micro-batches, of the `turn`
     after their own. `kept` is the share of the positions that enter the loss, where the others are cut off by a slice
-    after the head, or before the head (`tiled`).
-    `tile` is the number of tokens whose logits `tiled` or `chunked` has at once (0: an eighth of all), whose gradients
-    `pieces` has, or which `divergence` compares at once, 0 for all, in so many `turns`; `fused` has so many where they
-    are not Liger's. For `ahead` `summed` has the
-    bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for a `vocab-parallel`
-    entropy, for `rows` and for `selective`, that the loss reads a copy of the logits; `apart` says that the entropy
-    reads another.
-    `compiled`: the loss runs in kernels that `torch.compile` has fused.
-    `nll` is the share of the rows that enter a cross entropy of their own, beside their log-probabilities; `shift_copy`
-    then says whether that copies them.
+    after the head, or before the head (`tiled`). `tile` is the number of tokens whose logits `tiled` or `chunked` has
+    at once (0: an eighth of all), whose gradients `pieces` has, or which `divergence` compares at once, 0 for all.
+    `turns`: the number of such tiles of `divergence`, or of `fused` where it is not Liger's. For `ahead` `summed` has
+    the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for a
+    `vocab-parallel` entropy, for `rows` and for `selective`, that the loss reads a copy of the logits; `apart` says
+    that the entropy reads another. `compiled`: the loss runs in kernels that `torch.compile` has fused. `nll` is the
+    share of the rows that enter a cross entropy of their own, beside their log-probabilities; `shift_copy` then says
+    whether that copies them.
 
     `picked`: positions that do not enter the loss are cut off before the head, so that their logits never exist.
     `aside` and `metrics` are bytes for each logit of the loss: those of further tensors that the caller's variables

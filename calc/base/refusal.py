@@ -1,4 +1,4 @@
-"""What cannot be used, as data: who reads a refusal asks for its parts, and only who shows it makes a line of it."""
+"""Refused input as data: code reads the parts of a refusal, and only what shows it to people makes a line of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Refusal(NamedTuple):
-    """A `field` whose value cannot be used: what was `given`, beside what; what is `allowed`, and `by` whom."""
+    """A `field` whose value cannot be used: what was `given`, what is `allowed`, and `by` whom."""
 
     field: str
     given: str | float
@@ -18,5 +18,5 @@ class Refusal(NamedTuple):
         return f"{self.field}: given {self.given}, allowed{self.by and ' '}{self.by}: {self.allowed}"
 
     def of(self, head: str) -> Refusal:
-        """The same of what `head` names, such as `roles.critic.`."""
+        """The same refusal with the name of its part, such as `roles.critic.`, in front of the field."""
         return self._replace(field=f"{head}{self.field}")

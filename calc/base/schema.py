@@ -93,7 +93,7 @@ def _read(schema: Path) -> Mapping[str, Any]:
 
 @functools.cache
 def _compiled(schema: Path) -> Callable[[Any], Any]:
-    """The check of a schema, once for all that may be required at its top: to compile it takes a browser long."""
+    """The check of a schema, compiled once for every choice of required fields: compiling takes long in a browser."""
     root = {rule: value for rule, value in _read(schema).items() if rule != "required"}
     try:
         return fastjsonschema.compile(root, use_default=False)
