@@ -13,16 +13,15 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.: -]*", re.ASCII)  # no path
 _WORD = re.compile(r"bf16|[a-z]+|[0-9]+(?:\.[0-9]+)*(?:bit|[a-z](?![a-z]))?")  # the 2.5vl of a name is two words
-# Words that change no tensor: who made a model, how it was tuned or saved, QLoRA's 4 bits, 16, and the 1M of Qwen's
-# long context; that it refuses nothing, or was trained to be quantised (QAT). `base` is none of them: tuning often adds
-# rows to the vocabulary.
+# Words that change no tensor: a model's maker, its tuning, its file format, QLoRA's 4 bits, 16, the 1M of Qwen's long
+# context, models that refuse nothing, and those trained to be quantised (QAT). `base` is none of them: tuning often
+# adds rows to the vocabulary.
 _SAME = frozenset({
     "meta", "deepseek", "instruct", "chat", "it", "pt", "hf", "thinking", "unsloth", "bnb", "4bit", "bf16", "1m",
     "abliterated", "ds", "qat",
 })  # fmt: skip
 
-# Words that name another architecture than the model's beside whose name they stand: of what it reads or makes, of cut
-# models and of those that draft for it.
+# Words that mean another architecture beside a model's name: other inputs or outputs, pruned models, and draft models.
 _OTHER = frozenset({
     "vl", "vlm", "vision", "omni", "audio", "tts", "ocr", "vla", "internvl", "llava", "embedding", "reranker", "mini",
     "small", "medium", "nano", "tiny", "flash", "moe", "next", "linear", "mamba", "pruned", "reap", "eagle", "eagle3",
@@ -31,8 +30,8 @@ _OTHER = frozenset({
 _SIZE = re.compile(r"[0-9.]+b|[0-9]+m")
 _VERSION = re.compile(r"[0-9]+\.[0-9]+")
 
-# How a checkpoint's weights are stored, where that is not 16 bits, or bitsandbytes' 4 that QLoRA loads: words of names
-# of quantised checkpoints (AWQ, GPTQ, GGUF with its kinds, compressed-tensors, MLX, EXL2 and 3).
+# Formats of a checkpoint's weights other than 16 bits and the 4 of bitsandbytes that QLoRA loads: words in names of
+# quantised checkpoints (AWQ, GPTQ, GGUF with its kinds, compressed-tensors, MLX, EXL2 and 3).
 _STORED = re.compile(
     r"(?<![^\W_])(?:quantized\.)?(awq|gptq|gguf|(?:nv|mx)?fp[48]|int[48]|w[0-9]+a[0-9]+|[2-8]bit|i?q[2-8](?:_[a-z0-9]+)*|exl[23]|mlx"
     r"|aqlm|hqq|autoround)(?![^\W_])(?:[-_]dynamic)?",
@@ -58,8 +57,8 @@ class Names:
     """The ids of models by name.
 
     `listed`: by id, Hugging Face name and alias, casefolded. `spelled`: by the plain words of these and of the name for
-    readers, where they are of one model alone. `unlike`: the reason why a name that looks like a model's is of another,
-    by its words.
+    readers, where they are of one model alone. `unlike`: the reason why a name that looks like a model's is another's,
+    by the words of that name.
     """
 
     listed: Mapping[str, str]
@@ -67,7 +66,7 @@ class Names:
     unlike: Mapping[str, str] = field(default_factory=dict)
 
     def alike(self, name: str) -> str | None:
-        """The id of the model whose name this is, spelled otherwise."""
+        """The id of the model whose name this is in another spelling."""
         return None if self.refusal(name) or not _NAME.fullmatch(name) else self.spelled.get(plain(name))
 
     def refusal(self, name: str) -> str:
@@ -81,17 +80,16 @@ class Names:
         return f"not {original}: its weights are stored as {form}, which is not modelled"
 
     def quantised(self, name: str) -> tuple[str, str] | None:
-        """The id of the model of whose weights this is the name of a quantised checkpoint, and how they are stored."""
+        """The id of the model whose quantised checkpoint has this name, and the format of its weights."""
         last = name.rpartition("/")[2].casefold()
         forms, rest = _STORED.findall(last), _STORED.sub("", last).rstrip("-_. ")
         known = self.spelled.get(plain(rest)) if forms and _NAME.fullmatch(rest) else None
         return (known, " ".join(forms).upper()) if known else None
 
     def within(self, name: str) -> str | None:
-        """The id of the model with whose name and size another begins, ends or goes on, as those of its tuned do.
+        """The id of the model whose name and size a longer name contains, as names of fine-tuned models do.
 
-        None where a word beside them says that the architecture is another, another size stands there, or a version
-        behind.
+        None if a word beside them names another architecture, or another size or a version number follows.
         """
         said = plain(name).split()
         runs = [(start, stop) for stop in range(1, len(said) + 1) for start in range(stop)]
@@ -104,7 +102,7 @@ class Names:
 
 
 def names(models: Iterable[Model]) -> Names:
-    """The names of these models, none of which two of them list."""
+    """The names of these models, each listed by one of them alone."""
     listed: dict[str, str] = {}
     spelled: dict[str, str] = {}
     unlike: dict[str, str] = {}

@@ -22,7 +22,7 @@ ALIKE = 0.5  # of difflib's measure
 FEW = 4  # names that are put forward at once
 
 
-# What trains elsewhere, and why it is no GPU of the catalog.
+# Devices that train and are no GPUs of the catalog, each with the reason.
 ELSEWHERE = (
     (
         re.compile(r"\b(?:apple|i?mac|macbook|mps|m[1-9][ -]?(?:pro|max|ultra)?)\b"),
@@ -32,7 +32,8 @@ ELSEWHERE = (
     (re.compile(r"\bcpus?\b"), "a job without a GPU is not modelled"),
 )
 
-# Models that people train and no file describes: what of theirs is not modelled, and the nearest that is, if one is.
+# Models that people train and no file describes: the feature that is not modelled, and the nearest modelled one, if
+# any.
 _IMAGES = "reads images, and its vision tower is not modelled"
 _SOUND = "hears or speaks, which is not modelled"
 UNMODELLED = tuple(
@@ -92,13 +93,13 @@ UNMODELLED = tuple(
 
 
 def unmodelled(name: str) -> str:
-    """The reason why a name is that of no model which could be in the catalog; empty if it may be one."""
+    """The reason why the catalog cannot have the model of this name; empty if it could."""
     given = name.rpartition("/")[2].casefold()[:LONGEST]
     return next((why for pattern, why in UNMODELLED if pattern.search(given)), "")
 
 
 def elsewhere(name: str) -> str:
-    """The reason why a name is that of no GPU which could be in the catalog; empty if it may be one."""
+    """The reason why the catalog cannot have the GPU of this name; empty if it could."""
     given = name.casefold()[:LONGEST]
     return next((why for pattern, why in ELSEWHERE if pattern.search(given)), "")
 
