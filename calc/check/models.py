@@ -125,7 +125,7 @@ def listed_layers(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def images(model: Model, _: Catalog) -> Iterator[str]:
-    """No field of a vision tower is a misspelt one, in whose place the class's default would stand."""
+    """No field of a vision tower is misspelt: the class's default would silently take its place."""
     given, sight = model.config.get("vision_config", {}), SEEING.get(model.config["model_type"])
     known = sight.defaults if sight else {}
     for name in given.keys() - known.keys():
@@ -134,9 +134,9 @@ def images(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def kinds(catalog: Catalog, _: Path) -> Iterator[str]:
-    """A config's field is of the kind, a number or a list, say, that it is of in all other models.
+    """A config's field has the kind, say number or list, that it has in all other models.
 
-    What changes no tensor is read by nobody else. Where two models alone have a field, nobody knows which is wrong.
+    No other rule reads the fields that change no tensor. Where only two models have a field, neither is refused.
     """
     given = {(model.id, name): value for model in catalog.models.values() for name, value in _inner(model).items()}
     found: dict[str, Counter[str]] = defaultdict(Counter)
@@ -186,9 +186,9 @@ def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def active_in_name(model: Model, _: Catalog) -> Iterator[str]:
-    """The parameters that a token uses are those that a name says, as A3B does of Qwen3 30B-A3B.
+    """The active parameters are those that a name states, such as the A3B of Qwen3 30B-A3B.
 
-    A name may leave out a fraction, as the A1B of LFM2 8B A1B does, of 1.5 billion.
+    A name may leave out a fraction: the A1B of LFM2 8B A1B stands for 1.5 billion.
     """
     if not (said := re.search(r"(?<![A-Za-z0-9])[Aa]([0-9]+(?:\.[0-9]+)?)[Bb](?![A-Za-z0-9])", model.name)):
         return
@@ -201,7 +201,7 @@ def active_in_name(model: Model, _: Catalog) -> Iterator[str]:
 def names(model: Model, catalog: Catalog) -> Iterator[str]:
     """A model has each name once, the one for readers is no Hugging Face name, and its config.json is its own.
 
-    What it is unlike is no model of the catalog.
+    No name under `unlike` is a model of the catalog.
     """
     own = [name.casefold() for name in (model.id, model.hf, *model.aliases)]
     for index, name in enumerate(own[2:]):

@@ -35,7 +35,7 @@ RATES: Mapping[str, tuple[str, ...]] = {
     "decode": ("batch", "kv_len", "seconds", "eager_seconds", "tokens_per_second"),
     "copy": ("bytes", "seconds", "gbs"),
 }
-# What each rate is worked out from; a copy within the device reads its bytes, and writes them.
+# The fields from which each rate is computed; a copy within the device reads and writes its bytes.
 WORK: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "tflops": lambda rate: 2 * rate["tokens"] * rate["inputs"] * rate["outputs"] / rate["seconds"] / 1e12,
     "tokens_per_second": lambda rate: rate["batch"] / rate["seconds"],
@@ -66,7 +66,7 @@ def scenario(record: Record, catalog: Catalog) -> Iterator[str]:
 
 
 def named(record: Record, catalog: Catalog) -> Iterator[str]:
-    """What the id of a record of the harness or the tracer says of its job is what the scenario says."""
+    """The id of a record of the harness or the tracer agrees with its scenario."""
     if record["class"] not in ("measured", "traced"):
         return
     job = flatten(record["scenario"])
@@ -195,7 +195,7 @@ def _reckoned(printed_value: Fraction, value: float, note: str) -> bool:
 
 
 def quoted_card(record: Record, catalog: Catalog) -> Iterator[str]:
-    """A card in the quote is the scenario's, or the note says `gpu=`, and why another stands for it."""
+    """A card in the quote is the scenario's, or the note says `gpu=` and why another stands for it."""
     name = record["scenario"]["gpu"]
     kinds = {card.partition("-")[0].removeprefix("rtx") for card in catalog.gpus}
     words = {word.removeprefix("rtx") for word in re.findall("[a-z0-9]+", record.get("quote", "").casefold())}
@@ -205,7 +205,7 @@ def quoted_card(record: Record, catalog: Catalog) -> Iterator[str]:
 
 
 def quoted_method(record: Record, _: Catalog) -> Iterator[str]:
-    """A quote that says LoRA or QLoRA is of that method, or the note says `method=`, and why not.
+    """A quote that says LoRA or QLoRA has a scenario of that method, or the note says `method=` and the reason.
 
     A source may call adapters over four bits LoRA.
     """
@@ -297,7 +297,7 @@ def device(record: Record, _: Catalog) -> Iterator[str]:
 
 
 def counted(record: Record, catalog: Catalog) -> Iterator[str]:
-    """The parameters that were seen are those of the model, where it has neither adapters nor a head for values."""
+    """The observed number of parameters is the model's, unless it has adapters or a value head."""
     seen, job = record.get("observed", {}).get("parameters"), record["scenario"]
     if (
         seen is None
@@ -310,7 +310,7 @@ def counted(record: Record, catalog: Catalog) -> Iterator[str]:
 
 
 def first(record: Record, _: Catalog) -> Iterator[str]:
-    """A first comparison was made on a day that has been; what a scenario lacks is said, where it lacks something."""
+    """A first comparison was made on a past day; a scenario that lacks something says what."""
     if (blind := record.get("blind")) is None:
         return
     if (blind["said"] == "all") != (blind["lacks"] is None):

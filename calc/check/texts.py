@@ -19,14 +19,14 @@ _NOWHERE = re.compile(
     r"(?=[:/?#]|$))",
     re.IGNORECASE,
 )
-# Pages that say something else to the next reader: what a search found, or what a chat said.
+# Pages that show the next reader something else: search results and chats.
 _FOUND = re.compile(
     r"https?://(?:[a-z0-9-]+\.)*(?:google\.[a-z.]+/search|bing\.com/(?:search|chat)|duckduckgo\.com|chatgpt\.com"
     r"|chat\.openai\.com|claude\.ai|gemini\.google\.com|perplexity\.ai|copilot\.microsoft\.com)(?![\w.-])",
     re.IGNORECASE,
 )
 _LETTER = re.compile(r"[^\W\d_]")
-# Of a file that only its owner has, and what a browser would run.
+# Addresses of files that only their owner has, and of code that a browser would run.
 _PATH = re.compile(r"(?:~?/|[A-Za-z]:\\|(?:file|javascript|vbscript|data):)\S", re.IGNORECASE)
 _MARKUP = re.compile(r"[<>|*`\[\]{}\\]")
 # Words that stand in for a source that is missing, or was to be written later.
