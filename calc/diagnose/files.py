@@ -57,7 +57,7 @@ def _blocks(lines: list[Line]) -> Iterator[list[str]]:
 
 
 def _read(block: list[str]) -> dict[str, Any] | None:
-    """The mapping of a block: as YAML, or, if that is not to be had, the fields that stand on lines of their own."""
+    """The mapping of a block: as YAML or, if it is none, the fields that stand on lines of their own."""
     if sum(1 for line in block if _FIELD.fullmatch(line[:2000])) < _LEAST:
         return None
     text = "\n".join(block)

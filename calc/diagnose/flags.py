@@ -1,4 +1,4 @@
-"""The flags of one command, asked by name: what was asked is known afterwards, so what nobody read can be named."""
+"""The flags of one command, read by name; those that were read are remembered, so that the others can be named."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Flags:
         return None if self.text(*names) is None else self.on(*names)
 
     def recomputed(self, *names: str) -> str | None:
-        """What the switch of checkpointing says, as the field does; None if it is not set."""
+        """The switch of checkpointing as a value of the field; None if it is not set."""
         on = self.switch(*names)
         return None if on is None else "full" if on else "none"
 
     def machine(self, each: tuple[str, ...], nodes: tuple[str, ...]) -> dict[str, Any]:
-        """The numbers of GPUs that names for one node, `each`, and for the number of `nodes` say."""
+        """The numbers of GPUs by flags for those of one node, `each`, and for the number of `nodes`."""
         own, count = self.integer(*each), self.integer(*nodes) or 1
         return {"gpus": own and own * count, "gpus_per_node": own if own and count > 1 else None}
 
@@ -74,7 +74,7 @@ class Flags:
         return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
 
     def left(self, ignored: re.Pattern[str]) -> list[str]:
-        """The settings that nobody asked for, those that decide no memory left out."""
+        """The settings that nothing has read, without those that decide no memory."""
         return [name for name in self.values if name not in self.asked and not ignored.search(name)]
 
 
@@ -111,7 +111,7 @@ def of(command: Command) -> Flags:
 
 
 def _next(word: str, given: list[str]) -> bool:
-    """True if a word is no more of a setting's value: it begins the next, or is the program that a launcher starts."""
+    """True if a word ends a setting's value: it begins the next setting, or is the program that a launcher starts."""
     if _OVERRIDE.fullmatch(word) or re.match(r"--?[A-Za-z]", word) or word in ("--", "&"):
         return True
     return bool(given) and (

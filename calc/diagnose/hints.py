@@ -1,4 +1,4 @@
-"""What a text says of a job in passing: in a question's own words, or by the files that a traceback runs through.
+"""Hints at a job in passing: in a question's own words, or by the files that a traceback runs through.
 
 People write "LoRA on 8x A100, batch size 1, ZeRO-3" above an error and paste no command. Each hint is a field that no
 command states; what is taken from it is named as assumed.

@@ -97,7 +97,7 @@ def _fitting(given: dict[str, Any]) -> None:
 def _newer(place: str, given: Mapping[str, Any], catalog: Catalog) -> str | None:
     """The first release of Transformers that has the job's model, where the field that decides it names an older one.
 
-    Who died in a step had the model loaded, by a Transformers newer than the framework's own.
+    A job that died in a step had loaded its model, so its Transformers was newer than the framework's own.
     """
     if place not in ("framework", "trainer") and not place.startswith("versions."):
         return None
@@ -125,7 +125,7 @@ def _place(place: str, given: Mapping[str, Any]) -> str:
 
 
 def _assumed(reading: Reading, s: Scenario, given: Mapping[str, Any], more: Mapping[str, Any]) -> tuple[Assumed, ...]:
-    """What was taken for what nobody said: by the reading, and as defaults of the framework."""
+    """Everything assumed because the text does not say it: by the reading, and as defaults of the framework."""
     read = [each for each in reading.assumed if each.field not in more and given.get(each.field) == each.value]
     whole = flatten(s.as_dict())
     whose = f"the default of {s.framework} {s.framework_version}"

@@ -1,4 +1,4 @@
-"""What a pasted text says of a job: fields of a scenario, the error, the phase, and what could not be read.
+"""A pasted text read as a job: fields of a scenario, the error, the phase, and what could not be read.
 
 A text may hold a command, files of settings, a scenario, an error and a traceback at once, in any order.
 """
@@ -39,11 +39,11 @@ from calc.diagnose.frames import Told
 from calc.resolve.parse import given
 from calc.scenario.scenario import SCHEMA
 
-# What tells a scenario from another file of settings: these fields and nothing a trainer calls by the same name.
+# The fields that tell a scenario from another file of settings: no trainer has settings of these names.
 SCENARIO = ("task", "gpu")
 PINNING = re.compile(r"pinned_max_round_threshold_mb ?: ?(\d{1,7})")
 SEGMENTS = re.compile(r"expandable_segments ?: ?True", re.IGNORECASE)
-# Where a traceback shows whose code runs.
+# Paths in a traceback that show whose code runs.
 FRAMEWORKS: tuple[tuple[str, str], ...] = (
     (r"/openrlhf/|/openllama2/|\b\w+ModelRayActor\b", "openrlhf"),
     (r"/verl/(?:workers|trainer|single_controller|third_party)|\bWorkerDict\b", "verl"),
@@ -99,7 +99,7 @@ COMMANDS: tuple[tuple[str, Commands], ...] = (
 
 
 class Reader(NamedTuple):
-    """What reads a command of `project`, and the flags of it that decide no memory.
+    """The function that reads a command of `project`, and the flags of it that decide no memory.
 
     `versioned`: the command says which FSDP it runs, or its project has one alone.
     """
@@ -149,7 +149,7 @@ class Reading:
 
 
 def read(text: str, catalog: Catalog) -> Reading:
-    """What `text` says; a reading without `parts` if nothing in it is recognised."""
+    """The reading of `text`; without `parts` if nothing in it is recognised."""
     lines = pasted.lines(text)
     found = Reading()
     _settings(found, text, lines, catalog)
@@ -326,7 +326,7 @@ def _described(text: str, catalog: Catalog) -> bool:
 
 
 def _in_passing(found: Reading, text: str) -> None:
-    """What a text without a command says in its own words, or by the files of its traceback."""
+    """Reads the hints of a text without a command: its own words, and the files of its traceback."""
     for name, value in hints.fields(text):
         if name not in found.fields:
             _assume(found, name, value, "the text names it")

@@ -36,7 +36,7 @@ PINNED_MIB = 64  # a threshold below every block that counts: an embedding, a la
 HELPS = 0.01  # of the peak: less is no help
 EVENTS = 1_000_000  # of all replays for a diagnosis: about a second of a processor
 KEPT = ("global_batch", "rollout.batch", "rollout.n")  # fields that define what a step learns from
-# What defines a job for a search over everything else.
+# The fields that define a job for a search over everything else.
 DEFINING = (
     "model", "task", "gpu", "gpus", "gpus_per_node", "host_memory", "seq_len", "prompt_len", "response_len",
     "expected_len", "packing", "global_batch", "rollout.batch", "rollout.n", "trainer",
@@ -301,7 +301,7 @@ def _events(e: Estimate) -> int:
 
 
 def overshoot(e: Estimate, *, host: bool) -> float:
-    """The share of what there is that a job needs where it needs most of it: of a card, or, for `host`, of a node.
+    """The largest share of the memory there is that a job needs: of a card or, for `host`, of a node.
 
     A card on which vLLM does not start counts as one more.
     """

@@ -68,7 +68,7 @@ def settings(text: str) -> Flags | None:
 
 
 def _loaded(found: dict[str, str], call: Call, *, unsloth: bool) -> None:
-    """What the loading of a model says; a tokenizer's names the model as well, where nothing else does."""
+    """The settings in the loading of a model; a tokenizer's names the model as well, where nothing else does."""
     named = call.keywords
     given = named.get("model_name", named.get("pretrained_model_name_or_path", call.first))
     if "AutoModel" in call.name or unsloth or call.name.startswith("model"):

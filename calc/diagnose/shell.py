@@ -23,7 +23,7 @@ _COMMENT = re.compile(r"(?:^|\s)#.*$", re.MULTILINE)
 _LISTED = re.compile(r"""\[\s*(?:'[^'\n]*'|"[^"\n]*")(?:\s*,\s*(?:'[^'\n]*'|"[^"\n]*"))*\s*,?\s*\]""")
 _ITEM = re.compile(r"""'([^']*)'|"([^"]*)\"""")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_]\w*(?:\.\w+)+=.*", re.DOTALL)
-_WHOLE = 32_768  # characters of a line that are split into words, which shlex takes the longer over the longer one is
+_WHOLE = 32_768  # characters of a line that are split into words: shlex's time grows faster than a line
 _ROOM = 100_000  # characters that variables, or arrays, may add to the commands of a text: each may hold another twice
 _OPERATORS = {"&&", "||", ";", "|", "&"}
 _STARTS = (

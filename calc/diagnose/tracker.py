@@ -14,7 +14,7 @@ from calc.diagnose.pasted import LONGEST, Line
 
 UNITS = {"B": 1, **oom_message.UNITS}  # those of PyTorch's messages
 TOTAL = "Total"
-# What the tracker tells apart, by what an estimate calls it, with the components of the ledger that are the same.
+# The kinds of memory that the tracker tells apart, by their names in an estimate, with the ledger's components of each.
 # A gradient of an activation is Temp there, and stands with the layer that makes it here.
 KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "the weights": (
