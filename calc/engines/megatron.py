@@ -149,7 +149,9 @@ class Megatron(Holder):
         return lines
 
     def here(self, elements: int) -> int:
-        """Those of `elements` parameters whose masters and moments are on the GPU: whole ones, the last of them."""
+        """The number of the `elements` parameters whose masters and moments are on the GPU: whole ones, the last of
+        them.
+        """
         return elements - round(self.hosted * elements)
 
     def accumulated(self, own: Buffer) -> Line:

@@ -35,7 +35,7 @@ class Unstarted(NamedTuple):
 class Cache(NamedTuple):
     """The KV cache of one rank: its size, and the number of `sequences` of the full length that it holds at once.
 
-    `refusal`: the reason that the engine would not start. `crowded`: that is because others leave it less than its
+    `refusal`: the reason that the engine would not start. `crowded`: the reason is that others leave it less than its
     share, so that a smaller share may do.
     """
 

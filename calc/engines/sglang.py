@@ -24,8 +24,9 @@ NAME = "SGLang"
 # Bytes for each logit of a decoding step: the head's product, its cast to fp32, and a softmax of that beside it, or its
 # logarithm (`layers/logits_processor.py`, `logits.float()`; `layers/sampler.py`)
 LOGIT = 10
-# What its process keeps while it sleeps, beside a CUDA context and NCCL's buffers for one group, 1.40 GiB as they are
-# counted here: 3.17 GiB in all on an H100 with engines of two GPUs, 3.24 on an H200 (THUDM/slime, issues 1767 and 1951)
+# Bytes that its process keeps while it sleeps, beside a CUDA context and NCCL's buffers for one group, 1.40 GiB as they
+# are counted here: 3.17 GiB in all on an H100 with engines of two GPUs, 3.24 on an H200 (THUDM/slime, issues 1767 and
+# 1951)
 KEPT = int(1.81 * GiB)
 # Tokens of one prefill by a card's memory (`server_args.py`, `_handle_gpu_memory_settings`): bytes below which a card
 # takes so many
@@ -65,7 +66,7 @@ class Sglang:
         return [kv_cache.weights(ROLE, self.arch, self.tensor_parallel)]
 
     def working(self) -> list[Line]:
-        """What a step takes beside the share: a prefill's activations, or the logits of all sequences."""
+        """The memory that a step takes beside the share: a prefill's activations, or the logits of all sequences."""
         rows = min(self.max_num_seqs, self.chunk)
         return [kv_cache.profile(ROLE, self.arch, self.chunk, rows, LOGIT, self.tensor_parallel)]
 
@@ -74,7 +75,7 @@ class Sglang:
         return [kv_cache.graphs(ROLE, self.arch)] if self.serving.graphs else []
 
     def asleep(self) -> list[Line]:
-        """What its kernels keep: weights, cache and graphs are given back (`release_memory_occupation`)."""
+        """The memory that its kernels keep: weights, cache and graphs are given back (`release_memory_occupation`)."""
         return [kv_cache.kept(ROLE, KEPT)]
 
     def with_weights(self) -> list[Line]:
