@@ -27,8 +27,8 @@ def estimate(s: Scenario, catalog: Catalog | None = None, *, replays: bool = Tru
     """The memory of `s`, phase by phase, and whether it fits its GPUs.
 
     With `replays`, PyTorch's allocator is replayed where all blocks are known, which says what fragmentation takes.
-    Without, a measured share stands for that everywhere: the same tensors at a tenth of the time, for who reads neither
-    the verdict nor what is reserved.
+    Without, a measured share stands for that everywhere: the same tensors in a tenth of the time, for callers that read
+    neither the verdict nor reserved memory.
 
     Raises CatalogError where the scenario's GPU or model is not in `catalog`.
     """
@@ -76,12 +76,12 @@ def on_gpus(s: Scenario, groups: Sequence[Group]) -> int:
 
 
 def host_notes(host: HostMemory, needed: int, beside: int) -> list[str]:
-    """What a node needs of its host, where that is more than it is known to have."""
+    """The note on a node that needs more host memory than it is known to have."""
     return [f"host memory: {gb(needed)} needed, compared with {host}"] if host.short(needed, beside) else []
 
 
 def paged_out(groups: Sequence[Group]) -> list[str]:
-    """What of paged optimizer states the fullest card has no room for, in one line."""
+    """The note on paged optimizer states for which the fullest card has no room."""
     left = max([line.left for g in groups for phase in g.phases for line in phase.moment.lines], default=0)
     if not left:
         return []

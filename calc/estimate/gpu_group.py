@@ -299,7 +299,7 @@ class Shared:
 
     @property
     def caching(self) -> runtime.Caching:
-        """How sizes of blocks differ from batch to batch: a trainer's packs are nearly full, but not quite."""
+        """The way block sizes differ from batch to batch: a trainer's packs are nearly full, but not quite."""
         s = self.job.s
         if s.expandable_segments:
             return "one segment"
@@ -340,7 +340,7 @@ def judged(
     if peak.device_bytes <= usable and any(line.left for line in peak.lines):
         high = min(high, usable)  # more of the paged states leave
     most = max([phase.moment.allocated_bytes for phase in phases])
-    # what the allocator holds back is a part of the blocks that it keeps
+    # fragmentation is a part of the blocks that the allocator keeps
     kept = max(max(0, runtime.cached(p.moment.lines, caching) - p.moment.held_back) for p in phases)
     return Group(
         name=name,

@@ -127,7 +127,7 @@ def trainer(s: Scenario) -> list[str]:
 
 
 def runs(s: Scenario) -> str:
-    """What runs, with its version: the framework, or the trainer and the PyTorch that it runs on."""
+    """The code that runs, with its version: the framework, or the trainer and the PyTorch that it runs on."""
     if not trainer(s):
         return f"{s.framework}=={s.framework_version}"
     versions = s.versions or {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# Who runs, the part of the model, and the operation on its tape: `actor: loss: logits: to fp32`.
+# The role that runs, the part of the model, and the operation on its tape: `actor: loss: logits: to fp32`.
 _NAMED = re.compile(r"(?P<who>(?:.*?[:,] )??)(?P<part>first layer|layer|recompute|logits|loss): (?P<operation>.+)")
 _PARTS = {"recompute": "layer, recomputed: ", "layer": "layer: ", "logits": "", "loss": ""}
 _WHOLE = {
@@ -44,7 +44,7 @@ def spoken(instant: str) -> str:
 
 
 def _split(instant: str) -> tuple[str, str]:
-    """Who runs, and what; a name without the first is all of it."""
+    """The role that runs, and the rest of the name; without a role, "" and the whole name."""
     who, joint, name = instant.rpartition(": ")
     return who + joint, name
 
