@@ -11,7 +11,7 @@ from calc.base.refusal import Refusal
 from calc.models.architecture import Architecture, ConfigError
 from calc.scenario.scenario import Scenario
 
-# families that Megatron-core's own layers are, by number and order of their tensors
+# families whose layers are Megatron-core's own, by number and order of their tensors
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 # and those whose attention is a gated delta rule in most layers (`experimental_attention_variant gated_delta_net`)
 LINEAR = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -31,9 +31,9 @@ def modelled(
 ) -> Architecture:
     """The model as Megatron-core has it: fused projections and norms, attention without a window.
 
-    `linear`: from when on what runs has linear attention that was read, if it is older; `by_head`: that of
-    mcore-bridge. Raises ConfigError for `field`, by which Megatron was asked for as `given`, and which would have to be
-    `other`, if it has other layers than those that were read.
+    `linear`: the first release whose linear attention was read, if an older one runs; `by_head`: it is mcore-bridge's.
+    Raises ConfigError for a model with layers that were not read: of `field`, by whose value `given` Megatron trains
+    and whose value would have to be `other`.
     """
     if linear and arch.family in LINEAR:
         raise ConfigError(field, given, f"{other} for the family {arch.family}, or {linear}")
@@ -85,7 +85,9 @@ def notes(s: Scenario) -> Iterator[str]:
 
 
 def spread_fault(s: Scenario, given: str) -> Refusal | None:
-    """Why the GPUs of a stage cannot share experts as `s` asks, `given` beside that, in one line; None if they can."""
+    """The reason why the GPUs of a stage cannot share experts as `s` asks, `given` beside that, in one line; None if
+    they can.
+    """
     ranks, asked = s.gpus // s.pipeline_parallel, s.expert_parallel * s.expert_tensor_parallel
     if ranks % asked:
         return Refusal("expert_parallel", f"{s.expert_parallel} {given}", f"a divisor of a stage's {ranks} GPUs")

@@ -1,4 +1,4 @@
-"""EasyR1, hiyouga's fork of verl for models that see: what it shares with verl, and where its releases differ.
+"""EasyR1, hiyouga's fork of verl for vision-language models: what it shares with verl, and where its releases differ.
 
 Read at the tags v0.3.0, v0.3.1 and v0.3.2: `fsdp_workers.py`, `actor/dp_actor.py`, `sharding_manager/fsdp_vllm.py` and
 `rollout/vllm_rollout_spmd.py` of `verl/workers`, `verl/utils/torch_functional.py`, and `examples/config.yaml`, which

@@ -87,7 +87,7 @@ def path(s: Scenario, usual: Path) -> Path:
 
 
 def notes(s: Scenario) -> Iterator[str]:
-    """What of Axolotl is computed otherwise."""
+    """Notes on parts of Axolotl that are computed otherwise."""
     yield from shared.told(s, RELEASES)
     if s.lora and not s.lora.dropout:
         yield "lora_mlp_kernel, lora_qkv_kernel, lora_o_kernel: on by themselves without dropout, computed as off"

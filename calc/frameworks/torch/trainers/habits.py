@@ -34,7 +34,9 @@ def ran(s: Scenario, releases: Mapping[str, Pins]) -> str:
 
 
 def sharded(given: Mapping[str, Any], several: str = "ddp", one: str = "none") -> str:
-    """How GPUs share weights unless `given` says it: `several` where more than one has the same layers, else `one`."""
+    """The sharding of weights unless `given` says it: `several` where more than one GPU has the same layers, else
+    `one`.
+    """
     copies = int(given.get("gpus", 1)) // together(given) * int(given.get("context_parallel", 1))
     return str(given.get("sharding", several if copies > 1 else one))
 
@@ -72,7 +74,7 @@ def liger(task: str, given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def liger_notes(s: Scenario) -> Iterator[str]:
-    """The note on what of Liger's kernels is computed otherwise."""
+    """The note on those of Liger's kernels that are computed otherwise."""
     if s.kernels == "liger" and s.architecture.experts:
         yield LIGER
 

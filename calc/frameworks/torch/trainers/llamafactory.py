@@ -103,6 +103,6 @@ def path(s: Scenario, usual: Path) -> Path:
 
 
 def notes(s: Scenario) -> Iterator[str]:
-    """What of LLaMA-Factory is computed otherwise."""
+    """Notes on parts of LLaMA-Factory that are computed otherwise."""
     yield from shared.told(s, RELEASES)
     yield from shared.liger_notes(s)

@@ -144,7 +144,7 @@ def path(s: Scenario, usual: Path) -> Path:
 
 
 def notes(s: Scenario) -> Iterator[str]:
-    """What of torchtitan is computed otherwise."""
+    """Notes on parts of torchtitan that are computed otherwise."""
     yield from shared.told(s, RELEASES)
     if s.compile == "none":
         yield "compile.enable is off unless asked for, with compile: model-and-loss"

@@ -165,7 +165,7 @@ def compiles_loss(s: Scenario) -> bool:
 
 
 def notes(s: Scenario) -> Iterator[str]:
-    """What of torchtune is computed otherwise."""
+    """Notes on parts of torchtune that are computed otherwise."""
     yield from shared.told(s, RELEASES)
     if s.architecture.family not in ROTATED:
         yield f"layers of {s.architecture.family} are computed as Transformers'"
