@@ -18,7 +18,7 @@ PRECISIONS = ("bf16", "mixed", "fsdp-mixed", "fp32")
 
 
 def launch(s: Scenario) -> Launch:
-    """The command for `s` with its files; raises LaunchError if no setting says what the job cannot do without."""
+    """The command for `s` with its files; raises LaunchError if a setting is missing that the job needs."""
     files = {FILE: hugging_face.yaml(settings(s)), **hugging_face.sharding_files(s)}
     hugging_face.reference(s)
     command = f"axolotl train {FILE}"

@@ -21,7 +21,9 @@ SAYABLE = ("reference.offload.parameters",)
 
 
 def launch(s: Scenario) -> Launch:
-    """The command for `s`, which runs in a clone of the repository; raises LaunchError where no key says the job."""
+    """The command for `s`, which runs in a clone of the repository; raises LaunchError if a key is missing that the job
+    needs.
+    """
     command = shell.command("python3 -m verl.trainer.main", keys(s))
     return Launch(shell.setting(s, command), notes=tuple(notes(s)))
 

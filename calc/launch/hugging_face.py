@@ -1,4 +1,4 @@
-"""What commands share that start Transformers' Trainer: its arguments, a file for DeepSpeed, and YAML."""
+"""The parts that commands for Transformers' Trainer share: its arguments, a file for DeepSpeed, and YAML."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def device(offloaded: bool) -> str:
 
 
 def sizes(s: Scenario) -> dict[str, Any]:
-    """The sizes of DeepSpeed's configuration that the trainer's own file has otherwise than DeepSpeed."""
+    """The sizes of DeepSpeed's configuration in which the trainer's own file differs from DeepSpeed's defaults."""
     config = s.keeps.deepspeed
     assert config
     usual = DeepSpeed(config.version)

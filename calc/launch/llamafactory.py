@@ -20,7 +20,7 @@ ATTENTION = {"flash": "fa2", "sdpa": "sdpa", "eager": "disabled"}
 
 
 def launch(s: Scenario) -> Launch:
-    """The command for `s` with its files; raises LaunchError if no setting says what the job cannot do without."""
+    """The command for `s` with its files; raises LaunchError if a setting is missing that the job needs."""
     files = {FILE: hugging_face.yaml(settings(s)), **hugging_face.sharding_files(s)}
     start = f"llamafactory-cli train {FILE} {shell.assigned('dataset', Placeholder('DATASET', 'name of the data'))}"
     hugging_face.reference(s)

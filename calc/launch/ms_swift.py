@@ -26,7 +26,7 @@ PRECISIONS = {
 
 
 def launch(s: Scenario) -> Launch:
-    """The command for `s` with its files; raises LaunchError if no flag says what the job cannot do without."""
+    """The command for `s` with its files; raises LaunchError if a flag is missing that the job needs."""
     hugging_face.reference(s)
     files = hugging_face.sharding_files(s)
     if s.sharded.family == "fsdp":

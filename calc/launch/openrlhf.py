@@ -24,7 +24,7 @@ DATASET = Placeholder("DATASET", "name or path of the training data")
 
 
 def launch(s: Scenario) -> Launch:
-    """The command for `s`; raises LaunchError if a flag is missing that the job cannot do without."""
+    """The command for `s`; raises LaunchError if a flag is missing that the job needs."""
     command = ray(s) if s.rollout else supervised(s)
     return Launch(shell.setting(s, command), notes=tuple(notes(s)))
 

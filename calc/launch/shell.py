@@ -178,7 +178,7 @@ def needs(name: str, why: str) -> str:
 
 
 def runner(s: Scenario) -> tuple[str, str]:
-    """Who runs the job, and in which release: the framework, or with plain PyTorch the trainer."""
+    """The code that runs the job, and its release: the framework, or with plain PyTorch the trainer."""
     if s.framework == "torch" and s.trainer in s.versions:
         return s.trainer, s.versions[s.trainer]
     return s.framework, s.framework_version

@@ -31,7 +31,7 @@ EXPERIMENTAL = "0.26.0"  # trainers without a command moved there
 
 
 def launch(s: Scenario) -> Launch:
-    """The command for `s` with its files; raises LaunchError if no flag says what the job cannot do without."""
+    """The command for `s` with its files; raises LaunchError if a flag is missing that the job needs."""
     if s.task not in COMMANDS:
         allowed = f"allowed for a command of trl: {', '.join(COMMANDS)}"
         place = "trl.experimental" if at_least(s.framework_version, EXPERIMENTAL) else "trl.trainer"

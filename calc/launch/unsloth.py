@@ -19,7 +19,7 @@ CHECKPOINTING = {("full", True): "unsloth", ("full", False): "true", ("none", Fa
 
 
 def launch(s: Scenario) -> Launch:
-    """The command for `s` with its file; raises LaunchError if no setting says what the job cannot do without."""
+    """The command for `s` with its file; raises LaunchError if a setting is missing that the job needs."""
     train = f"unsloth train --config {FILE} --dataset {Placeholder('DATASET', 'name of the training data')}"
     files = {FILE: hugging_face.yaml(settings(s))}
     start = shell.command("torchrun", [*shell.torchrun(s), ("--no-python", train)]) if s.gpus > 1 else train

@@ -20,7 +20,7 @@ SAYABLE = ("micro_batch", "sharding", "reference.precision", "offload.parameters
 
 
 def launch(s: Scenario) -> Launch:
-    """The command for `s`; raises LaunchError if a key is missing that the job cannot do without."""
+    """The command for `s`; raises LaunchError if a key is missing that the job needs."""
     if not s.rollout:
         return verl_sft.launch(s)
     command = shell.command("python3 -m verl.trainer.main_ppo", keys(s))
