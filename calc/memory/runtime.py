@@ -36,9 +36,9 @@ NCCL_PEER = 3_280_000_000 // 7
 # RCCL was measured on MI250X: 1 GiB for a process's first communicator, and 0.65 GiB, what the channels above come
 # to, for each further one (github.com/Lumi-supercomputer/LUMI-AI-Guide, issue 111).
 RCCL_START = int(0.35 * GiB)
-# Fragmentation: what lay in pieces too small, reserved or free, when a training run died of a small request, as a share
-# of all that it had asked for: the middles of forty equal parts of the messages in measurements/exhausted, smallest
-# first.
+# Fragmentation as a training run died of a small request: the memory in pieces too small for it, reserved or free, as a
+# share of all that the run had asked for; the middles of forty equal parts of the messages in measurements/exhausted,
+# smallest first.
 HELD_BACK = (
     0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0001, 0.0011, 0.0017,
     0.0021, 0.0032, 0.0033, 0.0041, 0.0047, 0.0049, 0.0053, 0.0066, 0.0073, 0.0107,
