@@ -495,7 +495,7 @@ def _sparse(read: _Reader, layers: int) -> Collection[int]:
 
 
 def _layer_inputs(read: _Reader, layers: int) -> LayerInputs | None:
-    """The embeddings of their own that layers have, if they have some."""
+    """The layers' own embeddings, if they have any."""
     if not read.known("hidden_size_per_layer_input") or not read.value("hidden_size_per_layer_input"):
         return None
     return LayerInputs(read.integer("hidden_size_per_layer_input"), layers, read.integer("vocab_size_per_layer_input"))

@@ -78,7 +78,7 @@ def knows(version: str, name: str) -> bool:
 
 
 def newest_type(config: Mapping[str, Any]) -> str | None:
-    """The model type that came last of those that reading a `config.json` takes; None if none is in a release."""
+    """The newest of the model types that reading a `config.json` takes; None if none is in a release."""
     inner = config.get("text_config")
     asked = [config.get("model_type"), inner.get("model_type") if isinstance(inner, Mapping) else None]
     found = [name for name in asked if isinstance(name, str) and name in FIRST]
