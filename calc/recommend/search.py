@@ -170,7 +170,7 @@ class Fit:
 
     @property
     def on_device(self) -> bool:
-        """True if no GPU limit rules the configuration out that would rule out all hungrier ones too."""
+        """False if a GPU limit rules the configuration out, and with it all hungrier ones."""
         return self.trains and self.serves
 
     @property
