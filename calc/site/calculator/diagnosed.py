@@ -28,7 +28,7 @@ INCOMPLETE = "What is read does not make a whole job yet."
 REMEDIES, PHASES = "diagnose-remedies", "diagnose-phases"
 # Fields that a reader is asked to complete, whatever the text states.
 ASKED = {"model": "Model", "gpu": "GPU", "gpus": "How many GPUs", "host_memory": "Host memory, GB a node"}
-# What the calculator's form calls a field, and names of those that it leaves out; others have their own name alone.
+# The labels of the calculator's form, and labels of fields that it leaves out; other fields have their name alone.
 FIELDS = {each.name: each for each in (*fields.FIRST, *(one for group in fields.GROUPS for one in group.fields))}
 TITLES: Mapping[str, str] = {
     **{name: each.title for name, each in FIELDS.items()},

@@ -1,6 +1,6 @@
-"""The fields of the calculator's form: what they are called, in which group they stand, and which tasks have them.
+"""The fields of the calculator's form: their labels, their groups, and the tasks that have them.
 
-What a field may be and what it means is said in `scenario.schema.json` alone.
+Their allowed values and their meaning are in `scenario.schema.json` alone.
 """
 
 from __future__ import annotations

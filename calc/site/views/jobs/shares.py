@@ -1,4 +1,4 @@
-"""Who holds what: weights, gradients and optimizer states on each rank of jobs that are sharded in different ways."""
+"""Weights, gradients and optimizer states on each rank of jobs that are sharded in different ways."""
 
 from __future__ import annotations
 
