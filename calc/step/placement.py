@@ -393,7 +393,7 @@ def _vllm(s: Scenario, rollout: Rollout, asked: Serving, gpu: GPU, lines: Sequen
     )
 
 
-# What generates as a server of its own, by the scenario's word for it.
+# The rollout engines that are servers of their own, by the scenario's word for each.
 SERVING: Mapping[Generates, Callable[[Scenario, Rollout, Serving, GPU, Sequence[Line]], RolloutEngine]] = {
     "vllm": _vllm,
     "sglang": _sglang,

@@ -172,7 +172,7 @@ class Stages:
         ]
 
     def unjoined(self, name: str, lines: list[Line]) -> list[Line]:
-        """Less the buffers of a role in another one's graph, as one engine of DeepSpeed has those of both."""
+        """`lines` without the buffers of a role in another one's graph: one engine of DeepSpeed has those of both."""
         joins = any(stage.joint == name != stage.role for stage in self.roles.keeps.stages)
         return [line for line in lines if line.component != "communication"] if joins else lines
 
