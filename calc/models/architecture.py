@@ -827,12 +827,6 @@ def routed_parameters(arch: Architecture) -> int:
 
 
 @lru_cache(maxsize=4096)
-def largest_tensor(arch: Architecture, head: Head = "lm") -> Tensor:
-    """The parameter tensor with the most elements; of equal ones the first."""
-    return max(tensors(arch, head=head), key=lambda t: t.elements)
-
-
-@lru_cache(maxsize=4096)
 def largest_in_layer(arch: Architecture, spec: LayerSpec) -> int:
     """Elements of the largest tensor of a layer of the kind `spec`."""
     return max(t.elements for t in layer_tensors(arch, spec))

@@ -83,9 +83,8 @@ class Problem:
             self.notes.append(f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs")
         self.searches: list[Search] = []
         self.misses: list[Search] = []
-        self.slow: tuple[Search, Found, str] | None = (
-            None  # a configuration that fits and was passed over for its time, with its search and in words
-        )
+        # a configuration that fits and was passed over for its time: its search, its place, and the reason in words
+        self.slow: tuple[Search, Found, str] | None = None
         self._asked: dict[frozenset[tuple[str, Any]], Search | None] = {}  # by rung
 
     def _framed(self, job: Fields, catalog: Catalog, where: str) -> Fields:
