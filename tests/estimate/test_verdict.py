@@ -1,4 +1,4 @@
-"""How a peak and its error become a range, a probability and a verdict."""
+"""From a peak and its error to a range, a probability and a verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process takes beside its tensors."""
+"""The memory of a process beside its tensors."""
 
 from __future__ import annotations
 
