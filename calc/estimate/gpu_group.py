@@ -64,7 +64,7 @@ class Shared:
     @cached_property
     def training(self) -> list[Sums]:
         """The totals of each phase that trains or scores, without fragmentation."""
-        beside = sums(self.card_lines(loading=False, engine=""), stirred=False)
+        beside = sums(self.card_lines(loading=False, engine=""), fragmenting=False)
         return [Sums(*map(add, known, beside)) for _, known in self.largest(serving=False)]
 
     @cached_property
@@ -209,7 +209,7 @@ class Shared:
         for found, known in self.largest(serving=serving):
             loading, engine = at = found.phase == "load", found.engine
             if at not in beside:
-                beside[at] = sums(self.card_lines(loading, engine), stirred=not loading)
+                beside[at] = sums(self.card_lines(loading, engine), fragmenting=not loading)
             rooms.append(verdict.room(Sums(*map(add, known, beside[at])), usable))
         return min(rooms)
 

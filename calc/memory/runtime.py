@@ -118,7 +118,7 @@ def symmetric(role: str, elements: int, b: int, ranks: int) -> Line:
 
 def fragmentation(lines: list[Line]) -> Line:
     """The median loss to fragmentation at an instant, once blocks have been freed."""
-    values = {"f": HELD_BACK[MIDDLE], "B": stirred(lines)}
+    values = {"f": HELD_BACK[MIDDLE], "B": fragmenting(lines)}
     count = int(values["f"] * values["B"])
     return Line("fragmentation", "process", count, "f·B", values, "runtime#fragmentation", False)
 
@@ -133,7 +133,7 @@ def replayed(lines: list[Line], reserved: int, least: int) -> Line:
     return Line("fragmentation", "process", count, "R - A", values, "runtime#replay", False)
 
 
-def stirred(lines: Iterable[Line]) -> int:
+def fragmenting(lines: Iterable[Line]) -> int:
     """The bytes of which fragmentation is a share: all allocated tensors but a rollout engine's."""
     return sum([line.bytes for line in lines if line.allocated and line.role != SERVING])
 
