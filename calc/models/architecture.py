@@ -391,6 +391,11 @@ class Architecture:
             case other:
                 assert_never(other)
 
+    @property
+    def quantises_head(self) -> bool:
+        """True if 4-bit loading takes the head, too, as litgpt's plugin does."""
+        return self.modeling == "litgpt"
+
     def at(self, spec: LayerSpec) -> Architecture:
         """The model as layers of the kind `spec` see it: their heads and widths, and them alone."""
         return self if self.broad is None and not self.doubled else _seen(self, spec.shapes)

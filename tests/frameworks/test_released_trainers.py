@@ -20,25 +20,13 @@ from calc.base.versions import at_least
 from calc.frameworks.releases import Default, Table
 from calc.frameworks.torch import torch
 from calc.frameworks.torch.trainers import (
-    axolotl,
-    llamafactory,
-    megatron_swift,
-    ms_swift,
-    torchtitan,
     torchtune,
     unsloth,
 )
+from calc.frameworks.torch.trainers.registry import RELEASED
 
 Released = Callable[[str, str], Release]
-MODULES: Mapping[str, Any] = {
-    "llamafactory": llamafactory,
-    "axolotl": axolotl,
-    "ms-swift": ms_swift,
-    "torchtune": torchtune,
-    "torchtitan": torchtitan,
-    "unsloth": unsloth,
-    "megatron-swift": megatron_swift,
-}
+MODULES: Mapping[str, Any] = RELEASED
 PACKAGES = {"megatron-swift": "ms_swift"}  # where a trainer is a part of a package with another name
 # where the modules lie in the wheel that the sources' file names are relative to
 ROOTS = {"llamafactory": "llamafactory/", "axolotl": "axolotl/", "ms-swift": "swift/", "torchtitan": "torchtitan/",
