@@ -156,7 +156,7 @@ def load(raw: bytes, where: str) -> Any:
 
 
 def _simple(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> bool:
-    """Does what one opcode says to the stack; False if it is none of those that are read."""
+    """Applies one opcode to the stack; False if it is none of those that are read."""
     if name in _VALUES:
         stack.append(argument)
     elif name in _CONSTANTS:

@@ -121,7 +121,7 @@ class Shared:
 
     @cached_property
     def _certain(self) -> bool:
-        """True if the job always fits with what it reserves undisturbed, so that nobody asks for the least."""
+        """True if the job always fits with what it reserves undisturbed, so that the least is not needed."""
         return verdict.certain(self.replayed(self.reserve.undisturbed), self.job.gpu.usable_bytes)
 
     @property
@@ -147,7 +147,7 @@ class Shared:
 
     @property
     def rooms(self) -> tuple[int, int]:
-        """The least and the most that `room` in the phases without vLLM can be, as far as replays have shown so far."""
+        """The least and the most that `room` in the phases without vLLM can be, by the replays so far."""
         usable = self.job.gpu.usable_bytes
         if not self.act or self._certain:
             room = self.room(serving=False)

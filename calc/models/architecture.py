@@ -243,7 +243,7 @@ class LayerSpec(NamedTuple):
 
     @property
     def shapes(self) -> LayerSpec:
-        """The kind as far as its tensors go."""
+        """The parts of the kind that decide its tensors."""
         return LayerSpec(self.mixer, self.mlp, broad=self.broad, borrows=self.borrows)
 
 
@@ -708,7 +708,7 @@ def layer_tensors(arch: Architecture, spec: LayerSpec) -> tuple[Tensor, ...]:
 
 @lru_cache(maxsize=4096)
 def layer_kinds(arch: Architecture) -> tuple[tuple[LayerSpec, int], ...]:
-    """The kinds of layers that the model has, as far as tensors go, and the number of each; the lowest first."""
+    """The kinds of layers that the model has, by their tensors, and the number of each; the lowest first."""
     return tuple(Counter(spec.shapes for spec in arch.specs).items())
 
 

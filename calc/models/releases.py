@@ -1,6 +1,6 @@
 """Transformers' releases with the model types that came with each, as `models/auto` of their packages maps them.
 
-A config whose model type a release lacks is refused by its AutoConfig, whoever trains, unless code lies beside the
+AutoConfig of a release refuses a config whose model type it lacks, with every trainer, unless code lies beside the
 weights. Types that have no other code (kimi_k2, mimo, bailing_moe) are in no release.
 """
 

@@ -494,7 +494,7 @@ def _choices(given: Fields, arch: Architecture) -> Iterator[dict[str, Any]]:
 
 
 def _cuts(given: Fields, arch: Architecture, gpus: int) -> Iterator[dict[str, Any]]:
-    """Every way in which Megatron-core can cut the model over the GPUs, as far as it is open; elsewhere none."""
+    """Every way in which Megatron-core can cut the model over the GPUs, by the degrees left open; elsewhere none."""
     if not _on_megatron(given):
         yield {}
         return

@@ -215,7 +215,7 @@ class Reserve:
         return self._try(limit) if known is None else known
 
     def _known(self, limit: int) -> bool | None:
-        """`breaks` as far as replays have shown, else None."""
+        """`breaks` by the replays so far; None if they do not tell."""
         return next((tried.broke for tried in self._tried if tried.low <= limit < tried.high), None)
 
     def _parts(self, limit: int) -> int:
@@ -251,7 +251,7 @@ class Reserve:
 
     @property
     def known(self) -> tuple[int, int]:
-        """The interval in which the least lies, as far as it has been sought; both its ends are it once it is found."""
+        """The interval known to hold the least; both its ends are the least once that is found."""
         return (self._high, self._high) if self._found else (self._low, self._high)
 
     @property

@@ -63,7 +63,7 @@ VALUED = ("critic", "reward")  # roles with a value head in place of one over th
 
 
 def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
-    """The attention kernel that runs: the one asked for, as far as the model and PyTorch's SDPA support it.
+    """The attention kernel that runs: the one asked for, if the model and PyTorch's SDPA support it.
 
     GPT-OSS's sinks leave eager or flash only, and scores that slope eager alone. SDPA takes its memory-efficient kernel
     in fp32 and for heads whose values are narrower than their queries (DeepSeek), and its plain mathematics, which

@@ -214,7 +214,7 @@ def _flag(line: str) -> str:
 
 
 def _assumed(d: Diagnosis) -> Iterator[str]:
-    """What nobody said, and what was not understood, behind a click."""
+    """The assumptions, and the settings that were not understood, behind a click."""
     r = d.reading
     lines = [f"{each.field} {each.value}: {each.why}" for each in (d.job.assumed if d.job else r.assumed)]
     lines += [f"left out: {line}" for line in (d.job.left_out if d.job else ())]
