@@ -132,7 +132,7 @@ def _ask(name: str) -> tuple[str, ...]:
 
 
 def _shared(flags: Flags) -> dict[str, Any]:
-    """What every script has."""
+    """The fields that every script has."""
     stage, attention = flags.integer(*_ask("ds.zero_stage")), flags.text(*_ask("ds.attn_implementation"))
     if flags.text(*_ask("ds.zero_stage")) == "0":
         stage = 0

@@ -407,7 +407,7 @@ def _sentences(lines: Iterator[str]) -> str:
 
 
 def questions(reading: Reading, fields: Mapping[str, Any]) -> Sequence[str]:
-    """What is still needed to compute the job, one question each."""
+    """The facts that are still needed to compute the job, one question each."""
     asked = []
     if "model" not in fields:
         variable = next(

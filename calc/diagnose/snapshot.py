@@ -59,7 +59,7 @@ def as_text(raw: bytes, where: str) -> str:
 
 
 def said(raw: bytes, where: str) -> Iterator[str]:
-    """What a snapshot shows, a line each, to stand beside the estimate."""
+    """The content of a snapshot, a line each, to stand beside the estimate."""
     found = read(raw, where)
     yield f"snapshot: at most {gib(found.allocated)} allocated and {gib(found.reserved)} reserved"
     yield from (f"snapshot: {gib(bytes, 2)} allocated at {place}" for place, bytes in found.places)

@@ -133,7 +133,7 @@ class Shared:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What the bounds of replays leave out."""
+        """Notes on what the bounds of replays leave out."""
         if self.too_long:
             yield (
                 f"the allocator is not replayed: that would take more than {replay.MOST:,} events, "

@@ -80,7 +80,7 @@ def workspace(architecture: str) -> int:
 def process(
     architecture: str, communicators: int, nvlink: bool, processes: int = 1, role: str = "process", peers: int = 0
 ) -> list[Line]:
-    """What each process on a card takes besides its tensors: CUDA context, cuBLAS workspaces, NCCL's buffers.
+    """The memory of each process on a card besides its tensors: CUDA context, cuBLAS workspaces, NCCL's buffers.
 
     There are `processes` of them on the card, under Ray one for each role. Each has a communicator for every group of
     GPUs in which it exchanges: shards, tensors, stages or sequences; and connections to the `peers` of its node to

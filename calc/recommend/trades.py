@@ -77,7 +77,7 @@ def lighter(problem: Problem, chosen: Fields, search: Search, found: Found) -> I
 
 
 def _kept_small(rung: Fields) -> str:
-    """What a rung keeps small, in words."""
+    """The states or weights that a rung keeps small, in words."""
     if "optimizer_in_backward" in rung:
         return "paged states of 8 bits that step in backward"
     if "lora.dtype" in rung:

@@ -76,7 +76,7 @@ class Act(NamedTuple):
         return tensors + sum([m.events for both in (*fullest, *self.others) for m in both if m])
 
     def parts(self) -> Iterator[tuple[Callable[[Replay, Act], None], Act]]:
-        """What is replayed in turn: batches of other lengths, if any, then steps of the fullest ones alone."""
+        """The parts replayed in turn: batches of other lengths, if any, then steps of the fullest ones alone."""
         yield Replay.run_load, self
         for n, (model, inside) in enumerate(self.others, 1):
             one = self._replace(model=model, inside=inside)

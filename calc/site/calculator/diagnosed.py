@@ -123,7 +123,7 @@ def _derived(d: Diagnosis, root: str) -> str:
 
 
 def _form(d: Diagnosis, catalog: Catalog) -> str:
-    """What was recognised, as fields to complete or correct."""
+    """The recognised fields, to complete or correct."""
     known = {name: value for name, value in d.reading.fields.items() if not isinstance(value, Mapping)}
     given = {**known, **{name: value for name, value in (d.job.given if d.job else {}).items() if name in ASKED}}
     items = "".join(_field(name, title, given.get(name, ""), catalog) for name, title in ASKED.items())

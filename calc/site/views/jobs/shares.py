@@ -22,7 +22,7 @@ LEFT, TOP, DEEP, BELOW, RANK, APART = 44, 24, 220, 40, 13, 26
 
 
 def kept(answer: Answer) -> Working:
-    """What each rank keeps of the trained model as the optimizer steps: weights, gradients, states."""
+    """The tensors of the trained model on each rank as the optimizer steps: weights, gradients, states."""
     whole = of_phase(ledgers.find_phase(answer, "step"))
     return Working(whole.at, tuple(x for x in whole.lines if x.component in KEPT))
 
