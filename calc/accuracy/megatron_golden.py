@@ -121,9 +121,9 @@ def latent(a: Mapping[str, Any]) -> Mla | None:
 
 
 class Cut(NamedTuple):
-    """The division of a run's model and batch: pipeline stages, each of so many chunks of layers; the layers of the
-    last stage, and of its last chunk; GPUs that have the same layers of other sequences; micro batches in a step, and
-    the tokens of one.
+    """How a run cuts its model and its batch: pipeline stages, each of so many chunks of layers; the layers of the last
+    stage, and of its last chunk; GPUs that have the same layers of other sequences; micro batches in a step, and the
+    tokens of one.
     """
 
     stages: int

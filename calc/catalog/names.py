@@ -80,7 +80,7 @@ class Names:
         return f"not {original}: its weights are stored as {form}, which is not modelled"
 
     def quantised(self, name: str) -> tuple[str, str] | None:
-        """The id of the model whose quantised checkpoint has this name, and the format of its weights."""
+        """The id of the model of whose weights this is the name of a quantised checkpoint, and how they are stored."""
         last = name.rpartition("/")[2].casefold()
         forms, rest = _STORED.findall(last), _STORED.sub("", last).rstrip("-_. ")
         known = self.spelled.get(plain(rest)) if forms and _NAME.fullmatch(rest) else None

@@ -95,7 +95,7 @@ def diagnose(
         return Diagnosis(reading, asked, where=reading.phase, host=_host_error(reading), cause=_unknown_cause(reading))
     e = estimate(made.scenario, catalog)
     host = _host_error(reading) or (reading.error is None and e.on_host)
-    group, at = _place(e, reading)
+    group, at = _place(e, reading, host=host)
     tried = Tried(made, e, catalog)
     phase = reading.phase or e.verdict_phase or at.name
     found = tuple(remedies(tried, host=host, phase=reading.phase))
@@ -128,7 +128,7 @@ def _unknown_cause(reading: Reading) -> str:
     return reading.error.row.means if reading.error else ""
 
 
-def _place(e: Estimate, reading: Reading) -> tuple[Group, Phase]:
+def _place(e: Estimate, reading: Reading, *, host: bool) -> tuple[Group, Phase]:
     """The GPU group and the phase that the diagnosis is about: what the text tells, or else what fails first."""
     wanted = reading.phase or (None if e.on_host else e.verdict_phase)
     fullest = deciding(e)

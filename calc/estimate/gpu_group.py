@@ -340,7 +340,7 @@ def judged(
     if peak.device_bytes <= usable and any(line.left for line in peak.lines):
         high = min(high, usable)  # more of the paged states leave
     most = max([phase.moment.allocated_bytes for phase in phases])
-    # fragmentation is a part of the blocks that the allocator keeps
+    # what the allocator holds back is a part of the blocks that it keeps
     kept = max(max(0, runtime.cached(p.moment.lines, caching) - p.moment.held_back) for p in phases)
     return Group(
         name=name,

@@ -145,6 +145,6 @@ def beyond(lines: Iterable[Line]) -> int:
 
 
 def cached(lines: Iterable[Line], caching: Caching) -> int:
-    """An upper bound of the freed blocks that PyTorch keeps at an instant, fragmentation included, in bytes."""
+    """An upper bound of the freed blocks that PyTorch keeps at an instant, those held back included, in bytes."""
     varying = sum([line.bytes for line in lines if line.component in VARYING])
     return int(CACHED[caching] * varying)

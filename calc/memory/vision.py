@@ -31,8 +31,8 @@ TAPS = 4  # rows of a table of positions that a bilinear interpolation weighs
 def running(run: Run, tower: Tower, *, trained: bool, adapted: bool = False) -> Run:
     """The settings with which the tower's blocks run in a model that runs as `run` says.
 
-    Masks and windows of the language model do not apply to them. Under autocast their residual stream is in bf16, as
-    the convolution makes it, unless fp32 positions are added to it as they are.
+    A mask or a window of the language model is none of theirs. Under autocast their residual stream is in bf16, as the
+    convolution makes it, unless fp32 positions are added to it as they are.
     """
     narrow = run.precision == "autocast" and (tower.interpolated or not tower.positions)
     kernel = "flash" if run.kernel in ("masked", "eager") else run.kernel

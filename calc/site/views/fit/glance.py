@@ -1,4 +1,4 @@
-"""The fit at a glance: a mark for each model on one kind of GPU, or for each kind of GPU under one model."""
+"""What fits at a glance: a mark for each model on one kind of GPU, or for each kind of GPU under one model."""
 
 from __future__ import annotations
 
