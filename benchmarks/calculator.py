@@ -102,7 +102,7 @@ def opened(context: BrowserContext, address: str, *, slow: bool) -> tuple[Page, 
 
 
 def changed(page: Page, name: str, value: str) -> tuple[Took, Took]:
-    """What it takes until there is an answer for another value of a field, and until it is whole."""
+    """The time until there is an answer for another value of a field, and until it is whole."""
     watch = Watch()
     page.evaluate(CHANGE, [name, value])
     until(page, ANSWERED, "Qwen2.5 7B")

@@ -1,5 +1,6 @@
-"""How property tests draw, and what tests of several folders ask for; lies here so that they can import this
-one's helpers, too."""
+"""The draws of property tests, and fixtures of several folders; it lies here so that tests can import this folder's
+helpers.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="session")
 def residuals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Residual, ...]:
-    """How far the estimate of each record that can be compared lies off."""
+    """The error of the estimate of each record that can be compared."""
     with alone(tmp_path_factory, "residuals"):
         return accuracy.residuals()
 

@@ -105,7 +105,7 @@ class Mutant(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _meaning(source: str) -> str | None:
-    """What the interpreter makes of a source, annotations aside; None where it is no Python."""
+    """A source as the interpreter reads it, annotations aside; None where it is no Python."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # `is` with a literal
         try:
@@ -158,7 +158,7 @@ def _changed(tree: Any, node: Any, operator: Any, index: int) -> str:
 
 
 def _left_out(node: Any) -> bool:
-    """Whether a node is the star before keywords, or lies in a decorator or in a table of measured quantiles."""
+    """True if a node is the star before keywords, or lies in a decorator or in a table of measured quantiles."""
     if node.parent and node.parent.type == "parameters":
         return True
     while node.parent and node.type != "decorator" and not _table(node):
@@ -167,14 +167,14 @@ def _left_out(node: Any) -> bool:
 
 
 def _table(node: Any) -> bool:
-    """Whether a node is what stands between the brackets of `TABLE` numbers or more, and nothing else."""
+    """True if a node is a sequence of `TABLE` numbers or more, and nothing else."""
     parts = node.children[::2] if node.type == "testlist_comp" else []
     numbers = [part for part in parts if part.type == "number" or part.get_first_leaf().value == "-"]
     return len(parts) == len(numbers) >= TABLE
 
 
 def _alike(a: Sequence[str], b: Sequence[str]) -> int:
-    """How many words both begin with."""
+    """The number of words with which both begin."""
     return next((i for i, (x, y) in enumerate(zip_longest(a, b)) if x != y), len(a))
 
 
@@ -223,7 +223,7 @@ def mutants(path: str) -> list[Mutant]:
 
 
 def _forked(body: Callable[[], int], limit: float = HANGS) -> bool:
-    """Whether `body()` came to its end and gave 0, in a silent child of limited memory and seconds of computing."""
+    """True if `body()` came to its end and gave 0, in a silent child of limited memory and seconds of computing."""
     child = os.fork()
     if not child:
         try:
@@ -282,7 +282,9 @@ class Session:
         return 0
 
     def reach(self) -> Reach:
-        """What each test reaches, recorded anew for the files of tests that have changed, for all where calc has."""
+        """The code that each test reaches, recorded anew for the files of tests that have changed, for all where calc
+        has.
+        """
         RESULTS.parent.mkdir(exist_ok=True)
         stored = json.loads(REACH.read_text("utf-8")) if REACH.exists() else {}
         known = {}

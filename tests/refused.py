@@ -1,4 +1,4 @@
-"""What a call is refused with."""
+"""The line with which a call is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes long is done once a run: by the worker that needs it first, while others wait for it."""
+"""Long work, done once a run: by the worker that needs it first, while others wait for it."""
 
 from __future__ import annotations
 

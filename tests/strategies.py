@@ -162,7 +162,7 @@ def rl_fields(draw: st.DrawFn, frameworks: tuple[str, ...] = tuple(RL)) -> dict[
 
 
 def _held(draw: st.DrawFn, framework: str, trainers: int) -> dict[str, Any]:
-    """How the trained roles of an RL job lie on `trainers` GPUs."""
+    """Placements of the trained roles of an RL job on `trainers` GPUs."""
     data: dict[str, Any] = {"method": draw(st.sampled_from(("full", "full", "full", "lora")))}
     if framework == "verl":
         data["sharding"] = draw(st.sampled_from(("fsdp1", "fsdp1", "fsdp2")))
@@ -266,7 +266,7 @@ FIRST = ("method", "sharding", "precision", "trainer", "optimizer", "tensor_para
 
 
 def applies(place: str, s: Scenario) -> bool:
-    """Whether a job may have a field at all, however the others stand."""
+    """True if a job may have a field at all, however the others stand."""
     branch, _, name = place.removeprefix("roles.").partition(".")
     if place.startswith("roles."):
         trained = branch in TRAINED_ROLES and s.task in TASKS_OF_RL
@@ -279,7 +279,7 @@ def applies(place: str, s: Scenario) -> bool:
 
 
 def value(place: str, node: Mapping[str, Any], sofar: Scenario) -> st.SearchStrategy[Any]:
-    """What a field may be given beside what has been said so far."""
+    """A value for a field beside what has been said so far."""
     branch, _, name = place.rpartition(".")
     if name == "model":
         return st.sampled_from((sofar.model, *sorted(load().models)))

@@ -1,4 +1,4 @@
-"""What tests read off a layer's tape: its bytes a token, and what passes at each instant."""
+"""Figures of a layer's tape for tests: its bytes a token, and what passes at each instant."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def per_token(model: str, *, moe: bool = False, first: bool = False, **run: Any)
 
 
 def passing(model: str, shots: list[Snapshot], prefix: str = "") -> dict[str, tuple[dict[str, float], ...]]:
-    """What passes at each instant whose name starts with `prefix`, in order."""
+    """The bytes in passing at each instant whose name starts with `prefix`, in order."""
     return {shot.name: terms(shot.passing, arch(model)) for shot in shots if shot.name.startswith(prefix)}
 
 

@@ -1,4 +1,4 @@
-"""What holds of every estimate, over random jobs of the whole language of scenarios.
+"""Properties of every estimate, over random jobs of the whole language of scenarios.
 
 All tests judge the same draws: the same few in every run, or as many new ones as one likes:
 `HYPOTHESIS_PROFILE=explore DRAWS=20000 .venv/bin/python -m pytest -n 0 tests/test_any_scenario.py`
@@ -184,7 +184,7 @@ def having(gpu: GPU) -> Catalog:
 
 
 def serving(s: Scenario, gpu: GPU) -> tuple[int, ...]:
-    """What vLLM takes by default of a card of this size or name: nothing that more memory alone decides."""
+    """vLLM's share by default of a card of this size or name: nothing that more memory alone decides."""
     engine = Job(s, gpu).engine
     return (engine.max_num_seqs, engine.max_num_batched_tokens) if engine else ()
 
@@ -286,7 +286,7 @@ def larger(job: Drawn) -> Iterator[tuple[str, Scenario]]:
 
 
 def tensors(e: Estimate) -> dict[tuple[str, str], int]:
-    """What each group allocates in each phase, but for vLLM's cache, which takes what others leave."""
+    """The bytes that each group allocates in each phase, but for vLLM's cache, which takes what others leave."""
     return {
         (g.name, p.name): sum(
             x.bytes for x in p.moment.lines if x.allocated and (x.role, x.component) != ("rollout", "kv_cache")

@@ -1,7 +1,7 @@
 """Peaks that Megatron-LM's own functional tests store, beside estimates of the same jobs from their arguments.
 
-A test file of that project has the arguments of a run, the bytes that PyTorch's allocator had in use on the last rank
-at most (`mem-max-allocated-bytes`), and the time of its steps; `measurements/megatron/golden.jsonl` holds them, for
+A test file of that project has the arguments of a run, the most bytes that PyTorch's allocator had in use on the last
+rank (`mem-max-allocated-bytes`), and the time of its steps; `measurements/megatron/golden.jsonl` holds them, for
 decoders.
 """
 
@@ -105,7 +105,9 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
 
 
 def routes(a: Mapping[str, Any]) -> tuple[bool, ...]:
-    """For each layer whether it has routed experts: all, every so many, or `([0]*1+[1]*15)` (`moe_freq_type`)."""
+    """One flag a layer, true if it has routed experts: all layers, every so many, or `([0]*1+[1]*15)`
+    (`moe_freq_type`).
+    """
     frequency, layers = a.get("moe-layer-freq", 1), a["num-layers"]
     if isinstance(frequency, int):
         return tuple(index % frequency == 0 for index in range(layers))
@@ -170,7 +172,7 @@ def pieces(a: Mapping[str, Any], stages: int) -> tuple[int, ...]:
 
 
 def running(a: Mapping[str, Any], arch: Architecture) -> Run:
-    """`arch`, as the run's arguments have one of its ranks compute it."""
+    """`arch` as one rank computes it under the run's arguments."""
     local, tensor = a["transformer-impl"] == "local", a.get("tensor-model-parallel-size", 1)
     unfused = local or a.get("attention-backend") == "unfused"
     split = a.get("expert-tensor-parallel-size", tensor) if arch.experts else 1

@@ -126,7 +126,7 @@ class Residual:
 
     @property
     def agrees(self) -> bool:
-        """True if the estimate and the record agree, as far as the record's metric allows to compare them."""
+        """True if the estimate and the record agree by the record's metric."""
         if self.metric == "verdict":
             return self.same_verdict
         return self.inside if self.metric in RANGES else abs(self.error) <= ALLOWED

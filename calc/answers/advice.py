@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from calc.answers import answers
-from calc.answers.words import refusal
+from calc.answers.words import SHARDINGS, refusal
 from calc.answers.workings import Working, of_phase
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.schema import InputError
@@ -138,10 +138,7 @@ def _lacks(m: Miss) -> str:
 
 
 PENDING = nothing("asked anew by make site, not by the preview")
-SHARDINGS: Mapping[Sharding, str] = {
-    "none": "", "ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp1": "FSDP",
-    "fsdp2": "FSDP2", "megatron": "Megatron",
-}  # fmt: skip
+SHORT: Mapping[Sharding, str] = {**SHARDINGS, "none": "", "fsdp1": "FSDP"}
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 
 
@@ -151,7 +148,7 @@ def words(best: Configuration) -> str:
     facts = OPTIMIZERS[s.optimizer]
     parts = [
         METHODS[s.method] + (f", {facts.bits}-bit {facts.label}" if facts.eight_bit else ""),
-        SHARDINGS[s.sharding],
+        SHORT[s.sharding],
         *degrees(s),
         f"{' and '.join(s.offloaded)} offloaded" if s.offloaded else "",
         {"full": "checkpointing", "selective": "selective checkpointing"}.get(s.checkpointing, ""),

@@ -248,7 +248,7 @@ class Backward:
         return released
 
     def _free(self, gone: Iterable[Tensor], stay: Collection[Tensor]) -> Storages:
-        """Those of `gone` that are no gradients, not saved, and shall not `stay`."""
+        """Those of `gone` that are neither gradients nor saved, and do not `stay`."""
         gradients = [*self._lifetimes.stays, *[g.storage for g in self.gradient.values()]]
         return tuple([t for t in dict.fromkeys(gone) if t not in self._users and t not in stay and t not in gradients])
 

@@ -244,7 +244,7 @@ class Tape:
     def restore(self, first: int, end: int, stay: Sequence[Tensor] = ()) -> None:
         """Lets what the operations from `first` to before `end` made and saved go once the last one so far has run.
 
-        They run again before that one's backward. What they read of others stays, and what shall `stay`.
+        They run again before that one's backward. Tensors of others that they read stay, and those in `stay`.
         """
         again, last = tuple(self.ops[first:end]), self.ops[-1]
         if not any(op.saves for op in again):

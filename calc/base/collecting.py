@@ -1,4 +1,4 @@
-"""How often Python's garbage collector runs."""
+"""Python's garbage collector, set to run rarely."""
 
 from __future__ import annotations
 

@@ -39,14 +39,14 @@ class Line(NamedTuple):
 class Sums(NamedTuple):
     """The totals of an instant's lines, in bytes.
 
-    `needed` is all that the card must hold, `allocated` the part of it that PyTorch's allocator counts, and `stirred`
-    the part of that which causes fragmentation: an unknown share of it is held back on top. Where a replay knows what
-    must be reserved, that is `replayed`, and `stirred` is 0.
+    `needed` is all that the card must hold, `allocated` the part of it that PyTorch's allocator counts, and
+    `fragmenting` the part of that which causes fragmentation, an unknown share of it. Where a replay knows what must be
+    reserved, that is `replayed`, and `fragmenting` is 0.
     """
 
     needed: int
     allocated: int
-    stirred: int
+    fragmenting: int
     replayed: int = 0
 
 
@@ -84,15 +84,15 @@ class Moment(NamedTuple):
     @property
     def sums(self) -> Sums:
         """The totals that decide whether the instant fits."""
-        needed, allocated, stirred, replayed = staying(self.lines), self.allocated_bytes, 0, 0
+        needed, allocated, fragmenting, replayed = staying(self.lines), self.allocated_bytes, 0, 0
         for line in self.lines:
             if line.component == "fragmentation":
                 lost = line.values
-                stirred += lost.get("B", 0)
+                fragmenting += lost.get("B", 0)
                 replayed += lost.get("least", 0)
-                # of what is held back the least that must be reserved counts, or an unknown share of what is stirred
+                # of fragmentation the least that must be reserved counts, or an unknown share of what is fragmenting
                 needed -= line.bytes if lost.get("B") else lost.get("R", 0) - lost.get("least", 0)
-        return Sums(needed, allocated, stirred, replayed)
+        return Sums(needed, allocated, fragmenting, replayed)
 
 
 class Phase(NamedTuple):

@@ -15,8 +15,3 @@ def gib(n_bytes: float, digits: int = 1) -> str:
 def gb(n_bytes: float, digits: int = 0) -> str:
     """`n_bytes` in decimal gigabytes, for host memory and whatever a source states in GB."""
     return f"{n_bytes / GB:,.{digits}f} GB"
-
-
-def mib(n_bytes: float) -> str:
-    """`n_bytes` in whole mebibytes, as `nvidia-smi` prints memory."""
-    return f"{n_bytes / MiB:,.0f} MiB"

@@ -290,7 +290,7 @@ def phases(record: Record, _: Catalog) -> Iterator[str]:
 
 
 def device(record: Record, _: Catalog) -> Iterator[str]:
-    """What was seen of the device fits into it, and what was not free at the end was in use."""
+    """The device's figures fit into it, and the memory that was not free at the end was in use."""
     seen, total = record.get("observed", {}), record.get("machine", {}).get("total_bytes")
     before, after = seen.get("free_before_bytes"), seen.get("free_after_bytes")
     if total is None:

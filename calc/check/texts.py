@@ -13,7 +13,7 @@ from calc.catalog.catalog import GPU, Catalog, Model, Node, newer_first
 from calc.check.faults import fault
 
 _ADDRESS = re.compile(r"https?://(?:[a-z0-9-]+\.)+[a-z]{2,}(?::[0-9]+)?(?:[/?#]\S*)?", re.IGNORECASE)
-# Names that nobody, or somebody's own network alone, resolves: RFC 2606, RFC 6761, RFC 6762, and ICANN's .internal.
+# Names that resolve nowhere or only in a private network: RFC 2606, RFC 6761, RFC 6762, and ICANN's .internal.
 _NOWHERE = re.compile(
     r"https?://(?:[a-z0-9-]+\.)*(?:example\.[a-z]+|(?:example|test|invalid|localhost|local|internal|lan|home|corp)"
     r"(?=[:/?#]|$))",

@@ -178,7 +178,7 @@ def _words(s: Scenario, line: Line) -> str:
 
 
 def _agreement(reading: Reading, e: Estimate, group: Group, at: Phase, *, host: bool) -> Iterator[str]:
-    """How message and estimate agree, a line for each thing compared, and what it means if they do not."""
+    """The agreement of message and estimate, a line for each thing compared, and what it means if they differ."""
     if reading.told:
         yield from _phases(reading, e)
     if host:

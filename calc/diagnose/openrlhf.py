@@ -71,7 +71,7 @@ AGES: tuple[tuple[str, str], ...] = (
     (r"--flash_attn\b", "0.8"),
     (r"--bf16\b", "0.9"),
 )
-# And the programs of tasks that are not modelled with OpenRLHF: a job of theirs is refused for its task.
+# And the programs of tasks that are not modelled with OpenRLHF: their jobs are refused for the task.
 TASKS = {script: task for task, script in SCRIPTS.items() if task != "pretrain"} | {"kd": "gkd", "kto": "kto"}
 REENTRANT = (
     "model.gradient_checkpointing_reentrant", "actor.gradient_checkpointing_reentrant",
@@ -132,7 +132,7 @@ def _ask(name: str) -> tuple[str, ...]:
 
 
 def _shared(flags: Flags) -> dict[str, Any]:
-    """What every script has."""
+    """The fields that every script has."""
     stage, attention = flags.integer(*_ask("ds.zero_stage")), flags.text(*_ask("ds.attn_implementation"))
     if flags.text(*_ask("ds.zero_stage")) == "0":
         stage = 0

@@ -174,7 +174,7 @@ def read(text: str, catalog: Catalog) -> Reading:
         _assume(found, "model", catalog.names.listed.get(named[0].casefold(), named[0]), "the text names it")
     _models(found, catalog)
     _gpu(found, text, catalog)
-    _gpus(found, text, catalog)
+    _gpus(found, text)
     if SEGMENTS.search(text[:READ]) and _set_segments(text):
         found.fields.setdefault("expandable_segments", True)
     if (pinned := PINNING.search(text[:READ])) and int(pinned[1]):
@@ -380,7 +380,7 @@ def _gpu(found: Reading, text: str, catalog: Catalog) -> None:
         _assume(found, "gpu", cards[0].id, why)
 
 
-def _gpus(found: Reading, text: str, catalog: Catalog) -> None:
+def _gpus(found: Reading, text: str) -> None:
     """The number of GPUs, as the text tells it in its own words, and at least as many as ranks and cards that speak."""
     if found.fields.get("gpus"):
         return
@@ -407,7 +407,7 @@ def _sentences(lines: Iterator[str]) -> str:
 
 
 def questions(reading: Reading, fields: Mapping[str, Any]) -> Sequence[str]:
-    """What is still needed to compute the job, one question each."""
+    """The facts that are still needed to compute the job, one question each."""
     asked = []
     if "model" not in fields:
         variable = next(

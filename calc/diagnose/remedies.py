@@ -1,4 +1,4 @@
-"""What to change: single settings first, then pairs, then what `calc.recommend` finds, each computed for the job.
+"""Remedies: single settings first, then pairs, then what `calc.recommend` finds, each computed for the job.
 
 A remedy is a scenario that parses, with its estimate. Those that fit come first; of these the ones that leave what is
 learned as it is, on the same machine; of these the fastest.
@@ -198,7 +198,7 @@ def _serving(s: Scenario) -> Iterator[Change]:
 
 
 def _learning(s: Scenario) -> Iterator[Change]:
-    """What trains something else: adapters, shorter sequences."""
+    """Changes that train something else: adapters, shorter sequences."""
     if s.method == "full" and s.task != "inference":
         yield Change("LoRA", ({"method": "lora"},), "what is learned", "adapters are trained beside frozen weights")
     if s.method != "qlora":
@@ -424,7 +424,7 @@ def _stacked(tried: Tried, asked: Sequence[Change], singles: Sequence[Remedy], *
 
 
 def _searched(tried: Tried) -> Iterator[Remedy]:
-    """What a search over every setting finds, first as the job is trained, then with any method."""
+    """The finds of a search over every setting, first as the job is trained, then with any method."""
     given, s = tried.job.given, tried.job.scenario
     name = s.framework_asked
     whole = flatten(s.as_dict())

@@ -59,7 +59,7 @@ def as_text(raw: bytes, where: str) -> str:
 
 
 def said(raw: bytes, where: str) -> Iterator[str]:
-    """What a snapshot shows, a line each, to stand beside the estimate."""
+    """The content of a snapshot, a line each, to stand beside the estimate."""
     found = read(raw, where)
     yield f"snapshot: at most {gib(found.allocated)} allocated and {gib(found.reserved)} reserved"
     yield from (f"snapshot: {gib(bytes, 2)} allocated at {place}" for place, bytes in found.places)
@@ -156,7 +156,7 @@ def load(raw: bytes, where: str) -> Any:
 
 
 def _simple(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> bool:
-    """Does what one opcode says to the stack; False if it is none of those that are read."""
+    """Applies one opcode to the stack; False if it is none of those that are read."""
     if name in _VALUES:
         stack.append(argument)
     elif name in _CONSTANTS:

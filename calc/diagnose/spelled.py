@@ -38,7 +38,7 @@ _OPTION = re.compile(r"(-\w*-?[\w.]+|[+\w.]+=|[A-Z_]+=)")
 
 
 def diff(job: Job, remedy: Remedy, reading: Reading, catalog: Catalog) -> list[str]:
-    """What to change in the command: `flag old → flag new`; the fields of a scenario where no command is known."""
+    """The changes to the command: `flag old → flag new`; the fields of a scenario where no command is known."""
     before, after = _command(job.given, catalog), _command(remedy.given, catalog)
     if before and after:
         found = list(_changed(_options(before), _options(after)))

@@ -136,7 +136,7 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
         if flags.on(*LIGER, "liger_fused_linear_cross_entropy")
         else None,
         **_optimizer(flags),
-        **_adapters(flags, project),
+        **_adapters(flags),
         **_sharding(flags),
     }
     found |= _grpo(flags) if task == "grpo" else {"seq_len": flags.integer(*LENGTH)}
@@ -213,7 +213,7 @@ def _optimizer(flags: Flags) -> dict[str, Any]:
     return {"optimizer": "adamw" if named in ("adamw_hf", "adamw_torch_xla", "adamw") else None}
 
 
-def _adapters(flags: Flags, project: str) -> dict[str, Any]:
+def _adapters(flags: Flags) -> dict[str, Any]:
     """The method, and the adapters of LoRA and QLoRA."""
     kind = flags.text("finetuning_type", "sft_type", "train_type", "adapter", "tuner_type")
     four = flags.on("load_in_4bit", "q_lora") or flags.text("quantization_bit", "quant_bits") == "4"

@@ -140,7 +140,7 @@ class Fsdp(Holder):
         return communication.gathered(self.replica.role, which, elements, self.replica.run.compute, copies)
 
     def around(self, where: Where) -> list[Line]:
-        """What is gathered beside layers: the root, or the embedding's unit or the head's, where they are units.
+        """The units gathered beside layers: the root, or the embedding's or the head's where they are units.
 
         Each is gathered when it runs: the embedding again in backward, ahead of its own, and for nothing.
         """

@@ -237,7 +237,7 @@ class Megatron(Holder):
         return [line for line in each for _ in range(r.backups)]
 
     def pausing(self) -> tuple[list[Line], list[Line]]:
-        """What pauses with a copy, block by block as large as it is: what is there at first, and the moments.
+        """The blocks that pause with a copy, each as large as it is: those there at first, and the moments.
 
         `cudaMallocHost` for each block of the allocator (torch_memory_saver `csrc/core.cpp`,
         `TorchMemorySaver::pause`).

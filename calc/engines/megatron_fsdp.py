@@ -66,7 +66,7 @@ class MegatronFsdp(Megatron):
         return gradients.accumulated(r.role, own.elements, r.grad_bytes, own.shards if self.cuts_gradients else 1)
 
     def resident(self) -> list[Line]:
-        """What a rank keeps, and whole weights of no unit, whose buffer stays from the first forward on."""
+        """The rank's own tensors, and whole weights of no unit, whose buffer stays from the first forward on."""
         r = self.replica
         kept = [communication.gathered(r.role, "outside the layers", self.rest, r.weight_bytes)] * self.gathers
         return [*super().resident(), *kept]

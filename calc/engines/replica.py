@@ -229,7 +229,7 @@ class Holder:
         return [gradients.tied_embedding(r.role, r.embedding, b, contiguous=r.ties_in_place or where.sorting)]
 
     def stepped_at_once(self: TrainingEngine, where: Where, *, part: bool = False) -> list[Line]:
-        """Where parameters step in backward: the one gradient in memory, and the temporaries of its step.
+        """The one gradient in memory where parameters step in backward, and the temporaries of its step.
 
         An untied head steps once its backward has let go of the logits' gradient, before the final norm's begins.
         `part`: each rank steps its own part of a parameter alone.

@@ -64,7 +64,7 @@ class Shared:
     @cached_property
     def training(self) -> list[Sums]:
         """The totals of each phase that trains or scores, without fragmentation."""
-        beside = sums(self.card_lines(loading=False, engine=""), stirred=False)
+        beside = sums(self.card_lines(loading=False, engine=""), fragmenting=False)
         return [Sums(*map(add, known, beside)) for _, known in self.largest(serving=False)]
 
     @cached_property
@@ -121,7 +121,7 @@ class Shared:
 
     @cached_property
     def _certain(self) -> bool:
-        """True if the job always fits with what it reserves undisturbed, so that nobody asks for the least."""
+        """True if the job always fits with what it reserves undisturbed, so that the least is not needed."""
         return verdict.certain(self.replayed(self.reserve.undisturbed), self.job.gpu.usable_bytes)
 
     @property
@@ -133,7 +133,7 @@ class Shared:
 
     @property
     def notes(self) -> Iterator[str]:
-        """What the bounds of replays leave out."""
+        """Notes on what the bounds of replays leave out."""
         if self.too_long:
             yield (
                 f"the allocator is not replayed: that would take more than {replay.MOST:,} events, "
@@ -147,7 +147,7 @@ class Shared:
 
     @property
     def rooms(self) -> tuple[int, int]:
-        """The least and the most that `room` in the phases without vLLM can be, as far as replays have shown so far."""
+        """The least and the most that `room` in the phases without vLLM can be, by the replays so far."""
         usable = self.job.gpu.usable_bytes
         if not self.act or self._certain:
             room = self.room(serving=False)
@@ -209,7 +209,7 @@ class Shared:
         for found, known in self.largest(serving=serving):
             loading, engine = at = found.phase == "load", found.engine
             if at not in beside:
-                beside[at] = sums(self.card_lines(loading, engine), stirred=not loading)
+                beside[at] = sums(self.card_lines(loading, engine), fragmenting=not loading)
             rooms.append(verdict.room(Sums(*map(add, known, beside[at])), usable))
         return min(rooms)
 

@@ -36,25 +36,25 @@ def deviation(allocated: int) -> float:
 
 
 def fit_probability(
-    needed: float, stirred: float, deviation: float, usable: float, held_back: Sequence[float] = HELD_BACK
+    needed: float, fragmenting: float, deviation: float, usable: float, held_back: Sequence[float] = HELD_BACK
 ) -> float:
     """The probability that `needed` bytes, uncertain by `deviation`, and fragmentation on top stay below `usable`.
 
-    Each share of `stirred` that was seen as fragmentation is as likely as another: the mean of a normal distribution's
+    Each share of `fragmenting` that was seen as fragmentation is equally likely: the mean of a normal distribution's
     tails.
     """
     room, width = usable - needed, deviation * sqrt(2)
-    if room > held_back[-1] * stirred + SURE * deviation or room < held_back[0] * stirred - SURE * deviation:
+    if room > held_back[-1] * fragmenting + SURE * deviation or room < held_back[0] * fragmenting - SURE * deviation:
         return float(room > 0)
-    return sum([0.5 * (1 + erf((room - share * stirred) / width)) for share in held_back]) / len(held_back)
+    return sum([0.5 * (1 + erf((room - share * fragmenting) / width)) for share in held_back]) / len(held_back)
 
 
 def odds(m: Moment, usable: int, held_back: Sequence[float] = HELD_BACK) -> float:
     """The probability that an instant of the job fits."""
-    needed, allocated, stirred, replayed = m.sums
+    needed, allocated, fragmenting, replayed = m.sums
     if replayed:
-        stirred, held_back = replayed, REPLAYED
-    return fit_probability(needed, stirred, deviation(allocated), usable, held_back)
+        fragmenting, held_back = replayed, REPLAYED
+    return fit_probability(needed, fragmenting, deviation(allocated), usable, held_back)
 
 
 def room(moment: Sums, usable: int) -> int:
@@ -63,9 +63,9 @@ def room(moment: Sums, usable: int) -> int:
     Below 0 if they are lacking. Off by a share of a deviation at most, to the safe side: margins are joined by straight
     lines.
     """
-    needed, allocated, stirred, replayed = moment
+    needed, allocated, fragmenting, replayed = moment
     width, shares = deviation(allocated), REPLAYED if replayed else HELD_BACK
-    whole, part = divmod((replayed or stirred) / width, 1)
+    whole, part = divmod((replayed or fragmenting) / width, 1)
     low, high = _margin(int(whole), shares), _margin(int(whole) + 1, shares)
     return int(usable - needed - width * (low + part * (high - low)))
 
@@ -95,8 +95,8 @@ def _margin(ratio: int, shares: Sequence[float]) -> float:
 
 def reach(m: Moment) -> tuple[int, int]:
     """The middle nine tenths of what an instant may take; on each side both errors add in squares."""
-    _, allocated, stirred, replayed = m.sums
-    shares, lost = (REPLAYED, allocated + m.held_back) if replayed else (HELD_BACK, stirred)
+    _, allocated, fragmenting, replayed = m.sums
+    shares, lost = (REPLAYED, allocated + m.held_back) if replayed else (HELD_BACK, fragmenting)
     # the middle is the replay itself or, without one, the median of the fragmentation
     margin, share = RANGE * deviation(allocated), 0.0 if replayed else shares[MIDDLE]
     below, above = (share - shares[TAIL]) * lost, (shares[-1 - TAIL] - share) * lost

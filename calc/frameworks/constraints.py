@@ -263,7 +263,7 @@ def outputs_fault(s: Scenario) -> Refusal | None:
 
 
 def streams_fault(s: Scenario) -> Refusal | None:
-    """The reason why checkpoints cannot wait on the host, in one line; None if they can, or shall not."""
+    """The reason why checkpoints cannot wait on the host, in one line; None if they can or need not."""
     if not s.offload.activations:
         return None
     field = "offload.activations"
@@ -277,7 +277,7 @@ def streams_fault(s: Scenario) -> Refusal | None:
 
 
 def hybrid_fault(s: Scenario) -> Refusal | None:
-    """The reason why Adam cannot step a part of the parameters on the host, in one line; None if it can, or shall not.
+    """The reason why Adam cannot step a part of the parameters on the host, in one line; None if it can or need not.
 
     Megatron-core's `HybridDeviceOptimizer` does.
     """
@@ -298,7 +298,7 @@ def vocabulary_fault(s: Scenario) -> Refusal | None:
 
 
 def in_backward_fault(s: Scenario) -> Refusal | None:
-    """The reason why parameters cannot step in backward, in one line; None if they can, or shall not.
+    """The reason why parameters cannot step in backward, in one line; None if they can or need not.
 
     A parameter steps once a step: on one micro batch, without clipping, which needs all gradients first.
     """
@@ -339,7 +339,7 @@ def states_fault(s: Scenario) -> Refusal | None:
 
 
 def whole_gradients(s: Scenario) -> Refusal | None:
-    """The reason why a framework cannot step parameters in backward, in one line; None if it shall not."""
+    """The reason why a framework cannot step parameters in backward, in one line; None if it need not."""
     if OPTIMIZERS[s.optimizer].in_backward:
         return Refusal("optimizer", repr(s.optimizer), "one that steps after backward", f"with {s.framework}")
     if s.optimizer_in_backward:
@@ -379,9 +379,9 @@ def unmodelled(s: Scenario) -> Refusal | None:
 
 
 def engine_fault(s: Scenario, engines: Sequence[Generates]) -> Refusal | None:
-    """The reason why a framework's rollout cannot run where `s` has it, in one line; None if it can, or shall not.
+    """The reason why a framework's rollout cannot run where `s` has it, in one line; None if it can or need not.
 
-    `engines`: those whose way with the framework was read.
+    `engines`: those whose use by the framework was read.
     """
     if not s.rollout or s.rollout.engine in (*engines, "none"):
         return None

@@ -1,4 +1,4 @@
-"""Transformers' Trainer on Accelerate: what the two do to the model that they train, whoever calls them.
+"""Transformers' Trainer on Accelerate: what the two do to a model that they train, whichever code calls them.
 
 TRL's trainers are built on it, and those of LLaMA-Factory, Axolotl, ms-swift and Unsloth; with plain Transformers it is
 the scenario's `trainer`. Read in transformers 5.23 and accelerate 1.15; where another release is named, in that one.

@@ -29,7 +29,7 @@ class Launch:
     """The command that starts a job, with its files.
 
     `command` is for a POSIX shell, one flag a line; `files` maps names, in the folder it runs in, to their text.
-    `notes` says what the reader must fill in, and what of the scenario the command cannot say.
+    `notes` says what the reader must fill in, and which parts of the scenario the command cannot state.
     """
 
     command: str

@@ -61,6 +61,6 @@ def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
     if not s.expandable_segments:
         yield "expandable_segments false: set PYTORCH_ALLOC_CONF yourself, or unsloth switches them on"
     places = [*hugging_face.unsaid(s), "lora.dtype", "loss", "reentrant"]
-    # where flash-attn is not to be had, xFormers or PyTorch's own keep the same
+    # without flash-attn, xFormers or PyTorch's own keep the same
     yield from shell.unsaid(s, *places, *(["attention"] if s.attention == "eager" else []))
     yield from shell.common_notes(s)

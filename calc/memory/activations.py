@@ -194,7 +194,7 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         return self.by_experts(x, weights)
 
     def by_experts(self, x: Tensor, weights: Tensor) -> Tensor:
-        """What experts make of the features that they read."""
+        """The output of experts for the features that they read."""
         if self.run.looped:
             loop = self.written_in_turn if self.arch.experts_apart else self.one_by_one
             return loop(x, weights, self.expert_gate)
@@ -243,7 +243,7 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         return weight if self.run.trained else 0
 
     def expert_gate(self, pair: Tensor, kj: Size, c: int) -> Tensor:
-        """What the experts' last product reads, of width `kj`: the family's activation, gated or not."""
+        """The input of the experts' last product, of width `kj`: the family's activation, gated or not."""
         if self.arch.experts_input_first:
             return self.clamped_gate(pair, kj, c)
         if not self.arch.gated:
@@ -425,7 +425,7 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         return self.add(x, self.from_own_input(x), "layer input: add")
 
     def from_own_input(self, x: Tensor) -> Tensor:
-        """What that block adds."""
+        """The output of that block."""
         tape, width = self.tape, of(p=1)
         act = self.activated(self.linear("per_layer_input_gate", x, width))
         own = self.elsewhere("layer input: pick", width, self.run.residual)
@@ -724,7 +724,7 @@ def program(run: Run, spec: LayerSpec | None = None, **how: bool) -> Program | M
 class Kind(NamedTuple):
     """The properties of a layer, beside the run, on which its tape depends.
 
-    `spec` without its window, of which the tape sees no more than whether SDPA is `masked`. `first`: the layer lies
+    `spec` has no window: all that a tape sees of one is that SDPA is `masked`. `first`: the layer lies
     above a frozen embedding, or above frozen layers without adapters, whose output needs no gradient. `wide`: its
     linears multiply in 16 bits, though others cast what they read.
     """
@@ -804,7 +804,7 @@ def lifetimes(run: Run, spec: LayerSpec, first: bool, received: bool, selective:
 
 
 class Traffic(NamedTuple):
-    """What the kernels of a layer do beside multiplying: bytes forward and backward, and their number in each.
+    """The kernels of a layer besides matrix products: bytes forward and backward, and their number in each.
 
     `kept`: tensors that forward saves.
     """
@@ -816,7 +816,7 @@ class Traffic(NamedTuple):
 
 
 def traffic(run: Run, spec: LayerSpec) -> Traffic:
-    """What the kernels of a layer of the kind `spec` read and write; see `calc.autograd.kernels`."""
+    """The traffic of a layer of the kind `spec`; see `calc.autograd.kernels`."""
     return _traffic(run.alone(spec), spec)
 
 

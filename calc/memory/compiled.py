@@ -1,4 +1,4 @@
-"""What a decoder layer keeps when `torch.compile` has compiled it.
+"""The tensors that a decoder layer keeps when `torch.compile` has compiled it.
 
 AOTAutograd joins a layer's forward and backward into one graph, and its min-cut partitioner decides what passes from
 one to the other; Inductor fuses element-wise work and reductions into kernels whose intermediates are never tensors.

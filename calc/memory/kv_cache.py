@@ -37,7 +37,7 @@ _MERGED = {"in_proj_qkv": "in_proj_qkvz", "in_proj_z": "in_proj_qkvz", "in_proj_
 
 
 class Pool(NamedTuple):
-    """How vLLM cuts its cache: `tokens` and `bytes` of a block, and the blocks that a sequence takes for `states`."""
+    """The blocks of vLLM's cache: `tokens` and `bytes` of one, and the number that a sequence takes for `states`."""
 
     tokens: int
     bytes: int
@@ -215,7 +215,7 @@ def backup(role: str, arch: Architecture, tensor_parallel: int = 1, pins: HostAl
 
 
 def profile(role: str, arch: Architecture, tokens: int, rows: int, logit_bytes: int, tensor_parallel: int = 1) -> Line:
-    """What the profile run takes besides the weights, as serving then does: the larger of two peaks.
+    """The memory that the profile run takes besides the weights, as serving then does: the larger of two peaks.
 
     One is an MLP on the most tokens of one step: gate and up, their product, and hidden states: the layer's input,
     the attention's output, the residual, the MLP's output and, with several ranks, its sum. The other is sampling for
@@ -270,7 +270,7 @@ def dynamic(role: str, arch: Architecture, tokens: int, b: int) -> Line:
 
 
 def states(role: str, arch: Architecture, rows: int, b: int) -> Line:
-    """What Transformers keeps of `rows` sequences in layers that pass a state on.
+    """The states that Transformers keeps of `rows` sequences in layers that pass one on.
 
     Inputs of the convolution in `b` bytes, and a state in fp32 (transformers 5.23 `cache_utils.py`,
     `LinearAttentionLayer`).

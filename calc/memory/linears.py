@@ -167,7 +167,7 @@ class Linears:
     def linear(self, name: str, x: Tensor, out: Size) -> Tensor:
         """`nn.Linear`: keeps its input where its weight is trained; LoRA adds two small linears beside it."""
         x = self.entering(name, x)
-        four_bits = self.run.quantised and (name not in OUTPUTS or self.arch.modeling == "litgpt")
+        four_bits = self.run.quantised and (name not in OUTPUTS or self.arch.quantises_head)
         y = self.in_four_bits(name, x, out) if four_bits else self.whole(name, x, out)
         y = self.adapted(name, x, y) if self.run.adapter and self.is_adapted(name) else y
         return self.summed(name, y) if name in ROWWISE else y

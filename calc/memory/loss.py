@@ -1,4 +1,4 @@
-"""The head and the loss: what logits over V vocabulary entries cost at each instant.
+"""The head and the loss: the memory of logits over V vocabulary entries at each instant.
 
 One program for each way of computing the loss, written as the real code runs it. Widths are elements per token whose
 loss is taken. The head's own input is the final norm's output, h elements. Read in transformers `loss/loss_utils.py`
@@ -189,7 +189,8 @@ class Head(Program):
             tape.returns(*tape.cached)
 
     def measured(self, logits: Tensor, path: Path) -> None:
-        """What the caller's metrics take of the logits and beside them, once the loss is there, outside autograd.
+        """The memory that the caller's metrics take for the logits and beside them, once the loss is there, outside
+        autograd.
 
         A loss inside the model has its outputs cast to fp32 first, where Accelerate wraps the model: the caller reads
         those.

@@ -88,7 +88,7 @@ class MegatronLayer(MegatronExperts, MegatronDelta):
         return queries, keys, values, gate
 
     def in_groups(self, x: Tensor, name: str, copied: bool) -> Tensor:
-        """What lies group by group, head by head, for which it may have to be `copied`."""
+        """A tensor that lies group by group, head by head, for which it may have to be `copied`."""
         return self.tape.op(f"{name}: heads", [x], x.width, BF16) if copied else x
 
     def latent(self, x: Tensor, norm: str) -> Tensor:

@@ -28,7 +28,7 @@ class Again(Linears):
     def behind(self, name: Recomputed, first: int, end: int, stay: Sequence[Tensor] = ()) -> None:
         """The part `name` is the operations from `first` to before `end`, whose results go if the run says so.
 
-        They go once the last operation so far has run; what shall `stay` is another's.
+        They go once the last operation so far has run; what is to `stay` is another's.
         """
         if name in self.run.again and not self.within:
             self.tape.restore(first, end, stay)

@@ -26,7 +26,7 @@ class Optimizer:
 
     @property
     def facts(self) -> Facts:
-        """What is known of its kind."""
+        """The row of its kind in `OPTIMIZERS`."""
         return OPTIMIZERS[self.kind]
 
 

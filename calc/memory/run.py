@@ -285,7 +285,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
 
 
 def routed(arch: Architecture) -> str:
-    """The symbol of what a token's experts read: `k·h`, or `k·l` where that has a width of its own."""
+    """The symbol of the width that a token's experts read: `k·h`, or `k·l` where that is not the residual stream's."""
     return "k·l" if arch.latent_experts else "k·h"
 
 

@@ -36,9 +36,9 @@ NCCL_PEER = 3_280_000_000 // 7
 # RCCL was measured on MI250X: 1 GiB for a process's first communicator, and 0.65 GiB, what the channels above come
 # to, for each further one (github.com/Lumi-supercomputer/LUMI-AI-Guide, issue 111).
 RCCL_START = int(0.35 * GiB)
-# Fragmentation: what lay in pieces too small, reserved or free, when a training run died of a small request, as a share
-# of all that it had asked for: the middles of forty equal parts of the messages in measurements/exhausted, smallest
-# first.
+# Fragmentation as a training run died of a small request: the memory in pieces too small for it, reserved or free, as a
+# share of all that the run had asked for; the middles of forty equal parts of the messages in measurements/exhausted,
+# smallest first.
 HELD_BACK = (
     0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0001, 0.0011, 0.0017,
     0.0021, 0.0032, 0.0033, 0.0041, 0.0047, 0.0049, 0.0053, 0.0066, 0.0073, 0.0107,
@@ -80,7 +80,7 @@ def workspace(architecture: str) -> int:
 def process(
     architecture: str, communicators: int, nvlink: bool, processes: int = 1, role: str = "process", peers: int = 0
 ) -> list[Line]:
-    """What each process on a card takes besides its tensors: CUDA context, cuBLAS workspaces, NCCL's buffers.
+    """The memory of each process on a card besides its tensors: CUDA context, cuBLAS workspaces, NCCL's buffers.
 
     There are `processes` of them on the card, under Ray one for each role. Each has a communicator for every group of
     GPUs in which it exchanges: shards, tensors, stages or sequences; and connections to the `peers` of its node to
@@ -118,7 +118,7 @@ def symmetric(role: str, elements: int, b: int, ranks: int) -> Line:
 
 def fragmentation(lines: list[Line]) -> Line:
     """The median loss to fragmentation at an instant, once blocks have been freed."""
-    values = {"f": HELD_BACK[MIDDLE], "B": stirred(lines)}
+    values = {"f": HELD_BACK[MIDDLE], "B": fragmenting(lines)}
     count = int(values["f"] * values["B"])
     return Line("fragmentation", "process", count, "f·B", values, "runtime#fragmentation", False)
 
@@ -133,7 +133,7 @@ def replayed(lines: list[Line], reserved: int, least: int) -> Line:
     return Line("fragmentation", "process", count, "R - A", values, "runtime#replay", False)
 
 
-def stirred(lines: Iterable[Line]) -> int:
+def fragmenting(lines: Iterable[Line]) -> int:
     """The bytes of which fragmentation is a share: all allocated tensors but a rollout engine's."""
     return sum([line.bytes for line in lines if line.allocated and line.role != SERVING])
 

@@ -144,7 +144,7 @@ def projector(
     elif merger.convolved:
         x = convolved(program, tower, program.rms_norm(x, LAST, Size({"": 1})), looks)
         x = program.activated(program.layer_norm(program.linear(linears[0], x, of(out=1)), norm, token))
-        x = gated(program, tower, x, linears[1:-1])
+        x = gated(program, x, linears[1:-1])
     else:
         x = program.norm(x, norm, token if merger.joined else None)
         x = program.activated(program.linear(linears[0], x, WIDTH))
@@ -179,8 +179,8 @@ def convolved(program: activations.Program, tower: Tower, x: Tensor, looks: bool
     return program.whole(DOWN, x, of(out=1))
 
 
-def gated(program: activations.Program, tower: Tower, x: Tensor, names: Sequence[str]) -> Tensor:
-    """What an MLP's last linear reads: `silu(gate(x)) · up(x)`."""
+def gated(program: activations.Program, x: Tensor, names: Sequence[str]) -> Tensor:
+    """The input of an MLP's last linear: `silu(gate(x)) · up(x)`."""
     gate, up = names
     wide = of(between=1)
     act = program.tape.op("projector: activation", [g := program.linear(gate, x, wide)], wide, g.b, saves=[g])

@@ -63,7 +63,7 @@ def quantised_elements(arch: Architecture, *, experts: Experts = "") -> int:
 
 def is_quantised(arch: Architecture, t: Tensor, experts: Experts) -> bool:
     """True if 4-bit loading quantises `t`; routers are linears where experts are."""
-    if arch.modeling == "litgpt":
+    if arch.quantises_head:
         return t.kind in ("linear", "head")
     match experts:
         case "whole":

@@ -243,7 +243,7 @@ class LayerSpec(NamedTuple):
 
     @property
     def shapes(self) -> LayerSpec:
-        """The kind as far as its tensors go."""
+        """The parts of the kind that decide its tensors."""
         return LayerSpec(self.mixer, self.mlp, broad=self.broad, borrows=self.borrows)
 
 
@@ -391,6 +391,11 @@ class Architecture:
                 return False
             case other:
                 assert_never(other)
+
+    @property
+    def quantises_head(self) -> bool:
+        """True if 4-bit loading takes the head, too, as litgpt's plugin does."""
+        return self.modeling == "litgpt"
 
     def at(self, spec: LayerSpec) -> Architecture:
         """The model as layers of the kind `spec` see it: their heads and widths, and them alone."""
@@ -704,7 +709,7 @@ def layer_tensors(arch: Architecture, spec: LayerSpec) -> tuple[Tensor, ...]:
 
 @lru_cache(maxsize=4096)
 def layer_kinds(arch: Architecture) -> tuple[tuple[LayerSpec, int], ...]:
-    """The kinds of layers that the model has, as far as tensors go, and the number of each; the lowest first."""
+    """The kinds of layers that the model has, by their tensors, and the number of each; the lowest first."""
     return tuple(Counter(spec.shapes for spec in arch.specs).items())
 
 
@@ -841,12 +846,6 @@ def active_parameters(arch: Architecture, *, head: Head = "lm") -> int:
 def routed_parameters(arch: Architecture) -> int:
     """The number of parameters of all routed experts."""
     return sum(t.elements * t.count for t in tensors(arch) if t.kind == "expert")
-
-
-@lru_cache(maxsize=4096)
-def largest_tensor(arch: Architecture, head: Head = "lm") -> Tensor:
-    """The parameter tensor with the most elements; of equal ones the first."""
-    return max(tensors(arch, head=head), key=lambda t: t.elements)
 
 
 @lru_cache(maxsize=4096)

@@ -58,7 +58,7 @@ UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
 # families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
 MXFP4 = ("gpt_oss",)
 # Families that Transformers 5 loads from files with separate experts (`conversion_mapping.py`, "qwen2_moe"), and whose
-# dense or shared MLPs have linears named as those experts': whoever names all linears to PEFT has the experts adapted.
+# dense or shared MLPs have linears named as those experts': naming all linears to PEFT adapts the experts too.
 CONVERTED = (
     "afmoe", "bailing_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
     "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "qwen3_next", "solar_open",
@@ -119,7 +119,7 @@ _QWEN3_VL = Sight(
     dict(patch_bias=True, limits=Pixels(65536, 16777216), video_limits=Pixels(4096, 25165824), interpolated=True,
          merger=Merger("visual.merger", "norm", ("linear_fc1", "linear_fc2"))),
 )  # fmt: skip
-# the same tower, none of whose blocks but the last passes its output on (transformers 5.23 `Qwen3_5VisionModel`)
+# the same tower, only whose last block passes its output on (transformers 5.23 `Qwen3_5VisionModel`)
 _QWEN3_5 = replace(
     _QWEN3_VL, text="qwen3_5_text", apart=True,
     defaults={name: value for name, value in _QWEN3_VL.defaults.items() if name != "deepstack_visual_indexes"},

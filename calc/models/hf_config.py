@@ -178,7 +178,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
             if read.on(name) != wanted:
                 allowed = "true" if wanted else "false" if read.value(name) is True else "0"
                 raise ConfigError(name, read.value(name), f"{allowed} for the family {model_type}; not modelled")
-    ssm = _ssm(family, read, hidden) if family.ssm else None
+    ssm = _ssm(read) if family.ssm else None
     facts: dict[str, Any] = {
         "qkv_bias": qkv_bias,
         "o_bias": o_bias,
@@ -495,7 +495,7 @@ def _sparse(read: _Reader, layers: int) -> Collection[int]:
 
 
 def _layer_inputs(read: _Reader, layers: int) -> LayerInputs | None:
-    """The embeddings of their own that layers have, if they have some."""
+    """The layers' own embeddings, if they have any."""
     if not read.known("hidden_size_per_layer_input") or not read.value("hidden_size_per_layer_input"):
         return None
     return LayerInputs(read.integer("hidden_size_per_layer_input"), layers, read.integer("vocab_size_per_layer_input"))
@@ -567,7 +567,7 @@ def _blocks(read: _Reader, layers: int) -> tuple[LayerSpec, ...]:
     return tuple(LayerSpec(*SSM_KINDS[kind], rotated=False) for kind in _each_layer(read, layers))
 
 
-def _ssm(family: Family, read: _Reader, hidden: int) -> Ssm:
+def _ssm(read: _Reader) -> Ssm:
     sizes = ("heads", "head_dim", "groups", "state", "kernel", "chunk")
     heads, head_dim, groups, state, kernel, chunk = (read.integer(f"ssm_{size}") for size in sizes)
     if heads % groups:

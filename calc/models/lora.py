@@ -57,7 +57,7 @@ def adaptable(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
 
 
 def adapted(arch: Architecture, spec: LayerSpec, targets: str | Sequence[str]) -> tuple[Linear, ...]:
-    """Those of them that `targets` name: `all-linear`, or the last parts of module names."""
+    """The adaptable linears that `targets` name: `all-linear`, or the last parts of module names."""
     linears = adaptable(arch, spec)
     return linears if targets == "all-linear" else tuple([x for x in linears if x.name.rpartition(".")[2] in targets])
 

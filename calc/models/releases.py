@@ -1,6 +1,6 @@
 """Transformers' releases with the model types that came with each, as `models/auto` of their packages maps them.
 
-A config whose model type a release lacks is refused by its AutoConfig, whoever trains, unless code lies beside the
+AutoConfig of a release refuses a config whose model type it lacks, with every trainer, unless code lies beside the
 weights. Types that have no other code (kimi_k2, mimo, bailing_moe) are in no release.
 """
 
@@ -78,7 +78,7 @@ def knows(version: str, name: str) -> bool:
 
 
 def newest_type(config: Mapping[str, Any]) -> str | None:
-    """The model type that came last of those that reading a `config.json` takes; None if none is in a release."""
+    """The newest of the model types that reading a `config.json` takes; None if none is in a release."""
     inner = config.get("text_config")
     asked = [config.get("model_type"), inner.get("model_type") if isinstance(inner, Mapping) else None]
     found = [name for name in asked if isinstance(name, str) and name in FIRST]

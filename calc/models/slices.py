@@ -137,9 +137,8 @@ def stage(
 
 
 def megatron_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """The layers of each stage of Megatron-core: as many as each other, or where these do not divide fewer in the last.
-
-    It takes none but equal ones by itself: `num_layers_in_last_pipeline_stage` says how many the last has. Raises
+    """The layers of each stage of Megatron-core: equal numbers or, if the layers do not divide, fewer in the last. By
+    itself it takes equal numbers only: `num_layers_in_last_pipeline_stage` says how many the last has. Raises
     ConfigError for the field `pipeline_parallel` if the last would have none.
     """
     count = -(-layers // stages)
@@ -188,7 +187,8 @@ def chunk_layers(counts: tuple[int, ...], chunks: int) -> list[list[int]]:
 
 
 def counted_ends(counts: tuple[int, ...], chunks: int) -> list[Literal["embedding", "loss"]]:
-    """What counts as a layer of its stage, so that all stages have as many, in `chunks` turns.
+    """The ends, embedding and loss, that count as a layer of their stage, so that all stages have equally many in
+    `chunks` turns.
 
     Megatron-core's `account_for_{embedding,loss}_in_pipeline_split` (`transformer_block.py`,
     `get_num_layers_to_build`). None where each stage's own layers divide, which need no such count.

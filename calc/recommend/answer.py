@@ -89,14 +89,14 @@ def growing(job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario"
 
 
 def _whole(answer: Recommendation, problem: Problem, notes: Sequence[str]) -> Recommendation:
-    """The answer with what is known once all has been looked at."""
+    """The whole answer, once everything has been looked at."""
     considered = problem.considered
     pruned = problem.size - considered
     return replace(answer, considered=considered, pruned=pruned, notes=(*problem.notes, *notes), whole=True)
 
 
 def fitting(job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario") -> Configuration | None:
-    """The configuration that `recommend` gives for `job` if one fits, without what stands beside it in an answer."""
+    """The configuration that `recommend` gives for `job` if one fits, without alternatives."""
     first = Problem(given(job, where=where, catalog=catalog), catalog, where).first()
     return configured(first[1], first[1].chosen(first[2])) if first else None
 

@@ -72,8 +72,8 @@ class Clock:
     def split(self, s: Scenario, *, served: bool = True) -> Split:
         """The step time as if vLLM had its card alone, so that no KV cache is larger; infinite if it cannot start.
 
-        What selective checkpointing makes a GPU wait is left out, so that along no axis a step becomes quicker. Where
-        the time in which vLLM generates is known already, `served` is false, and it is not counted again.
+        A GPU's waits for selective checkpointing are left out, so that no axis makes a step quicker. If the time in
+        which vLLM generates is known already, `served` is false, and it is not counted again.
         """
         try:
             terms = terms_of(s, self.gpu, self.node, served=served)

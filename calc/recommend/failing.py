@@ -70,7 +70,7 @@ def passed(problem: Problem, rung: Fields) -> Miss | None:
 def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], bool] = lambda *at: True) -> Miss | None:
     """The place that lacks least, of those that searches looked at, that do not fit and that `asked` accepts.
 
-    A share of the card too small for vLLM to start counts last where larger ones were open: what keeps from those is
+    A share of the card too small for vLLM to start counts last where larger ones were open: whatever rules those out is
     what lacks.
     """
     least: tuple[Search, int, Place] | None = None

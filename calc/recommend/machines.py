@@ -53,7 +53,7 @@ class Smallest(NamedTuple):
 def machines(catalog: Catalog, gpu: str | None = None, gpus: int | None = None) -> list[Machine]:
     """Every machine, from small to large: only with the GPU `gpu` if given, and only with `gpus` GPUs if given.
 
-    Cards without bf16 are left out unless `gpu` names one, as nobody should be sent to them.
+    Cards without bf16 are left out unless `gpu` names one: they are no recommendation.
     """
     kinds = [catalog.gpu(gpu)] if gpu else [kind for kind in catalog.gpus.values() if not kind.lacks_bf16]
     found = []

@@ -83,7 +83,8 @@ class Problem:
             self.notes.append(f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs")
         self.searches: list[Search] = []
         self.misses: list[Search] = []
-        self.slow: tuple[Search, Found, str] | None = None  # what fits, was passed over for its time, and what it is
+        # a configuration that fits and was passed over for its time: its search, its place, and the reason in words
+        self.slow: tuple[Search, Found, str] | None = None
         self._asked: dict[frozenset[tuple[str, Any]], Search | None] = {}  # by rung
 
     def _framed(self, job: Fields, catalog: Catalog, where: str) -> Fields:
@@ -156,7 +157,7 @@ class Problem:
         return None
 
     def _cut(self, index: int, search: Search, found: Found) -> tuple[int, Search, Found] | None:
-        """The same training on Megatron-core, where a framework has it for the model, if that is told to be quicker.
+        """The same training on Megatron-core, where a framework has it for the model, if the estimate is quicker.
 
         It is harder to set up, so that it has to be quicker by more than the error of times.
         """
@@ -173,7 +174,7 @@ class Problem:
         return None
 
     def _fused(self, index: int, search: Search, found: Found) -> tuple[int, Search, Found] | None:
-        """The same training with Liger's kernels, where they keep on the card what leaves it without, and time."""
+        """The same training with Liger's kernels, where they spare an offload, and time."""
         fused, offload = {**self.rungs[index], "loss": "fused"}, search.chosen(found).scenario.offload
         if fused not in self.rungs[index + 1 :] or not offload.trained:
             return None

@@ -132,7 +132,7 @@ class Fit:
 
     @property
     def _trainings(self) -> tuple[int, int]:
-        """The least and the most that `training` can be, as far as replays have shown so far."""
+        """The least and the most that `training` can be, by the replays so far."""
         low, high = zip(*[each.rooms for each in self._sets], strict=True)
         return min(low), min(high)
 
@@ -148,7 +148,7 @@ class Fit:
             each.narrow()
 
     def leaves(self, room: float) -> bool:
-        """True if `training` is more than `room`; replays only as far as that takes."""
+        """True if `training` is more than `room`; replays no more than that takes."""
         while True:
             low, high = self._trainings
             if low > room or high <= room:
@@ -156,7 +156,7 @@ class Fit:
             self._narrow()
 
     def roomier(self, other: Fit) -> bool:
-        """True if it has more `slack` than another; replays only as far as that takes."""
+        """True if it has more `slack` than another; replays no more than that takes."""
         while True:
             (low, high), (least, most) = self._slacks, other._slacks
             if low > most or high <= least:
@@ -170,7 +170,7 @@ class Fit:
 
     @property
     def on_device(self) -> bool:
-        """True if no GPU limit rules the configuration out that would rule out all hungrier ones too."""
+        """False if a GPU limit rules the configuration out, and with it all hungrier ones."""
         return self.trains and self.serves
 
     @property

@@ -457,7 +457,7 @@ def _free(fields: Fields) -> dict[str, Any]:
 
 
 def _spares(optimizer: str) -> bool:
-    """True if the last step of `FREE` is to be had, and spares temporaries of the first."""
+    """True if the optimizer has the last implementation of `FREE`, and that spares temporaries of the first."""
     facts, (first, last) = OPTIMIZERS[optimizer], FREE["optimizer_impl"]
     return last in facts.implementations and facts.steps[last].temporaries < facts.steps[first].temporaries
 
@@ -494,7 +494,7 @@ def _choices(given: Fields, arch: Architecture) -> Iterator[dict[str, Any]]:
 
 
 def _cuts(given: Fields, arch: Architecture, gpus: int) -> Iterator[dict[str, Any]]:
-    """Every way in which Megatron-core can cut the model over the GPUs, as far as it is open; elsewhere none."""
+    """Every way in which Megatron-core can cut the model over the GPUs, by the degrees left open; elsewhere none."""
     if not _on_megatron(given):
         yield {}
         return

@@ -57,7 +57,7 @@ def _peak(c: Configuration) -> int:
 
 
 def slower(problem: Problem, chosen: Fields) -> Iterator[Configuration]:
-    """What was passed over for the time it takes, if it is of the same method."""
+    """The configuration that was passed over for its time, if it is of the same method."""
     if problem.slow and chosen["method"] == "full":
         search, found, what = problem.slow
         yield configured(search, search.chosen(found), what)
@@ -77,7 +77,7 @@ def lighter(problem: Problem, chosen: Fields, search: Search, found: Found) -> I
 
 
 def _kept_small(rung: Fields) -> str:
-    """What a rung keeps small, in words."""
+    """The states or weights that a rung keeps small, in words."""
     if "optimizer_in_backward" in rung:
         return "paged states of 8 bits that step in backward"
     if "lora.dtype" in rung:
@@ -120,9 +120,9 @@ def _kept(problem: Problem, s: Scenario) -> dict[str, Any]:
 def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
     """The same job on a smaller card of the same vendor: the one with the least usable memory on which it fits.
 
-    Smaller is what is sold with less memory, not what leaves a process a little less of as much. Nobody is sent from a
-    card of known speed to one of unknown speed, nor to one that makes so much less of its arithmetic that the job takes
-    SENSIBLE times as long as their rates alone would have it. A card is not tried if the leanest place of the
+    A smaller card is sold with less memory; one that leaves a process a little less of as much does not count. No card
+    of known speed gives way to one of unknown speed, nor to one that reaches so much less of its peak rate that the job
+    takes SENSIBLE times as long as the two peak rates suggest. A card is not tried if the leanest place of the
     recommended branch would not fit on it: without vLLM, the memory that place needs does not depend on the card.
     """
     s, catalog = search.chosen(found).scenario, problem.catalog

@@ -76,7 +76,7 @@ class Act(NamedTuple):
         return tensors + sum([m.events for both in (*fullest, *self.others) for m in both if m])
 
     def parts(self) -> Iterator[tuple[Callable[[Replay, Act], None], Act]]:
-        """What is replayed in turn: batches of other lengths, if any, then steps of the fullest ones alone."""
+        """The parts replayed in turn: batches of other lengths, if any, then steps of the fullest ones alone."""
         yield Replay.run_load, self
         for n, (model, inside) in enumerate(self.others, 1):
             one = self._replace(model=model, inside=inside)
@@ -215,7 +215,7 @@ class Reserve:
         return self._try(limit) if known is None else known
 
     def _known(self, limit: int) -> bool | None:
-        """`breaks` as far as replays have shown, else None."""
+        """`breaks` by the replays so far; None if they do not tell."""
         return next((tried.broke for tried in self._tried if tried.low <= limit < tried.high), None)
 
     def _parts(self, limit: int) -> int:
@@ -251,7 +251,7 @@ class Reserve:
 
     @property
     def known(self) -> tuple[int, int]:
-        """The interval in which the least lies, as far as it has been sought; both its ends are it once it is found."""
+        """The interval known to hold the least; both its ends are the least once that is found."""
         return (self._high, self._high) if self._found else (self._low, self._high)
 
     @property

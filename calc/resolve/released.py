@@ -16,7 +16,7 @@ from calc.scenario.words import OWN_MODELS
 
 
 def lacked(s: Scenario, models: Iterable[Model]) -> str | None:
-    """The first model type that the job's Transformers does not have yet, and that the job reads by it, or None."""
+    """The first model type that the job needs of its Transformers and that this does not have yet, or None."""
     version = s.versions.get("transformers")
     if version is None or s.trainer in OWN_MODELS:
         return None

@@ -1,4 +1,4 @@
-"""The lengths of a data set's sequences: what the fullest batch of an epoch holds, and what an average one does.
+"""The lengths of a data set's sequences: the tokens of the fullest batch of an epoch, and of an average one.
 
 A batch without packing is padded to its own longest sequence, so that its length follows from the data and not from the
 cap alone. What is known is either a histogram, or the mean and the longest; then the distribution is the one of

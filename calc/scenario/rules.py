@@ -24,7 +24,8 @@ from calc.scenario.images import WIDEST, Images
 from calc.scenario.scenario import Scenario, changed
 from calc.scenario.words import NODE, PAIRED, PARTNERS, RL, ROLES, SERVERS, SHARDINGS, TOGETHER, TRAINED_ROLES
 
-# What the kernel for attention with sinks is built for (build.toml of kernels-community/vllm-flash-attn3).
+# The architectures for which the kernel for attention with sinks is built (build.toml of
+# kernels-community/vllm-flash-attn3).
 SINKS = ("Ampere", "Hopper")
 MAPS_ON_ROCM = "2.12"  # the first PyTorch whose builds for ROCm have expandable segments
 

@@ -400,7 +400,7 @@ class Scenario:
 
     @property
     def offloaded(self) -> list[str]:
-        """What lives in host memory, in words: of the trained model, then frozen roles that are there alone."""
+        """The things in host memory, in words: of the trained model, then frozen roles that are there without it."""
         off = self.offload
         named = (
             ("optimizer", off.optimizer and self.optimizer != "none"),

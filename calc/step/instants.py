@@ -51,7 +51,8 @@ def instant(name: str, where: Where, parts: Iterable[Part]) -> Instant:
     return Instant(name, where, parts, Amount(tokens, pairs, fixed, row, chunked, ""))
 
 
-# What runs while checkpoints lie on the GPU: a layer's forward, the head with the loss, a layer again, its backward.
+# The code that runs while checkpoints lie on the GPU: a layer's forward, the head with the loss, a layer again, its
+# backward.
 Running = Literal["forward", "head", "again", "backward"]
 STASH = 5  # tensors in flight to the host (torchtune 0.6.1, trl 1.16 `OffloadActivations`: max_fwd_stash_size)
 # The inputs of layers that are on the GPU meanwhile. A stash is dropped as backward begins; then one comes back while
@@ -91,7 +92,7 @@ class Layout:
         return [Part("logits", self.stack.held, "loss#held"), *self.states(self.stack.layers + 1)]
 
     def states(self, number: int) -> list[Part]:
-        """So many of the layers' inputs that the outputs have."""
+        """The bytes of `number` of the layers' inputs that the outputs have."""
         kept = self.stack.states
         return [Part("activations", kept, "loss#held", number)] if number and kept.formula != "0" else []
 

@@ -63,7 +63,7 @@ VALUED = ("critic", "reward")  # roles with a value head in place of one over th
 
 
 def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
-    """The attention kernel that runs: the one asked for, as far as the model and PyTorch's SDPA support it.
+    """The attention kernel that runs: the one asked for, if the model and PyTorch's SDPA support it.
 
     GPT-OSS's sinks leave eager or flash only, and scores that slope eager alone. SDPA takes its memory-efficient kernel
     in fp32 and for heads whose values are narrower than their queries (DeepSeek), and its plain mathematics, which
@@ -393,7 +393,7 @@ def _vllm(s: Scenario, rollout: Rollout, asked: Serving, gpu: GPU, lines: Sequen
     )
 
 
-# What generates as a server of its own, by the scenario's word for it.
+# The rollout engines that are servers of their own, by the scenario's word for each.
 SERVING: Mapping[Generates, Callable[[Scenario, Rollout, Serving, GPU, Sequence[Line]], RolloutEngine]] = {
     "vllm": _vllm,
     "sglang": _sglang,

@@ -172,7 +172,7 @@ class Stages:
         ]
 
     def unjoined(self, name: str, lines: list[Line]) -> list[Line]:
-        """Less the buffers of a role in another one's graph, as one engine of DeepSpeed has those of both."""
+        """`lines` without the buffers of a role in another one's graph: one engine of DeepSpeed has those of both."""
         joins = any(stage.joint == name != stage.role for stage in self.roles.keeps.stages)
         return [line for line in lines if line.component != "communication"] if joins else lines
 
@@ -456,15 +456,15 @@ def largest(moments: Iterable[Candidate]) -> list[tuple[Candidate, Sums]]:
     most: dict[tuple[str, str], float] = {}
     for candidate in moments:
         # nothing has been freed while models load
-        known = sums(candidate.lines, stirred=candidate.phase != "load")
-        size = known.needed + runtime.HELD_BACK[runtime.MIDDLE] * known.stirred
+        known = sums(candidate.lines, fragmenting=candidate.phase != "load")
+        size = known.needed + runtime.HELD_BACK[runtime.MIDDLE] * known.fragmenting
         key = candidate.phase, candidate.engine
         if size > most.get(key, -1):
             most[key], found[key] = size, (candidate, known)
     return [*found.values()]
 
 
-def sums(lines: Sequence[Line], *, stirred: bool) -> Sums:
-    """The sums of `lines`; `stirred`: blocks have come and gone, so that fragmentation counts."""
+def sums(lines: Sequence[Line], *, fragmenting: bool) -> Sums:
+    """The sums of `lines`; `fragmenting`: blocks have come and gone, so that fragmentation counts."""
     allocated = sum([line.bytes for line in lines if line.allocated])
-    return Sums(staying(lines), allocated, runtime.stirred(lines) if stirred else 0)
+    return Sums(staying(lines), allocated, runtime.fragmenting(lines) if fragmenting else 0)

@@ -1,4 +1,4 @@
-"""A vision tower in a step: what it keeps while the language model runs, and the instants of its own passes.
+"""A vision tower in a step: the tensors it keeps while the language model runs, and the instants of its own passes.
 
 Its forward comes before the first layer's and its backward after it, before that of the embedding, which was called
 earlier (transformers 5.23 `models/qwen2_5_vl/modeling_qwen2_5_vl.py`, `Qwen2_5_VLModel.forward`, and its siblings').

@@ -57,7 +57,7 @@ def copied(elements: float, per_element: float, ranks: int, pcie: float) -> Term
 def bubble(stages: int, chunks: int, micro: int, busy: float) -> Term:
     """The pipeline bubble: stages idle while the first micro batch comes down and the last goes up.
 
-    Of several chunks a stage, the first is the shorter for it (arXiv:2104.04473, section 2.2).
+    With several chunks a stage it is that many times shorter (arXiv:2104.04473, section 2.2).
     """
     values = {"p": stages, "v": chunks, "m": micro, "G": busy}
     return Term("bubble", busy * (stages - 1) / (chunks * micro), "G·(p - 1)/(v·m)", values, "throughput#pipeline")

@@ -176,7 +176,7 @@ def attending(s: Scenario, r: Rates, load: Load, c: work.Counts, p: work.Passes,
 
 
 def ran(s: Scenario, role: Role, load: Load, trained: bool) -> work.Layers:
-    """What the layers of one GPU do beside multiplying; parts of a layer that run again are passes of their own."""
+    """The work of one GPU's layers besides matrix products; parts of a layer that run again are passes of their own."""
     arch = architecture(s, role)
     if arch.depths:
         arch = replace(arch, specs=(*arch.specs, *arch.depths), depths=())

@@ -1,7 +1,7 @@
 """The work of one GPU: matrix products, attention, element-wise kernels, the loss, and launching all of it.
 
-What kernels move and how many there are follows from the tapes of `calc.memory`. Every function gives the time of one
-GPU for one optimizer step, in which the GPU processes T tokens in m micro batches.
+The number of kernels and the bytes they move follow from the tapes of `calc.memory`. Every function gives the time of
+one GPU for one optimizer step, in which the GPU processes T tokens in m micro batches.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ def experts(
     """The grouped products of routed experts: they wait for their rows and for the weights of the experts on a GPU.
 
     `shards` GPUs share the tokens, `held` the experts. Where a router calls experts unevenly, all wait for the GPU that
-    receives most: `tokens` are then those of as many even ones.
+    receives most: `tokens` then counts as if each received as many.
     """
     values = {"T": tokens, "E": c.routed, "F": rate, "o": c.grouped, "m": micro, "W": 2 * c.experts, "n": p.layers,
               "N": shards, "H": held, "B": bandwidth}  # fmt: skip
@@ -335,7 +335,7 @@ def attention(tokens: float, length: float, c: Counts, p: Passes, causal: bool, 
 
 
 class Layers(NamedTuple):
-    """What the layers of one GPU do for one micro batch beside multiplying.
+    """The work of one GPU's layers for one micro batch besides matrix products.
 
     `forward` and `backward`: bytes that their kernels read and write. `kernels`: their number in each.
     `dispatched`: operations of the host in forward, as layers run again, and in backward.
@@ -349,7 +349,7 @@ class Layers(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def kernels(run: Run, masked: bool) -> tuple[tuple[tuple[int, Traffic], ...], Layers]:
-    """The layers of `run` by kind: their number with what each moves; and `Layers`, but for the bytes."""
+    """The layers of `run` by kind: their number and the traffic of each; and `Layers` without the bytes."""
     moved: list[tuple[int, Traffic]] = []
     there = back = 0
     dispatched = [0.0, 0.0, 0.0]
@@ -443,7 +443,7 @@ def launched(dispatched: float, micro: int, p: Passes, hooked: int, busy: float,
 def selected(decided: float, micro: int, dispatched: float, busy: float) -> Term:
     """Time that the GPU waits for selective checkpointing, beyond what it waits for the host anyway.
 
-    The host asks Python of each of the `decided` operations, in forward and again, if it is kept (torch 2.13
+    For each of the `decided` operations the host asks Python if it is kept, in forward and again (torch 2.13
     `utils/checkpoint.py`, `_CachingTorchDispatchMode`, `_CachedTorchDispatchMode`).
     """
     values = {"m": micro, "d": decided, "y": POLICY, "k": dispatched, "t": LAUNCH, "G": busy}

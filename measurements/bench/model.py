@@ -33,7 +33,7 @@ def attention(asked: str) -> tuple[str, str | None]:
 
 
 def notes(s: Mapping[str, Any]) -> list[str]:
-    """What the attention asked for gave way to, if to anything."""
+    """Notes on the kernel that the attention asked for gave way to, if to any."""
     note = attention(s["attention"])[1]
     return [note] if note else []
 

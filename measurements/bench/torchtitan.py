@@ -49,7 +49,7 @@ class Job:
 
     @property
     def notes(self) -> list[str]:
-        """What differs from the scenario: nothing, as its kernels of attention are PyTorch's own."""
+        """Differences from the scenario: none, as its kernels of attention are PyTorch's own."""
         return []
 
     @property

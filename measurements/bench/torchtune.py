@@ -45,7 +45,7 @@ class Job:
 
     @property
     def notes(self) -> list[str]:
-        """What differs from the scenario: nothing, as its attention is PyTorch's own."""
+        """Differences from the scenario: none, as its attention is PyTorch's own."""
         return []
 
     @property

@@ -58,7 +58,7 @@ class Job:
 
     @property
     def notes(self) -> list[str]:
-        """What differs from the scenario: another kernel of attention, where its own is not installed."""
+        """Differences from the scenario: another kernel of attention, where its own is not installed."""
         return models.notes(self.s)
 
     @property

@@ -1,4 +1,4 @@
-"""What arguments of Megatron-LM's tests say of a model and of the last rank's part of it."""
+"""Arguments of Megatron-LM's tests read as a model and as the last rank's part of it."""
 
 from __future__ import annotations
 

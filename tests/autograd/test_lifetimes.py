@@ -32,12 +32,12 @@ X = of(h=1)
 
 
 def passing(shots: list[Snapshot]) -> dict[str, dict[str, float]]:
-    """What each operation lets pass, per token."""
+    """The bytes in passing at each operation, per token."""
     return {shot.name: terms(shot.passing)[0] for shot in shots}
 
 
 def saved(shots: list[Snapshot]) -> dict[str, dict[str, float]]:
-    """What is kept for backward at each operation, per token."""
+    """The bytes kept for backward at each operation, per token."""
     return {shot.name: terms(shot.saved)[0] for shot in shots}
 
 

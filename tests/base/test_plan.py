@@ -1,4 +1,4 @@
-"""What a framework's words say about a job."""
+"""The words of a framework's plan, and what follows from them."""
 
 from __future__ import annotations
 

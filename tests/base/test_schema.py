@@ -1,4 +1,4 @@
-"""What people type wrong, and the one line each gets."""
+"""Mistakes that people type, and the one line that each gets."""
 
 from __future__ import annotations
 

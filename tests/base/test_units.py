@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from calc.base.units import GB, GiB, MiB, gb, gib, mib
+from calc.base.units import GB, GiB, MiB, gb, gib
 
 
 def test_binary_units_are_powers_of_two_and_gb_is_decimal() -> None:
@@ -37,9 +37,3 @@ def test_host_memory_is_shown_in_decimal_gigabytes() -> None:
     """Servers are sold with 1000 GB as 10^12 bytes: 1118 GB of ZeRO-Offload, no digits."""
     assert gb(1_118_000_000_000) == "1,118 GB"
     assert gb(499_999_999) == "0 GB"
-
-
-def test_a_cards_memory_is_shown_in_whole_mebibytes() -> None:
-    """As `nvidia-smi` prints an A100: 81,920 MiB."""
-    assert mib(80 * GiB) == "81,920 MiB"
-    assert mib(1.5 * MiB) == "2 MiB"

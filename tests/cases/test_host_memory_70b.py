@@ -93,7 +93,7 @@ def ppo(**changes: Any) -> Estimate:
 
 
 def on_host(e: Estimate, moment: str, *components: str) -> float:
-    """What one component, or all, of the actor take of the fullest node's memory, in GB."""
+    """The memory of the actor on the fullest node, of one component or all, in GB."""
     lines = next(p.moment.lines for p in e.host_phases if p.name == moment)
     own = ("master_weights", "gradients", "optimizer_states")
     return sum(x.bytes for x in lines if x.role == "actor" and x.component in (components or own)) / GB

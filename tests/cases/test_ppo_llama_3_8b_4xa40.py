@@ -68,7 +68,7 @@ def group(e: Estimate, role: str) -> Group:
 
 
 def copied(e: Estimate, role: str) -> float:
-    """What the role's optimizer step copies to the GPU."""
+    """The bytes that the role's optimizer step copies to the GPU."""
     (step,) = [p for p in group(e, role).phases if p.name == "step"]
     return sum(x.bytes for x in step.moment.lines if (x.component, x.role) == ("temporary", role)) / GiB
 

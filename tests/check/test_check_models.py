@@ -18,7 +18,7 @@ from calc.models.hf_config import from_config
 
 
 def said(rule: Rule[Any], id: str, change: Mapping[str, Any] | None = None, **fields: Any) -> list[str]:
-    """What the rule says of a model with these fields, and with `change` in its config."""
+    """The faults that the rule finds in a model with these fields, and with `change` in its config."""
     catalog = load()
     model = catalog.models[id]
     return list(rule(replace(model, config={**model.config, **(change or {})}, **fields), catalog))

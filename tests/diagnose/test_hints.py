@@ -1,4 +1,4 @@
-"""What a text says in passing: counts of cards, models and settings in a question's own words."""
+"""Hints in passing: counts of cards, models and settings in a question's own words."""
 
 from __future__ import annotations
 

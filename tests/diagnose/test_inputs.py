@@ -1,4 +1,5 @@
-"""What people paste, in the forms of PyTorch, vLLM, Ray, the kernel and the trainers: each is read for what it says.
+"""Texts that people paste, in the forms of PyTorch, vLLM, Ray, the kernel and the trainers: each is read for what it
+says.
 
 Of the first 48, 24 were read in full when they were written down, before anything was mended for them; of the last 18,
 written after that, 14 were.

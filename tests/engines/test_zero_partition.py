@@ -1,4 +1,4 @@
-"""How DeepSpeed cuts parameters, on models small enough to cut by hand."""
+"""DeepSpeed's cuts of parameters, on models small enough to cut by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node's host has for a job: given, the share of a node of the catalog, or assumed by a rule that is said."""
+"""The host memory of a node for a job: given, the share of a node of the catalog, or assumed by a rule that is said."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a peak and its error become a range, a probability and a verdict."""
+"""From a peak and its error to a range, a probability and a verdict."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ def test_pieces_that_were_held_back_in_so_many_messages_break_so_many_jobs() -> 
 
 
 @given(SIZES, SIZES, SIZES, st.integers(1, 10**11), SIZES)
-def test_more_memory_needed_never_fits_better(one: int, other: int, stirred: int, deviation: int, usable: int) -> None:
+def test_more_memory_needed_never_fits_better(
+    one: int, other: int, fragmenting: int, deviation: int, usable: int
+) -> None:
     """Monotone in all three: needing or losing more is never likelier to fit, having more never less likely."""
     low, high = sorted((one, other))
     odds = verdict.fit_probability
-    assert odds(low, stirred, deviation, usable) >= odds(high, stirred, deviation, usable)
-    assert odds(usable, low, deviation, stirred) >= odds(usable, high, deviation, stirred)
-    assert odds(usable, stirred, deviation, low) <= odds(usable, stirred, deviation, high)
-    assert 0 <= odds(one, stirred, deviation, usable) <= 1
+    assert odds(low, fragmenting, deviation, usable) >= odds(high, fragmenting, deviation, usable)
+    assert odds(usable, low, deviation, fragmenting) >= odds(usable, high, deviation, fragmenting)
+    assert odds(usable, fragmenting, deviation, low) <= odds(usable, fragmenting, deviation, high)
+    assert 0 <= odds(one, fragmenting, deviation, usable) <= 1
 
 
 def moment(allocated: int, outside: int, share: float) -> Moment:
@@ -110,12 +112,12 @@ def test_with_no_room_left_a_moment_just_fits(allocated: int, outside: int) -> N
 
 def test_far_from_the_limit_nothing_is_computed_and_nothing_lost() -> None:
     """Six deviations beyond the worst share the sum is one to nine digits."""
-    needed, stirred, width = 10**9, 10**9, 10**7
-    edge = needed + int(verdict.HELD_BACK[-1] * stirred + verdict.SURE * width)
-    assert verdict.fit_probability(needed, stirred, width, edge + 2) == 1.0
-    assert verdict.fit_probability(needed, stirred, width, edge - 2) == pytest.approx(1.0, abs=1e-9)
-    assert verdict.fit_probability(needed, stirred, width, needed - 6 * width - 1) == 0.0
-    assert 0.0 < verdict.fit_probability(needed, stirred, width, needed - 6 * width + 1) < 1e-9
+    needed, fragmenting, width = 10**9, 10**9, 10**7
+    edge = needed + int(verdict.HELD_BACK[-1] * fragmenting + verdict.SURE * width)
+    assert verdict.fit_probability(needed, fragmenting, width, edge + 2) == 1.0
+    assert verdict.fit_probability(needed, fragmenting, width, edge - 2) == pytest.approx(1.0, abs=1e-9)
+    assert verdict.fit_probability(needed, fragmenting, width, needed - 6 * width - 1) == 0.0
+    assert 0.0 < verdict.fit_probability(needed, fragmenting, width, needed - 6 * width + 1) < 1e-9
 
 
 def replayed(allocated: int, reserved: int, outside: int, least: int = 0) -> Moment:

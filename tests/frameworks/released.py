@@ -109,7 +109,7 @@ class Release:
 
     @functools.cache  # noqa: B019
     def flags(self, path: str) -> Mapping[str, ast.expr]:
-        """What a command line's flags are when they are not given, by name without dashes, as written."""
+        """The defaults of a command line's flags, by name without dashes, as written."""
         found: dict[str, ast.expr] = {}
         for node in ast.walk(self.tree(path)):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):

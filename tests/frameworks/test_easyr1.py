@@ -46,7 +46,7 @@ def run(version: str = NEWEST, **fields: Any) -> Scenario:
 
 
 def kept(version: str = NEWEST, **fields: Any) -> Keeps:
-    """What EasyR1 keeps for `run(version, **fields)`."""
+    """EasyR1's plan for `run(version, **fields)`."""
     return verl.keeps(run(version, **fields))
 
 

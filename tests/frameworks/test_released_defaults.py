@@ -37,7 +37,7 @@ UNPACKAGED = {
 
 
 class Row(NamedTuple):
-    """Where releases tell one of our fields.
+    """The place where releases state one of our fields.
 
     `called` is the name of the flag, key or field, by the first release that calls it so; "" where it ended. `means`
     puts the release's word into ours where they differ. `given` is what a user says to get the field. Fields joined by
@@ -51,7 +51,7 @@ class Row(NamedTuple):
     scripts: tuple[str, ...] = ()
 
     def name(self, version: str) -> str:
-        """What `version` calls it; "" where it does not yet tell, or no longer."""
+        """The name in `version`; "" where it does not state the field yet, or no longer."""
         return next((name for first, name in reversed(self.called.items()) if at_least(version, first)), "")
 
 

@@ -20,25 +20,13 @@ from calc.base.versions import at_least
 from calc.frameworks.releases import Default, Table
 from calc.frameworks.torch import torch
 from calc.frameworks.torch.trainers import (
-    axolotl,
-    llamafactory,
-    megatron_swift,
-    ms_swift,
-    torchtitan,
     torchtune,
     unsloth,
 )
+from calc.frameworks.torch.trainers.registry import RELEASED
 
 Released = Callable[[str, str], Release]
-MODULES: Mapping[str, Any] = {
-    "llamafactory": llamafactory,
-    "axolotl": axolotl,
-    "ms-swift": ms_swift,
-    "torchtune": torchtune,
-    "torchtitan": torchtitan,
-    "unsloth": unsloth,
-    "megatron-swift": megatron_swift,
-}
+MODULES: Mapping[str, Any] = RELEASED
 PACKAGES = {"megatron-swift": "ms_swift"}  # where a trainer is a part of a package with another name
 # where the modules lie in the wheel that the sources' file names are relative to
 ROOTS = {"llamafactory": "llamafactory/", "axolotl": "axolotl/", "ms-swift": "swift/", "torchtitan": "torchtitan/",
@@ -47,7 +35,8 @@ LORA, QLORA, EIGHT = {"method": "lora"}, {"method": "qlora"}, {"gpus": 8}
 
 
 class Row(NamedTuple):
-    """Where the releases of a trainer tell one of our fields: file and name, by the first release that has it there.
+    """The place where a trainer's releases state one of our fields: file and name, by the first release that has it
+    there.
 
     A name is that of a class and its field, of a field, or of a key; `means`: their word in ours; `given`: what a user
     says to get the field.
@@ -73,7 +62,7 @@ def released(pytestconfig: pytest.Config) -> Released:
 
 
 def told(release: Release, place: str) -> Any:
-    """What a release says at a place: the field of a module, of a class in it, or the key of a recipe."""
+    """The value at a place of a release: the field of a module, of a class in it, or the key of a recipe."""
     path, _, name = place.partition(":")
     if path.endswith(".yaml"):
         found: Any = yaml.load(release.text(path), Loader=LOADER)
@@ -90,7 +79,7 @@ def told(release: Release, place: str) -> Any:
 
 
 def stated(trainer: str, version: str, row: Row) -> Any:
-    """What is stated of a row's field for one release."""
+    """The value stated for a row's field in one release."""
     given = {"trainer": trainer, f"versions.{trainer}": version, **row.given}
     return torch.defaults(row.task, torch.KNOWN[-1], given)[row.field]
 
@@ -325,7 +314,7 @@ OFF: Mapping[str, tuple[Mapping[str, str], ...]] = {
 
 
 def place(row: Row, version: str) -> str:
-    """Where `version` tells a row; "" where it does not."""
+    """The place where `version` states a row; "" where it does not."""
     return since(row.told, version)
 
 

@@ -25,7 +25,7 @@ def run(version: str = "0.9.1", **fields: Any) -> Scenario:
 
 
 def kept(version: str = "0.9.1", **fields: Any) -> Keeps:
-    """What verl keeps for `run(version, **fields)`."""
+    """verl's plan for `run(version, **fields)`."""
     return verl.keeps(run(version, **fields))
 
 
@@ -195,7 +195,7 @@ def test_a_step_goes_through_the_roles_in_turn() -> None:
 
 
 def syncs(k: Keeps) -> list[tuple[str, tuple[str, ...]]]:
-    """What of vLLM is there as weights come, and what the moments hold."""
+    """The parts of vLLM that are there as weights come, and the content of the moments."""
     return [(stage.engine, stage.holds) for stage in k.stages if stage.does == "sync"]
 
 

@@ -34,7 +34,7 @@ class Clock:
         self.least = min(self._yardstick() for _ in range(20))
 
     def seconds(self, taken: float) -> float:
-        """What took so many seconds of the processor as busy as it is now."""
+        """`taken` seconds of the processor as busy as it is now, in those of an idle one."""
         found = [self._yardstick() for _ in range(9)]
         self.least = min(self.least, *found)
         return taken * self.least / sorted(found)[len(found) // 2]

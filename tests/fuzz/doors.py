@@ -32,7 +32,7 @@ SCRATCH = Path(mkdtemp(prefix="headroom-fuzz-"))
 
 
 class Door(NamedTuple):
-    """How input for a door is made, and what takes it."""
+    """A door: the function that makes input for it, and the one that takes it."""
 
     inputs: st.SearchStrategy[Any]
     enter: Callable[[Any], bool]
@@ -77,7 +77,7 @@ def recommend(words: list[str]) -> bool:
 
 
 def diagnose(raw: bytes) -> bool:
-    """What a job left behind, as JSON and as text."""
+    """The diagnosis of what a job left behind, as JSON and as text."""
     return command(["diagnose", "-", "--json"], raw) and command(["diagnose", "-"], raw)
 
 

@@ -1,4 +1,4 @@
-"""What a hostile or careless person may give to each door of `calc`: valid input, changed in ways that nobody meant."""
+"""Input of a hostile or careless person for each door of `calc`: valid input, changed in ways that nobody meant."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ FIELDS = dict(definitions())
 
 @cache
 def allowed(name: str) -> st.SearchStrategy[Any]:
-    """What the schema allows for a field, the ends of its range above all."""
+    """Values that the schema allows for a field, the ends of its range above all."""
     definition = FIELDS[name]
     if "enum" in definition:
         return st.sampled_from(definition["enum"])
@@ -161,7 +161,7 @@ def files(draw: st.DrawFn) -> bytes:
 
 @cache
 def died() -> tuple[str, ...]:
-    """What people pasted when a job had died."""
+    """Texts that people pasted when a job had died."""
     read = [
         yaml.safe_load((ROOT / "tests/diagnose" / name).read_text("utf-8")) for name in ("reports.yaml", "inputs.yaml")
     ]
@@ -170,7 +170,7 @@ def died() -> tuple[str, ...]:
 
 @st.composite
 def pasted(draw: st.DrawFn) -> bytes:
-    """What a job left behind, whole or torn; now and then a megabyte of the same few characters."""
+    """The remains of a job, whole or torn; now and then a megabyte of the same few characters."""
     match draw(st.integers(0, 9)):
         case 0:
             piece = draw(st.one_of(st.sampled_from((*PIECES, *REPEATED)), st.text(min_size=1, max_size=4)))

@@ -286,7 +286,7 @@ def processes(command: str) -> list[list[str]]:
 
 
 def same(found: Mapping[str, Any], s: Scenario) -> None:
-    """What a command says, by dotted field of the scenario, is what the scenario says."""
+    """Asserts that a command says, by dotted field, what the scenario says."""
     for place, value in found.items():
         given = field_of(s, place)
         given = list(given) if isinstance(given, tuple) else given

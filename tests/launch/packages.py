@@ -1,5 +1,5 @@
-"""What released packages let a command say: argparse flags, Hydra keys, dataclass fields, accelerate's and DeepSpeed's
-keys, each with the values that are legal. Everything is read as text but statements that only add arguments.
+"""The settings that released packages accept: argparse flags, Hydra keys, dataclass fields, accelerate's and
+DeepSpeed's keys, each with its legal values. Everything is read as text but statements that only add arguments.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def only_adds(node: ast.stmt) -> bool:
-    """Whether a statement does nothing but add flags, or does so in a loop over literals."""
+    """True if a statement does nothing but add flags, or does so in a loop over literals."""
     if isinstance(node, ast.For):
         return isinstance(node.iter, ast.Tuple) and all(only_adds(inner) for inner in node.body)
     call = node.value if isinstance(node, ast.Expr) else None
@@ -145,7 +145,7 @@ class Hydra:
         self.whole = yaml.load(release.text(self.WHOLE), Loader=LOADER) if main == self.MAIN else None
 
     def node(self, name: str) -> Any:
-        """What stands at a dotted key of the whole configuration."""
+        """The value at a dotted key of the whole configuration."""
         if self.whole is None:  # dotted keys leave out a mapping that is empty
             return self.keys.get(name, {key: self.keys[key] for key in self.keys if key.startswith(f"{name}.")})
         return functools.reduce(lambda at, part: at[part], name.split("."), self.whole)

@@ -1,4 +1,5 @@
-"""What layers and losses keep under torch.compile: as AOTAutograd's partitioner saved them in a trace, and refusals.
+"""Tensors that layers and losses keep under torch.compile, as AOTAutograd's partitioner saved them in a trace; and
+refusals.
 
 The counts are those of torch 2.13's `min_cut_rematerialization_partition` with Inductor's decompositions, over a layer
 of torchtitan 0.2.2 and of Transformers 5.23 in bf16; float8 with torchao 0.9's Float8Linear in it.

@@ -1,4 +1,4 @@
-"""What a run says of its number formats and shares, property by property."""
+"""The number formats and shares of a run, property by property."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process takes beside its tensors."""
+"""The memory of a process beside its tensors."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def test_what_a_replay_has_reserved_beyond_the_tensors_is_held_back() -> None:
     assert not held.allocated
 
 
-def test_every_role_but_the_engine_is_stirred() -> None:
+def test_every_role_but_the_engine_fragments() -> None:
     """Whatever the role's name, before or after the engine's in the alphabet, and however its text was made."""
     lines = [Line("weights", role, 1, "b", {}, "x") for role in ("actor", "reward", "stage 2", "rollout")]
-    assert runtime.stirred(lines) == 3
-    assert runtime.stirred([Line("kv_cache", "".join(("roll", "out")), 5, "b", {}, "x")]) == 0
+    assert runtime.fragmenting(lines) == 3
+    assert runtime.fragmenting([Line("kv_cache", "".join(("roll", "out")), 5, "b", {}, "x")]) == 0
 
 
 def test_an_all_to_all_connects_each_pair_of_gpus_of_a_node() -> None:

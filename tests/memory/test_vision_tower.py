@@ -1,4 +1,4 @@
-"""What the vision towers of Qwen-VL keep for backward, against the storages that Transformers' own code saved.
+"""The tensors that Qwen-VL's vision towers keep for backward, against the storages that Transformers' own code saved.
 
 Counted by `torch.autograd.graph.saved_tensors_hooks` around the forward of `Qwen2VisionTransformerPretrainedModel`,
 `Qwen2_5_VisionTransformerPretrainedModel` and `Qwen3VLVisionModel` in train mode, bf16, SDPA, weights left out: torch

@@ -378,15 +378,6 @@ def test_what_a_config_says_of_rotation_and_dropout() -> None:
     assert (coder.attention_dropout, coder.residual_dropout, coder.embedding_dropout) == (True, True, True)
 
 
-def test_the_largest_tensor_depends_on_the_head() -> None:
-    llama, mixtral = published("llama-3-8b"), published("mixtral-8x7b")
-    assert A.largest_tensor(llama).shape == (128256, 4096)
-    assert A.embedding_parameters(llama) == 128256 * 4096
-    assert A.largest_tensor(mixtral).name == "model.layers.*.mlp.experts.gate_up_proj"
-    assert A.largest_tensor(tiny("llama", vocab_size=13)).elements == 104
-    assert A.largest_tensor(tiny("llama", tie_word_embeddings=True), "scalar").elements == 96
-
-
 # --- configs that cannot be used ---
 
 

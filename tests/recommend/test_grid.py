@@ -1,4 +1,4 @@
-"""What must hold of every answer, whatever the question: held against a grid of over two thousand.
+"""Properties of every answer, whatever the question, over a grid of more than two thousand.
 
 A few of them, spread over the grid, are asked by `make test`; `GRID=1` asks all, `GRID=10` every tenth.
 """

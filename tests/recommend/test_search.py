@@ -41,7 +41,7 @@ def effort_of(search: Search, found: Found) -> Effort:
 
 
 def simplest(search: Search) -> Found | None:
-    """What the search is to find, by trying everything."""
+    """The configuration that the search is to find, by trying everything."""
     every = {found: effort_of(search, found) for found in search.every()}
     every = {f: e for f, e in every.items() if not search.branches[f.branch].alone} or every
     while every:

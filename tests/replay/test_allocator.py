@@ -250,7 +250,7 @@ class Pages:
         return found
 
     def take(self, size: int) -> int | None:
-        """Where `size` bytes go; None where they find no pages."""
+        """The place of `size` bytes; None where they find no pages."""
         holes = self.holes()
         grown = {end: last for end, last, mapped in holes if not mapped}
         fits = sorted((end - start, start) for start, end, mapped in holes if mapped and end - start >= size)

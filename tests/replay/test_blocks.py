@@ -43,7 +43,7 @@ def held(s: Scenario, component: str) -> int:
 
 
 def gradients(model: Blocks) -> list[int]:
-    """What stays of each piece's backward."""
+    """The gradients that stay of each piece's backward."""
     pieces = [piece.backward for piece in (*model.layers, model.norm, model.head)]
     return [size for script in pieces if script for slot, size in script.steps if slot == WEIGHT]
 

@@ -55,7 +55,7 @@ class Watched:
         return heap
 
     def seen(self) -> list[str]:
-        """What was written since the last time."""
+        """The lines written since the last time."""
         found, self.log = self.log, []
         return found
 

@@ -87,7 +87,7 @@ def test_what_gathers_weights_has_only_parts_of_them() -> None:
         (PER_LOGIT, Loss),
         (OVERLAP | {"none": 0}, Sharding),  # which exchanges nothing
         (odds.KINDS, Family),
-        (advice.SHARDINGS, Sharding),
+        (advice.SHORT, Sharding),
         (shown.SHARDINGS, Sharding),
         (shown.ATTENTION, Attention),
         (shell.ATTENTION, Attention),

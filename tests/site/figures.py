@@ -1,4 +1,4 @@
-"""What computed tables say: on a page, in their JSON, and whether a row of words says what a row of values does."""
+"""The content of computed tables: on a page, in their JSON, and if a row of words says what a row of values does."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def tables(site: Path) -> dict[str, dict[str, Any]]:
 
 
 def agrees(column: str, cell: str, value: Any) -> bool:
-    """Whether a cell's text says what the JSON holds."""
+    """True if a cell's text says what the JSON holds."""
     if value == 0 and cell == "none":  # a card does not have it
         return True
     if isinstance(value, int | float):

@@ -90,7 +90,7 @@ def _joins(path: Path, gpus: set[str]) -> bool:
 
 
 def _about(record: dict[str, Any], gpus: set[str], models: set[str]) -> bool:
-    """Whether a record's job, where it has one, has only these."""
+    """True if a record's job, where it has one, has only these."""
     job = record.get("scenario") or record
     roles = [role for role in job.get("roles", {}).values() if isinstance(role, dict)]
     return job["gpu"] in {None, *gpus} and {each["model"] for each in (job, *roles) if "model" in each} <= models

@@ -23,7 +23,7 @@ SMALL = """() => [...document.querySelectorAll('button, select, summary, input')
 
 
 def violations(page: Page, at_least: int = 0, **options: object) -> list[tuple[str, list[str]]]:
-    """What axe finds, with up to three places each."""
+    """The violations that axe finds, with up to three places each."""
     found = page.evaluate("options => axe.run({...options, resultTypes: ['violations']})", options)
     passed = {rule["id"] for rule in found["passes"]}
     assert len(passed) > at_least

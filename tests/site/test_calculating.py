@@ -61,14 +61,14 @@ SAME = "html => { const box = document.createElement('div'); box.innerHTML = htm
 
 
 def asked_of(project: Path, *words: str, file: str = "") -> Any:
-    """What `python -m calc` says, as JSON."""
+    """The answer of `python -m calc`, as JSON."""
     command = [sys.executable, "-m", "calc", *words, "--json"]
     ran = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True, input=file)
     return json.loads(ran.stdout)
 
 
 def settle(page: Page) -> str:
-    """What the picker says once it has an answer."""
+    """The text of the picker once it has an answer."""
     until(page, "document.querySelector('#calculator .stop').hidden", seconds=120)
     return page.locator("#calculator .state").inner_text()
 

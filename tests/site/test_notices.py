@@ -1,4 +1,4 @@
-"""What the site holds of others: every file has an owner, and every owner's licence goes along."""
+"""Third-party files of the site: every file has an owner, and every owner's licence goes along."""
 
 from __future__ import annotations
 

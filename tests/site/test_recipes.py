@@ -39,7 +39,7 @@ TIERS = {"entry": ("a100-40-sxm", {2}), "production": ("a100-80-sxm", {8}), "bud
 
 @cache
 def record() -> Record:
-    """What the macros of the recipes pages publish."""
+    """The record of what the macros of the recipes pages publish."""
     found = rendered.pages(DOCS)
     searched.fill(sources.recipes(found.docs))
     found.all()

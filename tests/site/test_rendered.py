@@ -82,7 +82,7 @@ def docs(tmp_path: Path) -> Path:
 
 
 def told(docs: Path, page: str) -> str:
-    """What stops a page, from its name on."""
+    """The fault that stops a page, from its name on."""
     with pytest.raises((BuildError, InputError)) as stopped:
         Pages(docs).page(page)
     return str(stopped.value).removeprefix(f"{docs.parent}/").removeprefix(f"docs/{page}")

@@ -1,4 +1,4 @@
-"""What vLLM's refusals are for readers of pages: every kind of them, as the engine words it."""
+"""vLLM's refusals for readers of pages: every kind of them, as the engine words it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def release(project: Path, version: str) -> None:
 
 
 def usable(site: Path) -> str:
-    """What the table of GPUs says a card's memory is."""
+    """A card's memory in the table of GPUs."""
     table = json.loads((site / "data/tables/gpus-overview.json").read_text("utf-8"))
     return str(next(row for row in table["rows"] if "4090" in str(row))["usable_gib"])
 

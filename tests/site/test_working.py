@@ -1,4 +1,4 @@
-"""What readers can do with a table in a real browser: open the ledger behind a cell, sort, copy, print."""
+"""The functions of a table in a real browser: the ledger behind a cell, sorting, copying, printing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernel runs, in which formats a model is kept, and which engine holds it."""
+"""The kernel that runs, the formats in which a model is kept, and the engine that holds it."""
 
 from __future__ import annotations
 

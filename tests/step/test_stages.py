@@ -40,7 +40,7 @@ def line(component: str, count: int) -> Line:
 
 
 def parts(lines: Iterable[Line]) -> set[tuple[str, str]]:
-    """Which components of which role there are."""
+    """The components there are, with their roles."""
     return {(line.role, line.component) for line in lines}
 
 

@@ -21,7 +21,7 @@ def placed(s: Scenario) -> Job:
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, length: int = 1, **fields: Any) -> dict[str, Any]:
-    """What the first role's activations are asked for, on one sequence of this length."""
+    """The activations of the first role on one sequence of this length."""
     monkeypatch.setattr("calc.step.roles.step", lambda *given, **named: named)
     found = placed(job(**fields)).roles
     role = next(iter(found.placed.values()))

@@ -95,7 +95,7 @@ def terms_of(s: Scenario) -> list[Term]:
 
 
 def rising(steps: list[float]) -> bool:
-    """Whether no step is quicker than the one before it, but for the last bit of a float."""
+    """True if no step is quicker than the one before it, but for the last bit of a float."""
     return all(b >= a * (1 - 1e-12) for a, b in pairwise(steps))
 
 

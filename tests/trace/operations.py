@@ -1,4 +1,5 @@
-"""What one layer more dispatches, forward and backward: a case a line in, counts of kernels, of all, and bytes out.
+"""The operations that one more layer dispatches, forward and backward: a case a line in, counts of kernels, of all, and
+bytes out.
 
 The model's whole config comes before them.
 

@@ -1,4 +1,4 @@
-"""What scripts say, in the language of a page: hooks for overrides/partials/scripted.html.
+"""The words of scripts, in the language of a page: hooks for overrides/partials/scripted.html.
 
 A script asks for its words by `t("…")`, in English; a page in another language brings their translations with it.
 """

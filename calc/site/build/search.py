@@ -24,7 +24,7 @@ WEIGHT = {"boost": 1000.0}  # as much as the theme gives a title
 
 
 def said(file: Path = FILE) -> dict[str, list[str]]:
-    """What readers type, by the address of the entry that they should find."""
+    """The words that readers type, by the address of the entry that they should find."""
     found: dict[str, list[str]] = {}
     for group in sources.data(file, "search") if file.is_file() else ():
         for lead in group["leads"]:

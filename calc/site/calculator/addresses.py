@@ -16,7 +16,7 @@ from calc.recommend import options
 from calc.resolve.parse import parse
 from calc.site.calculator import fields
 
-# What an address holds beside the fields of a scenario: what becomes of those left open, and the reader's $ an hour.
+# The names in an address beside the fields of a scenario: the treatment of open fields, and the reader's $ an hour.
 ASK, ESTIMATE = "ask", "estimate"
 PRICE = "price"
 SAMPLES = 100_000  # of a comparison, unless its address says otherwise

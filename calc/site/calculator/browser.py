@@ -80,7 +80,7 @@ def answer(text: str, progress: Callable[[str], None]) -> str:
 def parts(text: str, progress: Callable[[str], None]) -> Iterator[str]:
     """The answer to a question as it grows: `{"line", "html", "file", "fields", "stage"}`, see `calculator.Shown`.
 
-    It is `""` where nothing is new, so that whoever asks may leave it there; and `{"error"}`, calc's one line, for a
+    It is `""` where nothing is new, so that the page may leave it there; and `{"error"}`, calc's one line, for a
     bad question.
 
     A question has `root`, the relative path to the top of the site, and one of these: `job`, the fields of an address

@@ -40,7 +40,7 @@ def files() -> dict[str, bytes]:
 
 @cache
 def archive() -> bytes:
-    """A JSON archive of calc, its dependencies, as far as an answer and its page need them: sources by path."""
+    """A JSON archive of the modules that an answer and its page need, of calc and its dependencies: sources by path."""
     texts = {name: path.read_text("utf-8") for name, path in sorted(_sources())}
     return json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode()
 

@@ -32,7 +32,7 @@ def _file(module: str, root: Path) -> Path | None:
 
 
 def _imported(source: str) -> list[str]:
-    """What a source imports by name, modules and names within modules alike."""
+    """The names that a source imports, modules and names within modules alike."""
     found: list[str] = []
     ahead: list[ast.AST] = [ast.parse(source)]
     while ahead:

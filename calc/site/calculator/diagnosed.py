@@ -28,7 +28,7 @@ INCOMPLETE = "What is read does not make a whole job yet."
 REMEDIES, PHASES = "diagnose-remedies", "diagnose-phases"
 # Fields that a reader is asked to complete, whatever the text states.
 ASKED = {"model": "Model", "gpu": "GPU", "gpus": "How many GPUs", "host_memory": "Host memory, GB a node"}
-# What the calculator's form calls a field, and names of those that it leaves out; others have their own name alone.
+# The labels of the calculator's form, and labels of fields that it leaves out; other fields have their name alone.
 FIELDS = {each.name: each for each in (*fields.FIRST, *(one for group in fields.GROUPS for one in group.fields))}
 TITLES: Mapping[str, str] = {
     **{name: each.title for name, each in FIELDS.items()},
@@ -123,7 +123,7 @@ def _derived(d: Diagnosis, root: str) -> str:
 
 
 def _form(d: Diagnosis, catalog: Catalog) -> str:
-    """What was recognised, as fields to complete or correct."""
+    """The recognised fields, to complete or correct."""
     known = {name: value for name, value in d.reading.fields.items() if not isinstance(value, Mapping)}
     given = {**known, **{name: value for name, value in (d.job.given if d.job else {}).items() if name in ASKED}}
     items = "".join(_field(name, title, given.get(name, ""), catalog) for name, title in ASKED.items())
@@ -214,7 +214,7 @@ def _flag(line: str) -> str:
 
 
 def _assumed(d: Diagnosis) -> Iterator[str]:
-    """What nobody said, and what was not understood, behind a click."""
+    """The assumptions, and the settings that were not understood, behind a click."""
     r = d.reading
     lines = [f"{each.field} {each.value}: {each.why}" for each in (d.job.assumed if d.job else r.assumed)]
     lines += [f"left out: {line}" for line in (d.job.left_out if d.job else ())]

@@ -1,6 +1,6 @@
-"""The fields of the calculator's form: what they are called, in which group they stand, and which tasks have them.
+"""The fields of the calculator's form: their labels, their groups, and the tasks that have them.
 
-What a field may be and what it means is said in `scenario.schema.json` alone.
+Their allowed values and their meaning are in `scenario.schema.json` alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from calc.answers import words
 from calc.base.optimizers import OPTIMIZERS
 from calc.frameworks.registry import FRAMEWORKS
 from calc.recommend import options
-from calc.scenario.words import RL, ROLES
+from calc.scenario.words import RL, ROLES, SERVERS
 
 TASKS = (*words.TASKS, *words.UNPICKED)
 SINGLE = tuple(task for task in TASKS if task not in RL)
@@ -33,7 +33,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "cut": "in kernels alone",
         "vocab-chunked": "of some of the vocabulary at a time",
     },
-    "rollout.engine": {"vllm": "vLLM", "sglang": "SGLang", "hf": "Transformers", "none": "nothing"},
+    "rollout.engine": {**dict[str, str](SERVERS.items()), "hf": "Transformers", "none": "nothing"},
     "placement": {"colocated": "all on the same GPUs", "separate": "GPUs apart"},
 }
 

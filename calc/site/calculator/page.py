@@ -1,4 +1,4 @@
-"""What a page needs that asks calc in a reader's browser: the answer's place, its scripts, the way to the engine."""
+"""The parts of a page that asks calc in a reader's browser: the answer's place, its scripts, the way to the engine."""
 
 from __future__ import annotations
 

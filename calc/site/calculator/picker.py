@@ -22,7 +22,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     **advice.JOBS,
     "reinforce++": {"framework": "openrlhf", **advice.PROMPTED},
 }
-# What becomes of settings that the form leaves open: the two questions that the command line knows, too.
+# The treatment of settings that the form leaves open, as by the commands `recommend` and `estimate`.
 ASKS = {"": "search for the best", "estimate": "take the framework's defaults"}
 
 

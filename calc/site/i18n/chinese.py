@@ -1,6 +1,6 @@
-"""The catalogue of Chinese: what the guide says outside the prose of its pages, by the English words.
+"""The Chinese catalogue: the guide's words outside the prose of its pages, by the English ones.
 
-How it is read: `calc.site.i18n.speech`. A word that Chinese engineers leave in English stands for itself.
+`calc.site.i18n.speech` reads it. A word that Chinese engineers leave in English stands for itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the guide says outside its pages' prose, in the language of the page: tables, charts, forms, answers, refusals.
+"""The guide's words outside its pages' prose, in the language of the page: tables, charts, forms, answers, refusals.
 
 English is the source: a message is found in a catalogue by its English words, so that code that makes a sentence knows
 nothing of other languages. What varies in a message is a placeholder:
@@ -130,7 +130,7 @@ def _message(text: str, language: str) -> str | None:
 
 
 def _put(text: str, kind: str, language: str) -> str | None:
-    """What a placeholder of a kind stands for, in a language."""
+    """The text for which a placeholder of a kind stands, in a language."""
     if kind in ("!", "@"):
         return text
     return say(text, language) if kind == "?" else _part(text, language)

@@ -1,1 +1,1 @@
-"""What pages may ask for, and what surrounds it."""
+"""The macros of pages, and what surrounds their results."""

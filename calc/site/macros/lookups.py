@@ -130,7 +130,7 @@ class Lookups(Bound):
         return self._place(symptoms.phases())
 
     def trainers_table(self) -> str:
-        """What each trainer fills in where a job leaves a setting open."""
+        """The values that each trainer fills in where a job leaves a setting open."""
         return self._place(reference.trainers())
 
     # --- how wrong it all is

@@ -137,7 +137,7 @@ class Preview(LiveReloadServer):
         return [] if environ["REQUEST_METHOD"] == "HEAD" else found
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores a reader that goes away in the middle of an answer, which is nobody's fault."""
+        """Ignores a reader that goes away in the middle of an answer."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 

@@ -83,7 +83,7 @@ class Bar(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The sum in GiB, and what of it lies beyond the limit."""
+        """The sum in GiB, and the part of it beyond the limit."""
         return f"{self.total / GiB:,.1f}" + (f", {self.beyond / GiB:,.1f} over" if self.beyond > 0 else "")
 
 

@@ -1,4 +1,4 @@
-"""What the trainers share: the release that a scenario names, how many GPUs share weights, and refusals."""
+"""Functions that the trainers share: the release that a scenario names, how many GPUs share weights, and refusals."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def residuals() -> tuple[Residual, ...]:
 def by_model(
     topic: str, records: Mapping[Hashable, Record], compute: Callable[[Sequence[Record]], list[T]]
 ) -> tuple[T, ...]:
-    """What `compute` gives for each record, kept between builds under its key.
+    """The result of `compute` for each record, kept between builds under its key.
 
     Records are grouped by model, because all of a model share what calc compiles of it.
     """

@@ -88,7 +88,7 @@ def unsaid_jobs() -> tuple[Mapping[str, Any], ...]:
 
 
 def figures() -> list[Kept]:
-    """Those of which the source prints a figure."""
+    """The records whose source prints a figure."""
     return [one for one in found() if one.measured]
 
 

@@ -1,4 +1,4 @@
-"""What a log shows of a job that ran out of memory, as tables: its errors, and the functions that tell its phase."""
+"""The log of a job that ran out of memory, as tables: its errors, and the functions that tell its phase."""
 
 from __future__ import annotations
 

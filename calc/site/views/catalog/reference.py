@@ -184,7 +184,7 @@ def fields() -> Table:
     )
 
 
-# What trainers differ in: fields of a scenario that a job leaves open.
+# The fields in which trainers differ where a job leaves them open.
 HABITS = (
     "seq_len", "micro_batch", "global_batch", "precision", "grad_dtype", "optimizer", "optimizer_impl", "sharding",
     "no_sync", "checkpointing", "reentrant", "attention", "loss", "packing", "expandable_segments", "lora.rank",

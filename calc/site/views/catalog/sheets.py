@@ -328,7 +328,7 @@ def saved(root: str) -> Table:
     )
 
 
-# what of a layer a table of its operations is about
+# the part of a layer that a table of its operations covers
 LINEAR = {"": "a layer", "torch": "linear attention", "fla": "linear attention in kernels"}
 
 

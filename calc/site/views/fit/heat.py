@@ -1,7 +1,7 @@
 """What-fits heatmaps: models against GPUs, a word and a number in each cell, its colour as deep as the card is full.
 
-Each is a real table: the colour says nothing that a word or a number does not. What its rows and columns are, and what
-its cells ask of `calc`, it tells `docs/assets/matrix.js`, which filters it and leads from each cell to the calculator.
+Each is a real table: the colour says nothing that a word or a number does not. It tells `docs/assets/matrix.js` its
+rows, its columns and the job of each cell; that script filters it, and leads from each cell to the calculator.
 """
 
 from __future__ import annotations

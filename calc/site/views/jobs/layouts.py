@@ -1,4 +1,4 @@
-"""What lies where: the part of a model that each GPU holds when its layers, its tensors or its stages are spread."""
+"""The part of a model that each GPU holds when its layers, its tensors or its stages are spread."""
 
 from __future__ import annotations
 

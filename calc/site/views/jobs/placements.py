@@ -1,4 +1,4 @@
-"""Which role lies on which GPU: a card for each GPU of a job, filled by role to the peak of its group."""
+"""The roles of a job on its GPUs: a card for each GPU, filled by role to the peak of its group."""
 
 from __future__ import annotations
 

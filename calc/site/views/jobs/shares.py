@@ -1,4 +1,4 @@
-"""Who holds what: weights, gradients and optimizer states on each rank of jobs that are sharded in different ways."""
+"""Weights, gradients and optimizer states on each rank of jobs that are sharded in different ways."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEFT, TOP, DEEP, BELOW, RANK, APART = 44, 24, 220, 40, 13, 26
 
 
 def kept(answer: Answer) -> Working:
-    """What each rank keeps of the trained model as the optimizer steps: weights, gradients, states."""
+    """The tensors of the trained model on each rank as the optimizer steps: weights, gradients, states."""
     whole = of_phase(ledgers.find_phase(answer, "step"))
     return Working(whole.at, tuple(x for x in whole.lines if x.component in KEPT))
 
