@@ -114,6 +114,7 @@ def counts(arch: Architecture, head: Head) -> Counts:
     every = (*arch.specs, *arch.depths)
     copies = sum(spec.mlp == "experts" for spec in every) * arch.experts_per_token
     mixer = arch.delta or arch.ssm
+    heads = {"lm": arch.vocab * arch.hidden * (1 + len(arch.depths)), "scalar": arch.hidden, "none": 0}
     return Counts(
         layers=layers,
         routed=routed,
@@ -122,7 +123,7 @@ def counts(arch: Architecture, head: Head) -> Counts:
         * (4 * arch.expert_width + 6 * arch.moe_intermediate),  # rows in and out of both products, in bf16
         scanned=arch.recurrent * scanned(mixer),
         unfused=arch.recurrent * scanned(mixer, by_kernels=False),
-        head=arch.vocab * arch.hidden * (1 + len(arch.depths)) if head == "lm" else arch.hidden if head == "scalar" else 0,
+        head=heads[head],
         attention=sum(attended(arch, spec) for spec in every if not spec.slides),
         windowed=sum(attended(arch, spec) for spec in every if spec.slides),
         window=arch.sliding_window or 0,
