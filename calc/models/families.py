@@ -630,9 +630,9 @@ FAMILIES: dict[str, Family] = {
         spelled=dict(num_key_value_heads="num_kv_heads", intermediate_size="ffn_hidden_size", hidden_act="activation"),
     ),
     "cohere": Family(
-        dict(max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False),
+        dict(max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False, use_qk_norm=False),
         dict(norm="centred", norm_fp32=True, norms=_ONE, parallel=True, rotation="fp32", logits_scaled=True),
-        biases=_ATTENTION, refused=("use_qk_norm",),
+        biases=_ATTENTION,
     ),
     "cohere2": Family(
         dict(max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False, sliding_window=4096,

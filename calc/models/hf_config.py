@@ -201,7 +201,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         one = read.optional("num_ln_in_parallel_attn") == 1
         facts["norms"] = Norms(mlp="") if one else Norms("ln_attn", mlp="ln_mlp")
     if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
-        facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else "heads"
+        weighed = "each" if family.fixed.get("norm") == "centred" else "heads"
+        facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else weighed
     if "mup_enabled" in family.defaults:
         facts["embedding_scaled"] = read.boolean("mup_enabled")
     if "lm_head_bias" in family.defaults:
