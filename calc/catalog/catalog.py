@@ -209,7 +209,8 @@ class Catalog:
     def model(self, name: str) -> Model:
         """The model with this id or name, as it is listed or spelled alike, or at this path to a config.json.
 
-        CatalogError `model: …` for an unknown name; for a config it names file and field.
+        Of a quantised checkpoint's name it is the model of whose weights that was made. CatalogError `model: …` for an
+        unknown name; for a config it names file and field.
         """
         if (listed := self.names.listed.get(name.casefold())) is not None:
             return self.models[listed]
@@ -219,22 +220,34 @@ class Catalog:
             return _model_of_config(os.path.join(name, "config.json"))
         if (found := self.names.alike(name)) is not None:
             return self.models[found]
+        if made := self.names.quantised(name):
+            return self.models[made[0]]
         if why := self.names.refusal(name):
-            made = self.names.quantised(name)
-            allowed = (
-                f"another model; did you mean {made[0]!r}?" if made else "a path to its config.json, or another model"
-            )
+            allowed = "a path to its config.json, or another model"
             raise CatalogError(f"model: given {show(name)}, {why}; allowed: {allowed}", field="model")
+        allowed = f"{_some(self.models, 'models')}, a Hugging Face name among theirs, or a path to a config.json"
+        if sizes := self.names.sizes(name):
+            refusal = Refusal("model", show(name), f"{allowed}; did you mean {', '.join(map(repr, sizes))}?")
+            raise CatalogError(str(refusal), refusal)
         if why := unmodelled(name):
             allowed = "a path to its config.json, or another model"
             raise CatalogError(f"model: given {show(name)}, which {why}; allowed: {allowed}", field="model")
         known = {own: own for model in self.models.values() for own in (model.id, model.hf, *model.aliases)}
-        allowed = f"{_some(self.models, 'models')}, a Hugging Face name among theirs, or a path to a config.json"
         near = meant(name, known)
         if not near and (tuned := self.names.within(name)):
             near = f"; did you mean {tuned!r}?"
         refusal = Refusal("model", show(name), f"{allowed}{near}")
         raise CatalogError(str(refusal), refusal)
+
+    def unquantised(self, name: str) -> None:
+        """Refuses, with a CatalogError `model: …`, the name of a checkpoint whose weights are not trained but read."""
+        if made := self.names.quantised(name):
+            original, form = made
+            raise CatalogError(
+                f"model: given {show(name)}, not {original}: its weights are stored as {form}, which is not modelled; "
+                f"allowed: another model; did you mean {original!r}?",
+                field="model",
+            )
 
 
 def _some(ids: Iterable[str], command: str) -> str:

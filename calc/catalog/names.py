@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from calc.catalog.catalog import Model
 
-_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.: -]*", re.ASCII)  # no path
+_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.: +-]*", re.ASCII)  # no path
 _WORD = re.compile(r"bf16|[a-z]+|[0-9]+(?:\.[0-9]+)*(?:bit|[a-z](?![a-z]))?")  # the 2.5vl of a name is two words
 # Words that change no tensor: a model's maker, its tuning, its file format, QLoRA's 4 bits, 16, the 1M of Qwen's long
 # context, models that refuse nothing, and those trained to be quantised (QAT). `base` is none of them: tuning often
@@ -34,15 +34,26 @@ _VERSION = re.compile(r"[0-9]+\.[0-9]+")
 # quantised checkpoints (AWQ, GPTQ, GGUF with its kinds, compressed-tensors, MLX, EXL2 and 3).
 _STORED = re.compile(
     r"(?<![^\W_])(?:quantized\.)?(awq|gptq|gguf|(?:nv|mx)?fp[48]|int[48]|w[0-9]+a[0-9]+|[2-8]bit|i?q[2-8](?:_[a-z0-9]+)*|exl[23]|mlx"
-    r"|aqlm|hqq|autoround)(?![^\W_])(?:[-_]dynamic)?",
+    r"|aqlm|hqq|autoround|compressed-tensors)(?![^\W_])(?:[-_]dynamic)?",
     re.ASCII,
 )
+# Those of 4 bits in which PEFT leaves the weights beside an adapter (0.21 `tuners/lora/{awq,gptq}.py`; Transformers
+# 5.23 `quantizers/quantizer_compressed_tensors.py:122`). MXFP4, NVFP4 and GGUF do not train (`is_trainable` beside it):
+# whoever trains such a checkpoint dequantises it.
+_ADAPTED = re.compile(r"AWQ|GPTQ|INT4|W4A16|4BIT")
+_WIDER = re.compile(r"GGUF|MLX|FP[48]|INT8|W8A|8BIT")
+
+
+def adapted(form: str) -> bool:
+    """True if an adapter trains beside weights of 4 bits that are stored in this form."""
+    return bool(_ADAPTED.search(form)) and not _WIDER.search(form)
 
 
 @lru_cache(maxsize=4096)
 def words(name: str) -> str:
     """The words and numbers of a name without the organisation, case and punctuation aside: `llama 3.1 8b`."""
-    last = re.sub(r"(?<=[0-9])_(?=[0-9])", ".", name.rpartition("/")[2].casefold())  # Llama-3_1 is Llama 3.1
+    last = name.rpartition("/")[2].casefold().replace("+", " plus ")  # Command R+
+    last = re.sub(r"(?<=[0-9])_(?=[0-9])", ".", last)  # Llama-3_1 is Llama 3.1
     return " ".join(_WORD.findall(last))
 
 
@@ -71,20 +82,31 @@ class Names:
 
     def refusal(self, name: str) -> str:
         """The reason why the name is not that of the model that it looks like, or ""."""
-        if why := self.unlike.get(words(name)) or self.unlike.get(plain(name), ""):
-            return why
-        made = self.quantised(name)
-        if made is None or plain(name) in self.spelled:
-            return ""
-        original, form = made
-        return f"not {original}: its weights are stored as {form}, which is not modelled"
+        return self.unlike.get(words(name)) or self.unlike.get(plain(name), "")
 
     def quantised(self, name: str) -> tuple[str, str] | None:
         """The id of the model whose quantised checkpoint has this name, and the format of its weights."""
+        if name.casefold() in self.listed or plain(name) in self.spelled:
+            return None
         last = name.rpartition("/")[2].casefold()
         forms, rest = _STORED.findall(last), _STORED.sub("", last).rstrip("-_. ")
         known = self.spelled.get(plain(rest)) if forms and _NAME.fullmatch(rest) else None
         return (known, " ".join(forms).upper()) if known else None
+
+    def sizes(self, name: str) -> list[str]:
+        """The ids of the models of a family named without a size, the smallest first."""
+        said = plain(name).split()
+        found: dict[str, float] = {}
+        for form, id in self.spelled.items():
+            own = form.split()
+            size, *active = own[len(said) :] or [""]
+            if (
+                own[: len(said)] == said
+                and all(w == "a" or _SIZE.fullmatch(w) for w in (size, *active))
+                and size != "a"
+            ):
+                found.setdefault(id, float(size[:-1]) * (1 if size[-1] == "b" else 1e-3))
+        return sorted(found, key=lambda id: found[id])
 
     def within(self, name: str) -> str | None:
         """The id of the model whose name and size a longer name contains, as names of fine-tuned models do.
@@ -97,7 +119,8 @@ class Names:
             own, beside = said[start:stop], {*said[:start], *said[stop:]}
             if (found := self.spelled.get(" ".join(own))) and any(map(_SIZE.fullmatch, own)):
                 other = beside & _OTHER or any(word[-1] == "b" and _SIZE.fullmatch(word) for word in beside)
-                return None if other or any(map(_VERSION.fullmatch, said[stop : stop + 2])) else found
+                behind = said[stop + (said[stop : stop + 1] == ["v"]) :][:1]
+                return None if other or any(map(_VERSION.fullmatch, behind)) else found
         return None
 
 

@@ -36,16 +36,40 @@ ELSEWHERE = (
 # any.
 _IMAGES = "reads images, and its vision tower is not modelled"
 _SOUND = "hears or speaks, which is not modelled"
+# Models that read images and whose language model has the shapes of one of the catalog.
+_SPEAKS = {
+    r"kimi[ _-]?vl": "moonlight-16b-a3b",
+    r"mimo[ _-]?vl": "mimo-7b",
+    r"lfm2[.0-9]*[ _-]vl[ _-]450m": "lfm2-350m",
+    r"lfm2[.0-9]*[ _-]vl[ _-]1\.6b": "lfm2-1.2b",
+    r"lfm2[.0-9]*[ _-]vl[ _-]3b": "lfm2-2.6b",
+    r"llava[ _-]?(?:next[ _-])?(?:v?1\.[56][ _-])?(?:vicuna[ _-])?7b": "llama-2-7b",
+    r"llava[ _-]?(?:next[ _-])?(?:v?1\.[56][ _-])?(?:vicuna[ _-])?13b": "llama-2-13b",
+    r"llava[ _-]?v?1\.6[ _-]mistral[ _-]7b": "mistral-7b-v0.2",
+    r"llava[ _-]onevision[ _-]qwen2[ _-]7b": "qwen2-7b",
+    r"aya[ _-]vision[ _-]8b": "command-r7b",
+    r"aya[ _-]vision[ _-]32b": "command-r-32b",
+    r"pixtral[ _-]12b": "mistral-nemo-12b",
+    r"molmo[ _-]7b[ _-]d": "qwen2-7b",
+    r"phi[ _-]?3\.5[ _-]vision": "phi-3-mini",
+    r"paligemma[ _-]?3b": "gemma-2b",
+    r"paligemma[ _-]?2[ _-]3b": "gemma-2-2b",
+    r"paligemma[ _-]?2[ _-]10b": "gemma-2-9b",
+    r"paligemma[ _-]?2[ _-]28b": "gemma-2-27b",
+    r"minicpm[ _-]?v[ _-]?4[._]5": "qwen3-8b",
+    r"intern[ _-]?s1[ _-]mini": "qwen3-8b",
+    r"intern[ _-]?s1": "qwen3-235b-a22b",
+    r"internvl[ _-]?2(?:[._]5)?[ _-]8b": "internlm2.5-7b",
+}
 UNMODELLED = tuple(
     (re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), what)
     for pattern, what in {
+        **{pattern: f"{_IMAGES}; its language model has the shapes of {id}" for pattern, id in _SPEAKS.items()},
         r"deepseek[ _-]?v4": "has attention of a kind that is not modelled; deepseek-v3.2 is the nearest",
-        r"(?<!k-)exaone[ _-]?(?:[23]\.|deep)": "is of the first EXAONE, whose code lies beside its weights; "
-        "exaone-4-32b is modelled",
         r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic": "is of an architecture that few train today, and "
         "that is not modelled",
         r"kimi[ _-]?linear": "has Kimi's delta attention, which is not modelled; Qwen3-Next has a gated delta rule",
-        r"kimi[ _-]?(?:vl|audio)": f"{_IMAGES}; its language model has the shapes of moonlight-16b-a3b",
+        r"kimi[ _-]?audio": _SOUND,
         r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of another BailingMoE than the second, "
         "which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t",
         r"jamba": "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have "
@@ -61,22 +85,28 @@ UNMODELLED = tuple(
         r"minimax[ _-]?m1|minimax[ _-]?text": "has lightning attention, which is not modelled; minimax-m2 is",
         r"mimo[ _-]?v2": "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is",
         r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled",
-        r"trinity[ _-]?large": "is of the family of trinity-mini, but no file of the catalog describes it",
+        **{
+            pattern: f"is of the family of {id}, but no file of the catalog describes it"
+            for pattern, id in {
+                r"trinity[ _-]?large": "trinity-mini",
+                r"nemotron[ _-]?3[ _-]?ultra": "nemotron-3-super-120b-a12b",
+                r"lfm2[ _-]24b": "lfm2-8b-a1b",
+                r"eurollm[ _-]22b": "eurollm-9b",
+                r"granite[ _-]4[.0-9]*[ _-](?:350m|1b)": "granite-4-micro",
+            }.items()
+        },
         r"longcat": "has two attentions in a layer and experts that do nothing, which are not modelled",
         r"deepseek[ _-]?moe": "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the "
         "nearest",
         r"phi-?(?:mini|tiny)-moe": "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build",
         r"nemotron[ _-]?(?:super|ultra)|[0-9_.]+nemotron[ _-]?super": "has layers that were cut one by one, which are "
         "not modelled; nemotron-3-super-120b-a12b is",
-        r"nemotron[ _-]?3[ _-]?ultra": "is of the family of nemotron-3-super-120b-a12b, but no file of the catalog "
-        "describes it",
         r"minicpm[ _-]?(?:v|o)": _IMAGES,
         r"minicpm": "has attention of a kind that is not modelled; qwen3-8b is of like size",
         r"deepseek[ _-]?ocr|[a-z0-9]*ocr": _IMAGES,
         r"mistral[ _-]?large[ _-]?3|mistral[ _-]?(?:small|medium)[ _-]?[4-9]|pixtral|apriel": "reads images, and its "
         "layers are not those of the Mistral models that are modelled",
         r"(?:glm[ _-]?4v|cogvlm[0-9]?|cogagent)": f"{_IMAGES}; glm-4.1v-9b is of a later kind",
-        r"intern[ _-]?s1": f"{_IMAGES}; internvl3.5-8b is of like build",
         r"llava|bakllava|paligemma|idefics-?2?|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
         r"granite-vision|mineru[0-9.]*|"
         r"llama-?3\.2-(?:(?:11|90)b|vision)|deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye": _IMAGES,

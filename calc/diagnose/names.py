@@ -31,7 +31,7 @@ def model(given: str, catalog: Catalog) -> Named:
     for part in parts:
         if found := names.listed.get(part.casefold()) or names.alike(part):
             return Named(given, found)
-    if not any(names.refusal(part) for part in parts):
+    if not any(names.refusal(part) or names.quantised(part) for part in parts):
         for part in parts[1:]:
             if (found := names.within(part)) and catalog.models[found].architecture.family not in MXFP4:
                 return Named(given, found, alike=True)

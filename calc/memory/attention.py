@@ -152,7 +152,7 @@ class Attention(Linears):
         if self.arch.qk_norm == "bare":
             return self.unweighed_heads(q, "q: norm", of(H=1)), self.unweighed_heads(k, "k: norm", of(K=1))
         names = self.arch.names
-        rows = (of(H=1), of(K=1)) if self.arch.qk_norm == "heads" else (None, None)
+        rows = (None, None) if self.arch.qk_norm == "width" else (of(H=1), of(K=1))
         return self.norm(q, names.q_norm, rows[0]), self.norm(k, names.k_norm, rows[1])
 
     def unweighed_heads(self, x: Tensor, name: str, rows: Size) -> Tensor:

@@ -1,8 +1,8 @@
 """A vision tower's operations: patches, blocks and projector, per patch, as Transformers' eager code runs them.
 
-Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v,idefics3,smolvlm}/
-modeling_*.py`. The blocks are an architecture of their own, so that `calc.memory.activations` writes them; `h`, `q`,
-`i` and `H` are the tower's, a token is a patch.
+Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v,idefics3,smolvlm,
+mistral3,pixtral}/modeling_*.py`. The blocks are an architecture of their own, so that `calc.memory.activations` writes
+them; `h`, `q`, `i` and `H` are the tower's, a token is a patch.
 """
 
 from __future__ import annotations
@@ -25,17 +25,22 @@ DOWN = "downsample"  # the convolution that makes a token of its patches
 PIXEL = 4  # bytes of a number in `pixel_values`, as the image processor makes them
 # the tower's norms before and after its blocks, where it has them
 FIRST, LAST = "post_conv_layernorm", "post_layernorm"
+ROW = 8  # numbers of which a mask's row has a multiple in the memory-efficient kernel
 TAPS = 4  # rows of a table of positions that a bilinear interpolation weighs
 
 
-def running(run: Run, tower: Tower, *, trained: bool, adapted: bool = False) -> Run:
-    """The settings with which the tower's blocks run in a model that runs as `run` says.
+def running(run: Run, tower: Tower, *, trained: bool, adapted: bool = False, count: int = 0) -> Run:
+    """The settings with which the tower's blocks run over `count` patches in a model that runs as `run` says.
 
-    A mask or a window of the language model is none of theirs. Under autocast their residual stream is in bf16, as the
-    convolution makes it, unless fp32 positions are added to it as they are.
+    A mask or a window of the language model is none of theirs. One of their own is in the patches' type, and each layer
+    keeps it as it is, or a copy of it whose rows are padded to eights or which autocast has made. Under autocast their
+    residual stream is in bf16, as the convolution makes it, unless fp32 positions are added to it as they are, or a
+    norm makes it fp32.
     """
-    narrow = run.precision == "autocast" and (tower.interpolated or not tower.positions)
+    narrow = run.precision == "autocast" and (tower.interpolated or not (tower.positions or tower.framed))
     kernel = "flash" if run.kernel in ("masked", "eager") else run.kernel
+    if tower.framed and not run.packaged:
+        kernel = "masked" if count % ROW or run.compute != run.weight else "efficient"
     adapter = run.adapter if adapted else None
     return replace(
         run, arch=tower.blocks, trained=trained, adapter=adapter, kernel=kernel, training=False,
@@ -51,14 +56,15 @@ def block(run: Run, *, first: bool, counted: bool) -> Segment:
 
 
 @lru_cache(maxsize=1024)
-def patches(run: Run, tower: Tower) -> Segment:
+def patches(run: Run, tower: Tower, *, embeds: bool) -> Segment:
     """A convolution over the pixels of each patch, which keeps them where it is trained, then positions or windows.
 
-    Interpolated positions are the weighted sum, in fp32, of the `TAPS` rows of a table that are nearest. All blocks
-    share cos and sin, in fp32, where they rotate. A ragged tower's positions are a row for each patch. The embedded
-    patches of a frozen tower are a leaf that a hook makes require a gradient, and the first block's input if neither
-    positions nor another order come between, or the hook comes behind them. A table that is sampled as a picture is
-    cast to fp32 first; its positions, and the norm before them, are in the weights' type.
+    `embeds`: gradients reach what it makes. Interpolated positions are the weighted sum, in fp32, of the `TAPS` rows of
+    a table that are nearest. All blocks share cos and sin, in fp32 but for a framed tower's, where they rotate. A
+    ragged tower's positions are a row for each patch. The embedded patches of a frozen tower are a leaf that a hook
+    makes require a gradient, and the first block's input if neither positions nor another order come between, or the
+    hook comes behind them. A table that is sampled as a picture is cast to fp32 first; its positions, and the norm
+    before them, are in the weights' type.
     """
     narrow = tower.first_norm and run.precision == "autocast"  # the convolution's output
     program = activations.Program(replace(run, precision="autocast-narrow") if narrow else run)
@@ -71,8 +77,10 @@ def patches(run: Run, tower: Tower) -> Segment:
     if tower.ragged:
         read = tape.op("patches: those with pixels", [read], of(pixels=1), read.b)
     x = tape.op("patches: embed", [read], WIDTH, b, saves=[read] if trained else [], weight=weight)
-    x.differentiable = trained or tower.hooked
-    leaf, moved = x, tower.windowed or (tower.positions > 0 and not tower.ragged)
+    x.differentiable = embeds
+    leaf, moved = x, tower.windowed or tower.framed or (tower.positions > 0 and not tower.ragged)
+    if tower.framed:
+        x = tape.op("patches: join", [x], WIDTH, x.b)
     table = tower.positions * hidden
     if tower.first_norm:
         program.elements = {**program.elements, FIRST: hidden}
@@ -98,11 +106,11 @@ def patches(run: Run, tower: Tower) -> Segment:
         places = [Tensor(Size({"": 1}), 8)] * (tower.ragged and trained)
         y = tape.op("positions: rows", [], rows, run.weight, saves=places, weight=table * trained)
         x = tape.op("positions: add", [x, y], WIDTH, run.residual, aliases=[x] if b == run.residual else [])
-    angles, order = Tensor(of(D=2), 4), Tensor(Size({"": 1 / tower.merge**2}), 8)
+    angles, order = Tensor(of(D=2), x.b if tower.framed else 4), Tensor(Size({"": 1 / tower.merge**2}), 8)
     kept = [
         *[angles] * run.arch.specs[0].rotated,
         *[order] * tower.windowed,
-        *[leaf] * (moved and tower.hooked and not trained),
+        *[leaf] * (moved and embeds and not trained),
     ]
     x.differentiable = True  # in what follows, adapters make it so
     tape.op("patches: order", [x], WIDTH, x.b, saves=kept, view=not tower.windowed)
@@ -127,8 +135,10 @@ def projector(
     program = activations.Program(own, first=first, counted=counted)
     program.elements = elements(tower, merger)
     norm, *linears = program.elements if merger.norm else ("", *program.elements)
-    program.biased = frozenset() if merger.pooled or merger.convolved or not merger.norm else frozenset(linears)
-    program.widths = {"out": out // tower.merge**2, "between": tower.between // tower.merge**2}
+    plain = merger.pooled or merger.convolved or merger.unfolded or not merger.norm
+    program.biased = frozenset() if plain else frozenset(linears)
+    between = tower.blocks.hidden if merger.unfolded else tower.between
+    program.widths = {"out": out // tower.merge**2, "between": between // tower.merge**2}
     program.row_share = 1 / tower.merge**2
     program.elements[LAST] = looks * tower.blocks.hidden * (1 + tower.blocks.norm_bias)
     x = program.input
@@ -139,6 +149,9 @@ def projector(
         x = program.activated(
             program.linear(linears[0], program.layer_norm(shuffled(program, x), norm, token), of(out=1))
         )
+    elif merger.unfolded:
+        x = program.linear(linears[0], shuffled(program, program.norm(x, norm)), of(between=1))
+        x = program.activated(program.linear(linears[1], x, of(out=1)))
     elif not merger.norm:
         x = shuffled(program, program.layer_norm(x, LAST, Size({"": 1})))
     elif merger.convolved:

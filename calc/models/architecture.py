@@ -264,8 +264,9 @@ class Architecture:
     qkv_bias: bool = False  # with MLA: of the two down projections
     o_bias: bool = False
     mlp_bias: bool = False
-    # queries and keys are normed head by head, or over all heads; bare: head by head without weights, where they rotate
-    qk_norm: Literal["", "heads", "width", "bare"] = ""
+    # queries and keys are normed head by head, with one head's weight or each's own (Command R+), or over all heads;
+    # bare: head by head without weights, where they rotate
+    qk_norm: Literal["", "heads", "each", "width", "bare"] = ""
     qk_norm_late: bool = False  # after the rotation (Hunyuan)
     norms: Norms = BEFORE
     # centred: the mean is taken off too; layer: PyTorch's own, of which bare has no weight (OLMo), and one-plus adds 1
@@ -612,7 +613,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
                 yield from linear(f"{a}.gate_proj", h, queries)
         yield from linear(f"{a}.{names.output}", queries, h, arch.o_bias)
         if arch.qk_norm not in ("", "bare"):
-            whole = arch.qk_norm == "width"
+            whole = arch.qk_norm in ("each", "width")
             yield from norm(f"{a}.{names.q_norm}", queries if whole else arch.head_dim, "attn")
             if not spec.borrows:
                 yield from norm(f"{a}.{names.k_norm}", keys if whole else arch.head_dim, "attn")

@@ -69,7 +69,7 @@ UNSCORED = (
     "afmoe", "apertus", "bailing_moe", "bamba", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5",
     "ernie4_5_moe", "exaone_moe", "falcon_h1",
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
-    "granitemoehybrid", "idefics3", "lfm2", "lfm2_moe", "llama4_text", "minimax_m2", "nemotron_h",
+    "granitemoehybrid", "idefics3", "lfm2", "lfm2_moe", "llama4_text", "minimax_m2", "mistral3", "nemotron_h",
     "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
     "smolvlm", "solar_open",
 )  # fmt: skip
@@ -188,6 +188,20 @@ SEEING: Mapping[str, Sight] = {
              merger=Merger("multi_modal_projector", "mm_soft_emb_norm", ("mm_input_projection_weight",), pooled=True)),
         dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
         fixed=dict(masked=True), apart=True,
+    ),
+    "mistral3": Sight(
+        "mistral",
+        dict(num_hidden_layers=24, hidden_size=1024, hidden_act="gelu", intermediate_size=4096, num_attention_heads=16,
+             num_channels=3, patch_size=16, attention_bias=False),
+        dict(norms=Norms("attention_norm", mlp="ffn_norm"), rotation="", o_bias=False, mlp_bias=False,
+             names=Names("model.vision_tower.transformer", attention="attention", mlp="feed_forward")),
+        # of the published `preprocessor_config.json`: images are made smaller to 1540 pixels of the longer side
+        dict(hooked=True, embedding="vision_tower.patch_conv", first_norm="vision_tower.ln_pre", framed=True,
+             longest=1540, limits=Pixels(1, 10**9),
+             merger=Merger("multi_modal_projector", "norm", ("patch_merger.merging_layer", "linear_1", "linear_2"),
+                           unfolded=True)),
+        dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
+        apart=True,
     ),
     "internvl": Sight(
         "qwen2",
@@ -630,9 +644,9 @@ FAMILIES: dict[str, Family] = {
         spelled=dict(num_key_value_heads="num_kv_heads", intermediate_size="ffn_hidden_size", hidden_act="activation"),
     ),
     "cohere": Family(
-        dict(max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False),
+        dict(max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False, use_qk_norm=False),
         dict(norm="centred", norm_fp32=True, norms=_ONE, parallel=True, rotation="fp32", logits_scaled=True),
-        biases=_ATTENTION, refused=("use_qk_norm",),
+        biases=_ATTENTION,
     ),
     "cohere2": Family(
         dict(max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False, sliding_window=4096,

@@ -201,7 +201,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         one = read.optional("num_ln_in_parallel_attn") == 1
         facts["norms"] = Norms(mlp="") if one else Norms("ln_attn", mlp="ln_mlp")
     if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
-        facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else "heads"
+        weighed = "each" if family.fixed.get("norm") == "centred" else "heads"
+        facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else weighed
     if "mup_enabled" in family.defaults:
         facts["embedding_scaled"] = read.boolean("mup_enabled")
     if "lm_head_bias" in family.defaults:
@@ -274,7 +275,7 @@ def _seeing(config: Mapping[str, Any]) -> Architecture:
         raise ConfigError("text_config", inner, f"a mapping, the language model of {family}")
     tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
     sight = SEEING[family]
-    named = inner.get("model_type") if "text_config" in config and not sight.apart else None
+    named = inner.get("model_type") if "text_config" in config else None
     arch = from_config({**inner, **tied, "model_type": named if named in FAMILIES else sight.text})
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
@@ -288,6 +289,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
     """The vision tower that the `vision_config` of a `config` describes, in front of the language model `arch`."""
     sight = SEEING[family]
     read = _Reader(vision, sight.defaults, sight.spelled)
+    beside = _Reader(config, dict(spatial_merge_size=2), {}) if sight.tower.get("framed") else read
 
     def wrong(name: str, given: object, allowed: str) -> ConfigError:
         return ConfigError(f"vision_config.{sight.spelled.get(name, name)}", given, allowed)
@@ -301,6 +303,9 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         raise wrong("out_hidden_size", out, f"hidden_size = {arch.hidden} of the language model")
     if "vision_use_head" in given and read.boolean("vision_use_head"):
         raise wrong("vision_use_head", True, "false; not modelled")
+    for name, only in ("multimodal_projector_bias", False), ("vision_feature_layer", -1):
+        if sight.tower.get("framed") and config.get(name, only) != only:
+            raise ConfigError(name, config[name], f"{str(only).casefold()}; not modelled")
     patch, side = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
     edge = 0 if sight.tower.get("sampled") else side
     depth = read.integer("depth")
@@ -330,7 +335,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         patch=patch,
         frames=read.integer("temporal_patch_size") if "temporal_patch_size" in given else 1,
         channels=read.integer("in_channels"),
-        merge=merged(edge // patch, config) if edge else read.integer("spatial_merge_size"),
+        merge=merged(edge // patch, config) if edge else beside.integer("spatial_merge_size"),
         out=out,
         positions=(side // patch) ** 2 or read.optional("num_position_embeddings") or 0,
         edge=edge,

@@ -1,7 +1,7 @@
 """The vision tower of a model that reads images, and the projector that hands its output to the language model.
 
 Read in transformers 5.23 `{configuration,modeling}_*.py` of `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,
-internvl,glm4v,idefics3,smolvlm}`.
+internvl,glm4v,idefics3,smolvlm,mistral3,pixtral}`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class Merger(NamedTuple):
     `joined`: the norm sees the patches of a token as one row, not one by one. `narrow`: it is PyTorch's own, and the
     first linear's output is as wide as a token (InternVL). `convolved`: the name of a convolution that makes a token of
     its patches; then come a linear, the norm, PyTorch's own, and an MLP with a gate, none with a bias (GLM-4V).
+    `unfolded`: a linear makes a token, as wide as a patch, of its patches before two others, all without a bias
+    (Pixtral).
     """
 
     name: str
@@ -31,6 +33,7 @@ class Merger(NamedTuple):
     pooled: bool = False
     narrow: bool = False
     convolved: str = ""
+    unfolded: bool = False
 
 
 class Pixels(NamedTuple):
@@ -58,7 +61,9 @@ class Tower:
     bare parameter with a row more; `tiles`: the most squares into which an image is cut, beside one of all of it
     (InternVL). `ragged`: of squares that may be smaller those without a pixel are left out, and each patch looks its
     position up by its place; `along`: the squares along an image's longer side, into which every image is cut, beside
-    one of all of it (Idefics 3).
+    one of all of it (Idefics 3). `longest`: the side beyond which an image is made smaller; 0: `limits` alone say so.
+    `framed`: images are padded to the largest of them, and the patches of all lie in one row under one mask, unless
+    FlashAttention's package reads their lengths (Pixtral).
     `video_limits` are those of all frames of a video together; None: each frame is resized as an image is.
     """
 
@@ -87,6 +92,8 @@ class Tower:
     tiles: int = 1
     ragged: bool = False
     along: int = 0
+    longest: int = 0
+    framed: bool = False
     video_limits: Pixels | None = None
 
     def bounds(self, frames: int) -> Pixels:
@@ -146,7 +153,7 @@ class Tower:
             yield f"{merger.name}.{merger.norm}.bias", (normed,), "norm"
         for name, inputs, outputs in self.products(merger):
             yield f"{merger.name}.{name}.weight", (outputs, inputs), "linear"
-            if merger.norm and not merger.convolved:
+            if merger.norm and not (merger.convolved or merger.unfolded):
                 yield f"{merger.name}.{name}.bias", (outputs,), "bias"
 
     def products(self, merger: Merger) -> Iterable[tuple[str, int, int]]:
@@ -154,6 +161,11 @@ class Tower:
         width, out, wide = self.merged, self.out, self.between
         if not merger.norm:
             return [(merger.linears[0], width, out)]
+        if merger.unfolded:
+            h = self.blocks.hidden
+            return [
+                (name, *size) for name, size in zip(merger.linears, [(width, h), (h, out), (out, out)], strict=True)
+            ]
         between = out if merger.narrow else width
         sizes = [(out, out), (out, wide), (out, wide), (wide, out)] if wide else [(width, between), (between, out)]
         return [(name, *size) for name, size in zip(merger.linears, sizes, strict=True)]

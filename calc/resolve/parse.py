@@ -17,6 +17,7 @@ from calc.base.reading import parse_mapping, read_bytes
 from calc.base.refusal import Refusal
 from calc.base.schema import InputError, closest, show, validator
 from calc.catalog.catalog import Catalog, CatalogError, load
+from calc.catalog.names import adapted
 from calc.frameworks import constraints
 from calc.frameworks.registry import FRAMEWORKS, framework, plan, refusal
 from calc.frameworks.releases import READ
@@ -224,6 +225,11 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     given = rules.flatten(nested)
     name, version = _framework(given.get("framework", "torch"))
     task = given["task"]
+    if task == "inference":
+        catalog.unquantised(given["model"])
+    _, stored = catalog.names.quantised(given["model"]) or ("", "")
+    if given.get("method") == "lora" and adapted(stored):
+        given["method"] = "qlora"
     module = framework(name)
     known = module.nearest(version) if version else module.KNOWN[-1]
     said = given | rules.flatten({"roles": own_roles})
@@ -277,7 +283,9 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
             if not isinstance(own, str)
         },
         warnings=tuple(
-            rules.warnings_of(values, architecture, name, version, known, apart=bool(model.seeing) and not sees)
+            rules.warnings_of(
+                values, architecture, name, version, known, apart=bool(model.seeing) and not sees, stored=stored
+            )
         ),
     )
     rules.cut(scenario)

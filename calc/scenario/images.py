@@ -32,12 +32,16 @@ class Images:
         """Height and width as the model sees them: multiples of a token's side, or a square of one size.
 
         transformers 5.23 `smart_resize` of `models/qwen2_vl/image_processing_qwen2_vl.py` and, for videos, of
-        `models/qwen3_vl/video_processing_qwen3_vl.py`; `models/gemma3/image_processing_gemma3.py` without
+        `models/qwen3_vl/video_processing_qwen3_vl.py`; `get_resize_output_image_size` of
+        `models/pixtral/image_processing_pixtral.py`; `models/gemma3/image_processing_gemma3.py` without
         `do_pan_and_scan`, which is off by default.
         """
         if tower.edge:
             return tower.edge, tower.edge
         side = tower.patch * tower.merge
+        if tower.longest:
+            shrink = max(1, self.height / tower.longest, self.width / tower.longest)
+            return tuple([side * math.ceil(math.floor(e / shrink) / side) for e in (self.height, self.width)])  # type: ignore[return-value]
         height, width = (round(edge / side) * side for edge in (self.height, self.width))
         together = tower.video_limits is not None and self.frames > 1
         rounded = round(self.frames / tower.frames) * tower.frames if together else 1

@@ -14,6 +14,7 @@ from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.base.versions import at_least
 from calc.catalog.catalog import GPU, Catalog, CatalogError
+from calc.catalog.names import adapted
 from calc.models.architecture import Architecture, ConfigError, layer_kinds
 from calc.models.families import MXFP4
 from calc.models.kernels import SDPA_FLASH_HEAD
@@ -353,6 +354,7 @@ def role_of(
 ) -> dict[str, Any]:
     """The fields in which one role differs from the job, checked as the job's own fields are."""
     model = catalog.model(own.get("model", values["model"]))
+    catalog.unquantised(own.get("model", ""))
     unbuilt(own)
     method = own.get("method", values["method"])
     if method == "full":
@@ -496,16 +498,28 @@ def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) ->
 
 
 def warnings_of(
-    values: Mapping[str, Any], architecture: Architecture, name: str, version: str | None, known: str, *, apart: bool
+    values: Mapping[str, Any],
+    architecture: Architecture,
+    name: str,
+    version: str | None,
+    known: str,
+    *,
+    apart: bool,
+    stored: str,
 ) -> Iterator[str]:
     """Warnings that hold on any card, about a scenario that nothing forbids.
 
-    `apart`: the model has a vision tower that this job leaves out.
+    `apart`: the model has a vision tower that this job leaves out. `stored`: the form in which the checkpoint that the
+    user names has its weights, where that is not 16 bits.
     """
     if values["seq_len"] > architecture.max_positions:
         yield f"seq_len {values['seq_len']} is beyond the {architecture.max_positions} positions of {values['model']}"
     if architecture.family in MXFP4 and values["task"] != "inference":
         yield "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16"
+    elif adapted(stored) and values["method"] == "qlora":
+        yield f"an adapter beside weights stored as {stored} is computed as QLoRA, whose 4 bits take nearly as much"
+    elif stored:
+        yield f"the checkpoint's weights are stored as {stored}: computed from weights that were dequantised to bf16"
     if apart:
         yield f"{values['model']} without images is its language model alone: with images its vision tower counts, too"
     if architecture.vision and "images.width" not in values:

@@ -74,7 +74,8 @@ class Seen:
     @property
     def own(self) -> Run:
         """The settings with which the blocks run."""
-        return vision.running(self.run, self.tower, trained=self.looks, adapted=self.adapted("blocks"))
+        adapted = self.adapted("blocks")
+        return vision.running(self.run, self.tower, trained=self.looks, adapted=adapted, count=self.count)
 
     @property
     def again(self) -> bool:
@@ -97,9 +98,10 @@ class Seen:
     def line(self, component: str, amount: Amount, times: int = 1) -> Line:
         """The ledger line of `times` an amount, of which each counts patches."""
         formula = amount.formula.replace("T·", "P_v·")
+        formula = formula.replace("P_v·S", "P_v·P_v")
         values = {**self._dims, "P_v": self.count}
         formula = formula if times == 1 else f"{times}·({formula})"
-        return Line(component, self.role, times * amount.bytes(self.count, 0), formula, values, SOURCE)
+        return Line(component, self.role, times * amount.bytes(self.count, self.count), formula, values, SOURCE)
 
     @property
     def _dims(self) -> dict[str, int]:
@@ -115,6 +117,19 @@ class Seen:
             each, formula = each + vision.MASKED * mask, "(4·pixels + 8·mask)·P_v"
         return [Line("activations", self.role, each * self.count, formula, values, SOURCE)]
 
+    @property
+    def mask(self) -> list[Line]:
+        """The mask of a framed tower, which lets each image's patches see each other alone."""
+        if not self.tower.framed or self.own.packaged:
+            return []
+        b = self.own.weight
+        return [Line("activations", self.role, b * self.count**2, f"{b}·P_v^2", {"P_v": self.count}, SOURCE)]
+
+    @property
+    def keeps_mask(self) -> bool:
+        """True if the mask itself stays for backward: every block that is run again gets it, or its kernel keeps it."""
+        return self.passes and (self.again or self.own.kernel == "efficient")
+
     def deep(self, layers: int) -> int:
         """The number of the lowest `layers` blocks whose output goes to the language model, too."""
         return sum(index < layers for index in self.tower.deep)
@@ -128,7 +143,7 @@ class Seen:
         between = [self.line("activations", self.between.saved, deep)] if deep and self.keeps else []
         if not self.passes:
             return between
-        lines = [*between, self.line("activations", self.patches.saved)]
+        lines = [*between, self.line("activations", self.patches.saved), *(self.mask if self.keeps_mask else [])]
         if self.again:
             return [*lines, self.line("checkpoints", self.stream, layers)]
         if layers and not self.embeds:
@@ -149,7 +164,7 @@ class Seen:
     @property
     def patches(self) -> Segment:
         """The patches, from pixels to the first block's input."""
-        return vision.patches(self.own, self.tower)
+        return vision.patches(self.own, self.tower, embeds=self.embeds)
 
     @property
     def segment(self) -> Segment:
@@ -220,6 +235,7 @@ class Seen:
         """The peak instant of the tower's forward."""
         depth = self.tower.blocks.layers
         beside = [*self.pixels(), *engine.at(Where("tower", 0, False))]
+        beside += [] if grad and self.keeps_mask else self.mask
 
         def moments(name: str, segment: Segment, keeps: bool, below: list[Line]) -> Iterator[Moment]:
             for shot in segment.forward if keeps else segment.without_grad:

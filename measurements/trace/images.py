@@ -31,10 +31,19 @@ MODULES = (
     "glm4v_moe",
     "idefics3",
     "smolvlm",
+    "mistral3",
 )
 VISION = re.compile(r"\b(visual|vision_tower|vision_model|multi_modal_projector|connector)\.")
 PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector|connector)\.")
 LONG = 4  # squares along an image's longer side, of Idefics 3
+
+
+class Sizes(np.ndarray):  # type: ignore[type-arg]
+    """Heights and widths of images, which code takes for a tensor's."""
+
+    def prod(self, dim: int) -> Any:  # type: ignore[override]
+        """The product along a dimension."""
+        return np.asarray(self).prod(axis=dim)
 
 
 def _side(config: Any) -> int:
@@ -42,6 +51,8 @@ def _side(config: Any) -> int:
     eyes = config.vision_config
     if hasattr(eyes, "spatial_merge_size"):
         return int(eyes.patch_size * eyes.spatial_merge_size)
+    if hasattr(config, "spatial_merge_size"):
+        return int(eyes.patch_size * config.spatial_merge_size)
     if hasattr(config, "downsample_ratio"):
         return int(eyes.patch_size[0] / config.downsample_ratio)
     if hasattr(config, "scale_factor"):
@@ -68,7 +79,8 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
         mask = torch.zeros(rows, number, edge, edge, dtype=torch.long, device=DEVICE)
         pixels = torch.zeros(rows, number, eyes.num_channels, edge, edge, device=DEVICE)
         return {"pixel_values": pixels, "pixel_attention_mask": mask}
-    square = None if hasattr(eyes, "spatial_merge_size") else eyes.image_size
+    framed = hasattr(config, "spatial_merge_size")
+    square = None if framed or hasattr(eyes, "spatial_merge_size") else eyes.image_size
     for name, edge in ("height", case.height), ("width", case.width):
         if edge % side or edge != (square or edge):
             allowed = str(square) if square else f"multiples of {side}"
@@ -78,6 +90,10 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
             "pixel_values": torch.zeros(count, eyes.num_channels, case.height, case.width, device=DEVICE),
             "token_type_ids": torch.zeros(rows, case.seq, dtype=torch.long, device=DEVICE),
         }
+    if framed:
+        sizes = np.array([[case.height, case.width]] * count).view(Sizes)
+        pixels = torch.zeros(count, eyes.num_channels, case.height, case.width, device=DEVICE)
+        return {"pixel_values": pixels, "image_sizes": sizes}
     down, right = case.height // eyes.patch_size, case.width // eyes.patch_size
     width = eyes.in_channels * eyes.temporal_patch_size * eyes.patch_size**2
     return {
@@ -200,6 +216,17 @@ def _together(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _there(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Mistral 3's features, where the number of each image's tokens is counted on the device."""
+    made = torch.as_tensor
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with mock.patch.object(torch, "as_tensor", lambda x, **to: x if isinstance(x, Sizes) else made(x, **to)):
+            return method(self, *args, **kwargs)
+
+    return run
+
+
 def take_helpers() -> None:
     """Put these functions in the place of those that look into tensors."""
     for family in MODULES:
@@ -210,6 +237,8 @@ def take_helpers() -> None:
         for name in ("Idefics3Model", "SmolVLMModel"):
             if hasattr(module, name):
                 getattr(module, name).get_image_features = _together(getattr(module, name).get_image_features)
+        if hasattr(module, "Mistral3Model"):
+            module.Mistral3Model.get_image_features = _there(module.Mistral3Model.get_image_features)
         for name in vars(module):
             if name.startswith("Glm") and name.endswith("VisionEmbeddings"):
                 getattr(module, name).forward = _sampled(getattr(module, name).forward)

@@ -29,7 +29,7 @@ MAMBA = {"out_proj", "conv1d"}  # what PEFT refuses to adapt in some families
 def _config(case: Case) -> Any:
     given = dict(case.config)
     if "vision_config" in given and "text_config" not in given:  # the catalog's files have its fields beside it
-        outside = ("model_type", "vision_config", "mm_tokens_per_image", "tie_word_embeddings")
+        outside = ("model_type", "vision_config", "mm_tokens_per_image", "spatial_merge_size", "tie_word_embeddings")
         around = {name: given.pop(name) for name in outside if name in given}
         given = {**around, "text_config": given}
     whole = AutoConfig.for_model(given.pop("model_type"), **given)

@@ -23,6 +23,7 @@ LOGPROB = {"fp32": "log-softmax-fp32", "trl": "selective", "lse": "logsumexp"}
 # inputs of the model itself
 FORWARD = (
     "input_ids", "position_ids", "attention_mask", "labels", "shift_labels", "pixel_values", "image_grid_thw",
+    "image_sizes",
     "token_type_ids",
 )  # fmt: skip
 

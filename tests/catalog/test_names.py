@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import Run
 
 from calc.catalog.catalog import CatalogError, load
-from calc.catalog.names import names, plain, words
+from calc.catalog.names import adapted, names, plain, words
+from calc.resolve.parse import parse
+from calc.scenario.scenario import ScenarioError
 
 # What people type, and the model whose tensors that has; "": one that is not modelled.
 TYPED = {
@@ -176,8 +179,15 @@ TYPED = {
     "HuggingFaceM4/Idefics3-8B-Llama3": "idefics3-8b",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral-small-3.2-24b",
-    "Qwen/Qwen3-32B-FP8": "",
-    "Qwen2.5-7B-Instruct-GPTQ-Int4": "",
+    "Qwen/Qwen3-32B-FP8": "qwen3-32b",
+    "Qwen2.5-7B-Instruct-GPTQ-Int4": "qwen2.5-7b",
+    "gaunernst/gemma-3-27b-it-qat-compressed-tensors": "gemma-3-27b",
+    "lmstudio-community/gpt-oss-20b-MXFP4": "gpt-oss-20b",
+    "cpatonn/Qwen3-30B-A3B-Instruct-2507-AWQ-4bit": "qwen3-30b-a3b",
+    "amazon/MegaBeam-Mistral-7B-512k": "mistral-7b-v0.2",
+    "command r+": "command-r-plus-104b",
+    "allenai/FlexOlmo-7x7B-1T": "flexolmo-7x7b",
+    "LGAI-EXAONE/EXAONE-Deep-7.8B": "exaone-3.5-7.8b",
     "Llama-2-7b-instruct-tuned": "",
 }
 
@@ -194,7 +204,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 165
+    assert len(TYPED) == 172
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -224,16 +234,49 @@ def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
         ("mlx-community/gemma-3-4b-it-8bit", "8BIT", "gemma-3-4b"),
     ],
 )
-def test_a_checkpoint_of_quantised_weights_is_refused_with_the_model_that_it_was_made_of(
-    name: str, form: str, id: str
-) -> None:
-    """Its tensors are of other types and sizes; whoever trains names the 16 bits, or those with QLoRA's 4."""
-    with pytest.raises(CatalogError) as caught:
-        load().model(name)
-    assert str(caught.value) == (
+def test_a_checkpoint_of_quantised_weights_is_the_model_that_it_was_made_of(name: str, form: str, id: str) -> None:
+    """To train; where weights are only read, they are of other types and sizes, and it is refused."""
+    assert load().model(name).id == id
+    refused = (
         f"model: given {name!r}, not {id}: its weights are stored as {form}, which is not modelled; allowed: another "
         f"model; did you mean {id!r}?"
     )
+    job = {"model": name, "task": "sft", "gpu": "h200", "gpus": 8, "seq_len": 512}
+    dequantised = f"the checkpoint's weights are stored as {form}: computed from weights that were dequantised to bf16"
+    assert dequantised in parse(job).warnings
+    assert parse({**job, "framework": "trl", "method": "lora"}).method == ("qlora" if adapted(form) else "lora")
+    for read in ({**job, "task": "inference"}, {**job, "task": "dpo", "roles.reference.model": name, "model": id}):
+        with pytest.raises(ScenarioError) as caught:
+            parse(read)
+        assert refused in str(caught.value).replace("roles.reference.", "")
+
+
+def test_an_adapter_beside_the_four_bits_of_awq_is_computed_as_qlora() -> None:
+    """PEFT leaves the stored weights as they are; bitsandbytes' take as much to a percent."""
+    job = {"task": "sft", "gpu": "h200", "framework": "trl", "seq_len": 512}
+    stored = parse({**job, "model": "Qwen/Qwen2.5-7B-Instruct-AWQ", "method": "lora"})
+    four_bits = parse({**job, "model": "qwen2.5-7b", "method": "qlora"})
+    assert "an adapter beside weights stored as AWQ is computed as QLoRA, whose 4 bits take nearly as much" in (
+        stored.warnings
+    )
+    assert replace(stored, warnings=()) == replace(four_bits, warnings=())
+    with pytest.raises(ScenarioError, match=r"method: given 'qlora', allowed with verl"):
+        parse({**job, "model": "Qwen/Qwen2.5-7B-Instruct-AWQ", "method": "lora", "framework": "verl"})
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        ("yi-1.5", ["yi-6b", "yi-9b", "yi-34b"]),
+        ("gemma 3", ["gemma-3-270m", "gemma-3-1b", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b"]),
+        ("LFM2", ["lfm2-350m", "lfm2-700m", "lfm2-1.2b", "lfm2-2.6b", "lfm2-8b-a1b"]),
+        ("ernie 4.5", ["ernie-4.5-0.3b", "ernie-4.5-21b-a3b", "ernie-4.5-300b-a47b"]),
+    ],
+)
+def test_a_family_named_without_a_size_leads_to_each_of_its_sizes(name: str, ids: list[str]) -> None:
+    with pytest.raises(CatalogError) as caught:
+        load().model(name)
+    assert str(caught.value).endswith(f"; did you mean {', '.join(map(repr, ids))}?")
 
 
 def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:

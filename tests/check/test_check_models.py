@@ -196,28 +196,28 @@ def test_each_row_is_of_a_family() -> None:
             "mixtral-8x7b",
             {"hf": "mistralai/Mixtral-8x22B"},  # where the publisher states the number
             {"hf": "mistralai/Mixtral-8x22B", "published_parameters": None},
-            "config: given 46,702,792,704 parameters, allowed: 132,000,000,000 to 299,200,000,000, as hf says 8x22B",
+            "config: given 46,702,792,704 parameters, allowed: 114,400,000,000 to 299,200,000,000, as hf says 8x22B",
         ),
         (
             models.size_in_name,
             "llama-3-8b",
             {"name": "Llama 3"},
             {"name": "Llama 3 70B"},
-            "config: given 8,030,261,248 parameters, allowed: 52,500,000,000 to 119,000,000,000, as name says 70B",
+            "config: given 8,030,261,248 parameters, allowed: 45,500,000,000 to 119,000,000,000, as name says 70B",
         ),
         (
             models.size_in_name,
             "qwen3-30b-a3b",
             {"hf": "Qwen/Qwen3-A3B", "published_parameters": None},  # the experts that are active
             {"hf": "Qwen/Qwen3-3B", "published_parameters": None},
-            "config: given 30,532,122,624 parameters, allowed: 2,250,000,000 to 5,100,000,000, as hf says 3B",
+            "config: given 30,532,122,624 parameters, allowed: 1,950,000,000 to 5,100,000,000, as hf says 3B",
         ),
         (
             models.size_in_name,
             "llama-3-8b",
             {"aliases": ("meta-llama/Meta-Llama-3-8B-Instruct", "gradientai/Llama-3-8B-Instruct-262k")},
             {"aliases": ("meta-llama/Meta-Llama-3-70B-Instruct",)},  # which would be answered as an 8B
-            "config: given 8,030,261,248 parameters, allowed: 52,500,000,000 to 119,000,000,000, "
+            "config: given 8,030,261,248 parameters, allowed: 45,500,000,000 to 119,000,000,000, "
             "as aliases[0] says 70B",
         ),
         (

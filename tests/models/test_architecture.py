@@ -290,6 +290,8 @@ def test_the_language_model_of_one_that_reads_images() -> None:
         ("olmo", {}, 480), ("nemotron", {"head_dim": 2}, 416),
         # one norm
         ("phi", {}, 400 + 24 + 20 + 0), ("cohere", {}, 488), ("cohere2", {}, 488),
+        # and a weight for each head of queries and keys
+        ("cohere", {"use_qk_norm": True}, 488 + 8 + 4),
         # 3 · 64 + 24 for q, k and v
         ("gpt_neox", {"num_key_value_heads": None}, 216 + 72 + 212 + 32),
         # (4 + 2·2)·2·8 for queries and two keys and values, 64 back, and an MLP of two linears; one norm or two
@@ -417,7 +419,6 @@ def test_sizes_must_be_given(field: str) -> None:
         ("gemma2", {"layer_types": ["full_attention"]}, "layer_types", "a list of num_hidden_layers = 2 names"),
         ("gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping", "a number, 0 or more, or null"),
         ("deepseek_v3", DEEPSEEK | {"kv_lora_rank": None}, "kv_lora_rank", "a positive integer"),
-        ("cohere", {"use_qk_norm": True}, "use_qk_norm", "false for the family cohere; not modelled"),
         ("falcon", {}, "new_decoder_architecture", "true for the family falcon; not modelled"),
         ("falcon", {**FALCON, "alibi": True}, "alibi", "false for the family falcon; not modelled"),
         ("falcon", {**FALCON, "hidden_dropout": 0.1}, "hidden_dropout", "0 for the family falcon; not modelled"),

@@ -119,6 +119,7 @@ SEEN: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
         "image_size": 448, "patch_size": 14, "vision_use_head": False,
     },
+    "mistral3": {name: size for name, size in SQUARE.items() if name != "image_size"},
     "idefics3": SQUARE,
     "smolvlm": SQUARE,
     "glm4v": {**EYES, "image_size": 336},
@@ -139,6 +140,9 @@ def seeing(family: str) -> dict[str, Any]:
     elif family in ("idefics3", "smolvlm"):
         outer = {"image_token_id": 16383, "tie_word_embeddings": False, "scale_factor": 4}
         inner["model_type"] = "llama"
+    elif family == "mistral3":
+        outer = {"image_token_index": 16383, "tie_word_embeddings": False, "spatial_merge_size": 2}
+        inner["model_type"] = "mistral"
     elif family == "internvl":
         outer = {"image_token_id": 16383, "tie_word_embeddings": False}
         inner["model_type"] = "qwen2"

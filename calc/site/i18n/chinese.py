@@ -877,6 +877,12 @@ ADVICE = {
     "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16": (
         "检查点是 MXFP4 格式，不能训练：按反量化为 bf16 的权重计算"
     ),
+    "an adapter beside weights stored as {form!} is computed as QLoRA, whose 4 bits take nearly as much": (
+        "在以 {form} 存储的权重旁训练适配器：按 QLoRA 计算，其 4 位所占大小几乎相同"
+    ),
+    "the checkpoint's weights are stored as {form!}: computed from weights that were dequantised to bf16": (
+        "检查点的权重以 {form} 存储：按反量化为 bf16 的权重计算"
+    ),
     "{model} without images is its language model alone: with images its vision tower counts, too": (
         "{model} 没有 images 时只算语言模型；给出 images 则视觉塔也计入"
     ),
@@ -1652,14 +1658,11 @@ REFUSALS = {
     "another model; did you mean {near!}?": "别的模型；是不是想写 {near}？",
     # what is not modelled of a model that no file describes
     "reads images, and its vision tower is not modelled": "会读图像，其视觉塔不在计算范围内",
-    "reads images, and its vision tower is not modelled; its language model has the shapes of moonlight-16b-a3b": (
-        "会读图像，其视觉塔不在计算范围内；它的语言模型形状与 moonlight-16b-a3b 相同"
+    "reads images, and its vision tower is not modelled; its language model has the shapes of {id!}": (
+        "会读图像，其视觉塔不在计算范围内；它的语言模型形状与 {id} 相同"
     ),
     "reads images, and its vision tower is not modelled; glm-4.1v-9b is of a later kind": (
         "会读图像，其视觉塔不在计算范围内；glm-4.1v-9b 是它的后继"
-    ),
-    "reads images, and its vision tower is not modelled; internvl3.5-8b is of like build": (
-        "会读图像，其视觉塔不在计算范围内；internvl3.5-8b 结构相近"
     ),
     "reads images, and its layers are not those of the Mistral models that are modelled": (
         "会读图像，它的层也不同于可计算的 Mistral 模型"
@@ -1670,9 +1673,6 @@ REFUSALS = {
     ),
     "has attention of a kind that is not modelled; qwen3-8b is of like size": (
         "的注意力不在计算范围内；大小相近的有 qwen3-8b"
-    ),
-    "is of the first EXAONE, whose code lies beside its weights; exaone-4-32b is modelled": (
-        "属于最早的 EXAONE，其代码随权重发布；可计算的有 exaone-4-32b"
     ),
     "is of an architecture that few train today, and that is not modelled": "的架构如今很少有人训练，不在计算范围内",
     "has Kimi's delta attention, which is not modelled; Qwen3-Next has a gated delta rule": (
@@ -1696,9 +1696,7 @@ REFUSALS = {
         "的层有特殊的窗口和 attention sink，不在计算范围内；可计算的有 mimo-7b"
     ),
     "has layers of a kind that is not modelled": "的层不在计算范围内",
-    "is of the family of trinity-mini, but no file of the catalog describes it": (
-        "与 trinity-mini 同族，但目录中没有它的文件"
-    ),
+    "is of the family of {id!}, but no file of the catalog describes it": ("与 {id} 同族，但目录中没有它的文件"),
     "has two attentions in a layer and experts that do nothing, which are not modelled": (
         "一层里有两个注意力，还有什么都不做的专家，二者都不在计算范围内"
     ),
@@ -1716,9 +1714,6 @@ REFUSALS = {
     ),
     "has layers that were cut one by one, which are not modelled; nemotron-3-super-120b-a12b is": (
         "的层是逐层裁剪的，不在计算范围内；可计算的有 nemotron-3-super-120b-a12b"
-    ),
-    "is of the family of nemotron-3-super-120b-a12b, but no file of the catalog describes it": (
-        "与 nemotron-3-super-120b-a12b 同属一个系列，但目录里没有它的文件"
     ),
     "has an encoder beside its decoder, which is not modelled": "除解码器外还有编码器，不在计算范围内",
     "is an encoder, which is not modelled": "是编码器，不在计算范围内",
