@@ -164,7 +164,7 @@ class Lookups(Bound):
 
     def accuracy_chart(self) -> str:
         """Every record as a point, with its table."""
-        return self._place(scatter.records())
+        return self._place(scatter.scattered())
 
     def measured_tables(self, *names: str) -> str:
         """Estimates against what was measured on real GPUs: see `measured.TABLES`."""
