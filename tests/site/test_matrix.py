@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Locator
 from calc.answers import answers, fits
 from calc.site.views.fit import heat
 
-PAGE, TABLE = "what-fits/sft.html", "fits-sft-full-1"
+PAGE, TABLE = "what-fits/sft-full.html", "fits-sft-full-1"
 WIDE = {"width": 1280, "height": 900}
 
 
