@@ -43,7 +43,8 @@ _STORED = re.compile(
 @lru_cache(maxsize=4096)
 def words(name: str) -> str:
     """The words and numbers of a name without the organisation, case and punctuation aside: `llama 3.1 8b`."""
-    last = re.sub(r"(?<=[0-9])_(?=[0-9])", ".", name.rpartition("/")[2].casefold())  # Llama-3_1 is Llama 3.1
+    # Llama-3_1 is Llama 3.1, and ModelScope keeps Qwen2.5 in a folder Qwen2___5
+    last = re.sub(r"(?<=[0-9])_{1,3}(?=[0-9])", ".", name.rpartition("/")[2].casefold())
     return " ".join(_WORD.findall(last))
 
 
