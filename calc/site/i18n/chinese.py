@@ -829,6 +829,9 @@ ADVICE = {
     "a reward model scores, the framework's default; {field} where a function does": (
         "按框架的默认，由奖励模型打分；由函数打分时用 {field}"
     ),
+    "precision bf16: no weight has an fp32 copy, and updates of less than 1/512 of it are rounded away": (
+        "precision bf16：权重没有 fp32 副本，小于权重 1/512 的更新会被舍入掉"
+    ),
     "no reference model runs, the framework's default; {field} adds one for a KL term": (
         "按框架的默认，没有参考模型；{field} 可加上 KL 项所需的那个"
     ),
