@@ -134,7 +134,7 @@ def test_filters_stand_in_the_address_and_go_along_to_other_tasks(browser: Brows
     page.reload()
     page.locator(".switch a", has_text="DPO").click()
     page.wait_for_url("**/dpo.html?*")
-    other = page.locator("figure.computed").first
+    other = page.locator("#fits-dpo-full-8")
     other.scroll_into_view_if_needed()
     assert shown(other) == (fewer, cards)
     assert complaints == []
