@@ -8,6 +8,6 @@ to change.
 
 from __future__ import annotations
 
-from calc.diagnose.diagnosis import Diagnosis, diagnose
+from calc.diagnose.diagnosis import Diagnosis, diagnose, growing
 
-__all__ = ["Diagnosis", "diagnose"]
+__all__ = ["Diagnosis", "diagnose", "growing"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from calc.base.ledger import Line, Phase
@@ -44,7 +44,7 @@ class Diagnosis:
     """A text as read, and, where its job can be computed, the estimate with what follows from it.
 
     `where` is the phase that the text tells, or else the estimate's, with `group` and `at`, its peak there. `refusal`:
-    the one line in which the job was refused.
+    the one line in which the job was refused. `whole`: no remedy is left to be computed.
     """
 
     reading: Reading
@@ -60,13 +60,23 @@ class Diagnosis:
     agrees: tuple[str, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     gpu_name: str = ""
+    whole: bool = True
 
 
 def diagnose(
     text: str | bytes, more: Mapping[str, Any] | None = None, catalog: Catalog | None = None, *, where: str = "text"
 ) -> Diagnosis:
+    """The last of `growing`, which is whole."""
+    *_, last = growing(text, more, catalog, where=where)
+    return last
+
+
+def growing(
+    text: str | bytes, more: Mapping[str, Any] | None = None, catalog: Catalog | None = None, *, where: str = "text"
+) -> Iterator[Diagnosis]:
     """The diagnosis of a pasted text, or of a file's bytes; `more` gives fields that it does not say, by dotted key.
 
+    It grows: first what is recognised and where the job dies, then the same with remedies, each of which is estimated.
     Bytes are a log in UTF-8, or a memory snapshot. Of a long text the end is read.
     Raises InputError, one line, if nothing in the text is recognised, or a field of `more` cannot be used.
     """
@@ -90,34 +100,37 @@ def diagnose(
     try:
         made = job(reading, more, catalog)
     except InputError as error:
-        return Diagnosis(reading, asked, where=reading.phase, refusal=str(error).removeprefix("job: "))
+        yield Diagnosis(reading, asked, where=reading.phase, refusal=str(error).removeprefix("job: "))
+        return
     if made is None:
-        return Diagnosis(reading, asked, where=reading.phase, host=_host_error(reading), cause=_unknown_cause(reading))
+        yield Diagnosis(reading, asked, where=reading.phase, host=_host_error(reading), cause=_unknown_cause(reading))
+        return
     e = estimate(made.scenario, catalog)
     host = _host_error(reading) or (reading.error is None and e.on_host)
     group, at = _place(e, reading, host=host)
+    first = Diagnosis(
+        reading,
+        asked,
+        made,
+        estimate=e,
+        host=host,
+        where=reading.phase or e.verdict_phase or at.name,
+        group=group,
+        at=at,
+        cause=_cause(made.scenario, e, group, at, host=host),
+        agrees=tuple(_agreement(reading, e, group, at, host=host)),
+        gpu_name=catalog.gpu(made.scenario.gpu).name,
+        whole=False,
+    )
+    yield first
     tried = Tried(made, e, catalog)
-    phase = reading.phase or e.verdict_phase or at.name
     found = tuple(remedies(tried, host=host, phase=reading.phase))
     if tried.unreplayed:
         reading.notes.append(
             f"the allocator is not replayed for all remedies: that would take more than {EVENTS:,} events, "
             "so the median of what other jobs lost stands for fragmentation in some"
         )
-    return Diagnosis(
-        reading,
-        asked,
-        made,
-        estimate=e,
-        host=host,
-        where=phase,
-        group=group,
-        at=at,
-        cause=_cause(made.scenario, e, group, at, host=host),
-        agrees=tuple(_agreement(reading, e, group, at, host=host)),
-        remedies=found,
-        gpu_name=catalog.gpu(made.scenario.gpu).name,
-    )
+    yield replace(first, remedies=found, whole=True)
 
 
 def _host_error(reading: Reading) -> bool:

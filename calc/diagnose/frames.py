@@ -88,6 +88,12 @@ ROWS: tuple[Row, ...] = (
         WHOLE,
         "deepspeed runtime/engine.py; torch fsdp/_state_dict_utils.py",
     ),
+    Row(
+        r"(?i:(?:OOM|out of memory)(?: error)?(?: occur\w*)? (?:while|when|during) saving)",
+        "save",
+        WHOLE,
+        "in a reader's own words",
+    ),
     # ---- handing weights to the engine
     Row(
         r"broadcast_to_vllm|update_weights?(?:_from|\b)|_move_model_to_vllm|sync_(?:model_)?weights|load_dtensor_weights",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from calc.catalog.catalog import Catalog
 
+LARGEST_NODE = 16  # cards
 LONGEST = 50_000  # characters in which models and numbers are looked for
 
 
@@ -39,33 +40,54 @@ HINTS: tuple[Hint, ...] = (
     Hint(
         "offload.optimizer",
         True,
-        r"(?:\bcpu[- _]?offload(?:ing)?|offload(?:ing)? to (?:the )?cpu|zero[- _]?offload)\b"
+        r"(?:\bcpu[- _]?offload(?:ing)?|offload(?:ing)? to (?:the )?cpu|zero[- _]?(?:[23][- _]?)?offload)\b"
         r"(?!['\": =]{1,4}(?:false|no))",
     ),
     Hint("checkpointing", "full", r"torch/utils/checkpoint\.py|with gradient[- ]checkpointing|开启?了?(?:激活)?重计算"),
 )
 _HINTS = tuple((re.compile(hint.pattern, re.IGNORECASE | re.ASCII), hint) for hint in HINTS)
 # Numbers in words: the field, and where its number stands. A server of vLLM or SGLang has options of its own.
-_IS = r" ?(?:of|is|to|=|:)? ?"
+_IS = r" ?(?:of|is|to|=|:|：|为|是|设为|只能设置)? ?"
 _OTHER_BATCH = "".join(rf"(?<!{word} )" for word in ("global", "total", "effective", "train", "rollout", "mini"))
-_LENGTHS = r"(?:(?:max )?seq(?:uence)?[- _]?len(?:gth)?|context length|cutoff_len|max_length)"
+_LENGTHS = (
+    r"(?:(?:\b(?:max )?seq(?:uence)?[- _]?len(?:gth)?|\bcontext length|\bcutoff_len|\bmax_length)|(?:序列|截断)长度)"
+)
 NUMBERS: tuple[tuple[str, str], ...] = (
-    ("micro_batch", rf"{_OTHER_BATCH}\bbatch[- ]?size{_IS}(\d{{1,4}})\b"),
+    ("micro_batch", rf"{_OTHER_BATCH}\bbatch[- _]?size{_IS}(\d{{1,4}})\b"),
     ("micro_batch", r"\bbatch size per device = (\d{1,4})\b"),  # what Unsloth's and Transformers' trainers log
     ("gpus", r"\bNum GPUs(?: used)? = (\d{1,3})\b"),
     ("tensor_parallel", r"--(?:tensor-parallel-size|tp-size|tp)[ =](\d{1,3})\b"),
     ("gpus", r"--(?:tensor-parallel-size|tp-size|tp)[ =](\d{1,3})\b"),
-    ("seq_len", rf"--(?:max-model-len|context-length)[ =](\d{{2,7}})\b|\b{_LENGTHS}{_IS}(\d{{2,7}})\b"),
+    ("seq_len", rf"--(?:max-model-len|context-length)[ =](\d{{2,7}})\b|{_LENGTHS}{_IS}(\d{{2,7}})\b"),
     ("prompt_len", rf"\bmax_prompt_len(?:gth)?{_IS}(\d{{2,6}})\b"),
     ("response_len", rf"\bmax_(?:response|completion)_len(?:gth)?{_IS}(\d{{2,6}})\b"),
     ("seq_len", r"\b(\d{1,3}k) (?:context|tokens|sequence)"),
+    ("rollout.n", rf"\bnum_generations?{_IS}(\d{{1,4}})\b"),
+    ("host_memory", r"\b(\d{2,5}) ?Gi?B? (?:of )?(?:cpu|host|system) (?:memory|ram)\b"),
 )
 _NUMBERS = tuple((name, re.compile(pattern, re.IGNORECASE | re.ASCII)) for name, pattern in NUMBERS)
-_COUNTS = {"单": 1, "双": 2, "两": 2, "四": 4, "八": 8, "one": 1, "single": 1, "two": 2, "four": 4, "eight": 8}
-_COUNT = r"(\d{1,4}|[单双两四八]|one|single|two|four|eight)"
+_COUNTS = {
+    "单": 1,
+    "一": 1,
+    "双": 2,
+    "两": 2,
+    "三": 3,
+    "四": 4,
+    "五": 5,
+    "六": 6,
+    "七": 7,
+    "八": 8,
+    "one": 1,
+    "single": 1,
+    "two": 2,
+    "four": 4,
+    "eight": 8,
+}
+_BEHIND = r"(\d{1,4}|[单一双两三四五六七八]|one|single|two|four|eight)"
+_COUNT = rf"(?<![A-Za-z0-9_.]){_BEHIND}"
 _CARDS = (
     re.compile(rf"{_COUNT} ?(?:张|块|片)?(?:显?卡)", re.IGNORECASE),
-    re.compile(rf"(?<![\w.]){_COUNT} (?:gpus?|cards?)\b(?! ?:?\d)", re.IGNORECASE),
+    re.compile(rf"{_COUNT} (?:gpus?|cards?)\b(?! ?:?\d)", re.IGNORECASE),
 )
 _NODES = re.compile(rf"{_COUNT} ?(?:机|台|(?:nodes?|machines?)\b)", re.IGNORECASE)
 _LISTED = re.compile(r"\bdevice\(s\): ([^\n]+)")  # of `trl env`, each card by its name
@@ -102,8 +124,8 @@ def gpus(text: str, card: str) -> int | None:
     if grid:
         return (int(grid[1]) * int(grid[2])) or None
     beside = (
-        rf"(?<![\w.]){_COUNT} ?(?:x|×|\*|张|块|片|卡)? ?(?:nvidia |geforce |tesla |rtx )*{card}(?![A-Za-z0-9])",
-        rf"{card}(?:[- ](?:sxm\d?|pcie|\d{{2,3}} ?gb?))*\)? ?(?:x|×|\*) ?{_COUNT}(?![\w.])",
+        rf"{_COUNT} ?(?:x|×|\*|张|块|片|卡)? ?(?:nvidia |geforce |tesla |rtx )*{card}(?![A-Za-z0-9])",
+        rf"{card}(?:[- ](?:sxm\d?|pcie|\d{{2,3}} ?gb?))*\)? ?(?:x|×|\*) ?{_BEHIND}(?![\w.])",
     )
     found: set[int] = set()
     for pattern in (*((re.compile(each, re.IGNORECASE) for each in beside) if card else ()), *_CARDS):
@@ -114,7 +136,9 @@ def gpus(text: str, card: str) -> int | None:
     nodes = {_counted(match[1]) for match in _NODES.finditer(text)} - {0}
     if len(found) != 1:
         return None
-    return found.pop() * (nodes.pop() if len(nodes) == 1 else 1)
+    count = found.pop()
+    # beside nodes people count the cards of one, or all of them where one node has no room for as many
+    return count * nodes.pop() if len(nodes) == 1 and count <= LARGEST_NODE else count
 
 
 def _counted(given: str) -> int:

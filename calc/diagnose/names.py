@@ -88,7 +88,12 @@ def _kind(id: str) -> str:
 
 
 def _spelled(kind: str) -> str:
-    """A pattern for a kind of card: `rtx4090` is also written `RTX 4090` and `4090`; of several, `4090s`."""
+    """A pattern for a kind of card: `rtx4090` is also written `RTX 4090` and `4090`; of several, `4090s`.
+
+    Huawei numbers the bins of a chip: `Ascend910B3`.
+    """
+    if kind.startswith("ascend"):
+        return rf"Ascend[ -]?{re.escape(kind.removeprefix('ascend'))}\d?"
     if kind.startswith("rtx"):
         rest = re.escape(kind.removeprefix("rtx"))
         prefix = "(?:RTX[ -]?)?" if rest[0].isdigit() and not rest.endswith("ada") else "RTX[ -]?"

@@ -369,13 +369,14 @@ def _gpu(found: Reading, text: str, catalog: Catalog) -> None:
     said = names.cards_named(text[:READ], catalog)
     if not sized and total and re.search(r"\bNPU out of memory", text[:READ]):
         sized = names.cards_of_size(total, catalog, names.COARSE, vendor="Huawei")
-    cards = [gpu for gpu in said if gpu in sized] or sized or said
+    close = names.cards_of_size(total, catalog, names.COARSE)  # a card that is named need not be told by its size
+    cards = [gpu for gpu in said if gpu in sized] or [gpu for gpu in said if gpu in close] or sized or said
     found.cards = [gpu.id for gpu in cards]
     if cards:
         why = "the card that the text names"
-        if cards is not said and len(cards) > 1:
+        if cards[0] not in said and len(cards) > 1:
             why = f"the message's total is that of {names.listed(cards)}: the memory is theirs, speed may differ"
-        elif cards is not said:
+        elif cards[0] not in said:
             why = "the card whose memory the message states"
         _assume(found, "gpu", cards[0].id, why)
 

@@ -348,6 +348,7 @@ class Architecture:
     experts_name: str = ""
     experts_beside: bool = False
     head_bias: bool = False
+    half: bool = False  # published in fp16: what trains in bf16 casts it as it is loaded
     transposed: bool = False  # linears' weights are stored input first (GPT-2's `Conv1D`)
     mla: Mla | None = None
     indexer: Indexer | None = None

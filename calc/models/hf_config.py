@@ -238,6 +238,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     if not facts.get("experts") and any(spec.mlp == "experts" for spec in specs):
         raise ConfigError(family.experts, 0, "an integer from 1, as there are layers of experts")
     return Architecture(
+        half="float16" in (config.get("torch_dtype"), config.get("dtype")),
         family=model_type,
         hidden=hidden,
         specs=specs,

@@ -117,7 +117,7 @@ def _nothing(problem: Problem) -> Iterator[Recommendation]:
             *[note for note in e.notes if note not in lacked],
             f"host memory: compared with {problem.misses[0].host}",
         )
-    answer = Recommendation(recommended=best, fails=nearest, notes=(*problem.notes, *notes), launch=command)
+    answer = Recommendation(recommended=best, fails=nearest, launch=command)
     yield answer
     yield _whole(replace(answer, advice=tuple(changes(problem))), problem, notes)
 
@@ -136,6 +136,8 @@ def _notes(problem: Problem, search: Search, best: Configuration) -> Iterator[st
     if reason := search.clock.unrated(s):
         yield f"{reason}: configurations are ranked by how simple they are"
     yield f"host memory: {gb(best.judged.estimate.host_peak)} needed of {search.host}"
+    if s.precision == "bf16" and s.method == "full" and "precision" not in problem.job:
+        yield "precision bf16: no weight has an fp32 copy, and updates of less than 1/512 of it are rounded away"
     if s.task in RL and not s.has("reference"):
         yield "no reference model runs, the framework's default; `--roles.reference {}` adds one for a KL term"
     if s.task in RL and s.has("reward") and not any(name.startswith("roles.reward") for name in problem.job):

@@ -186,14 +186,14 @@ def experts_apart(s: Scenario, arch: Architecture) -> bool:
 def copied(s: Scenario, arch: Architecture) -> bool:
     """True if a process that loads weights on the host copies them: it casts them, joins experts, or fills a model.
 
-    Since Transformers 4.51 models are built on the meta device, and a tensor of the files' type, which has 16 bits,
-    stays in the mapped file until it is on the card: the kernel shares such pages and takes them back when it needs
-    room. With 5.23 a model of 1,465 MiB took 3 MiB of the process's own in bf16, and 2,934 in fp32
-    (modeling_utils.py, `get_init_context`; core_model_loading.py, `_materialize_copy`; before,
-    `low_cpu_mem_usage`).
+    Experts of which gates and ups lie side by side are joined in the files (GPT-OSS, Llama 4). Since Transformers 4.51
+    models are built on the meta device, and a tensor of the files' type, bf16 or fp16, stays in the mapped file until
+    it is on the card: the kernel shares such pages and takes them back when it needs room. With 5.23 a model of
+    1,465 MiB took 3 MiB of the process's own in bf16, and 2,934 in fp32 (modeling_utils.py, `get_init_context`;
+    core_model_loading.py, `_materialize_copy`; before, `low_cpu_mem_usage`).
     """
-    cast = FORMATS[s.layout][0] != 2 or s.precision == "fp16"
-    joined = arch.experts > 0 and not experts_apart(s, arch)
+    cast = FORMATS[s.layout][0] != 2 or (s.precision == "fp16") != arch.half
+    joined = arch.experts > 0 and not experts_apart(s, arch) and not arch.experts_input_first
     return cast or joined or not at_least(s.versions.get("transformers", MAPPED), MAPPED)
 
 

@@ -1,9 +1,9 @@
-// The theme's search, started by the first word that a reader types: only then it loads the index. The theme sends its
-// worker the settings (0) and queries (2); the worker says that it is ready (1), and answers (3).
+// The theme's search, loaded by the first word that a reader types, and with it the index. The theme sends its worker
+// the settings (0) and queries (2); the worker says that it is ready (1), and answers (3).
 const [SETUP, READY, QUERY, RESULT] = [0, 1, 2, 3];
 const theme = new URL(location.search.slice(1), location.href);
 const held = []; // queries that came before the index
-let options, state = "idle";
+let options, loaded = false, state = "idle";
 
 const load = self.importScripts.bind(self);
 self.importScripts = (...scripts) => load(...scripts.map((script) => new URL(script, theme).href));
@@ -37,6 +37,8 @@ const begin = async () => {
     const answer = await fetch(new URL("../search/index.json", location.href));
     if (!answer.ok) throw new Error(`${answer.status} ${answer.url}`);
     const { config, docs } = await answer.json();
+    if (!loaded) load(theme.href);
+    loaded = true;
     state = "starting";
     pass({ type: SETUP, data: { config, docs, options } });
   } catch (fault) {
@@ -62,4 +64,3 @@ addEventListener("message", (event) => {
   held.push(event.data);
   if (state === "idle") begin();
 });
-load(theme.href);

@@ -10,6 +10,10 @@ without the full name of a model, and one is of a task that slime does not run.
 A fourth set of 27: all were recognised, the phase was right in all 21 that say one, and a change that fits was found
 for all 14 jobs that could be told. Four were misread, and are no more: `A100-80Gx8` as the smaller card, `FSDP2` beside
 a file called fsdp.yaml as FSDP, an actor of OpenRLHF's under Ray as SFT, and its distillation as PPO.
+A fifth set of 10: all were recognised, 2 read in full, the phase was right in 3 of the 5 that say one, and a change
+that fits was found for 6 of the 7 jobs that could be told. What was misread are words: numbers in Chinese, `batch_size
+为1`, cards of all nodes beside their count, a bin of Ascend's, a folder of ModelScope's, a named card whose driver
+reports more than ours, and saving. They are read now.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from calc.estimate.estimate import estimate
 from calc.memory import host
 from calc.models.architecture import Tensor
 from calc.resolve.parse import parse
+from calc.step import placement
 
 LLAMA_70B = 68_976_648_192
 
@@ -189,6 +190,25 @@ def test_a_policy_that_is_its_own_reference_is_loaded_once() -> None:
     )
     assert alone == 2 * 2 * 8_030_261_248
     assert copied == 2 * alone
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "held"),
+    [
+        ("llama-3.1-8b", "mixed", False),  # files in bf16 stay mapped
+        ("llama-2-7b", "mixed", True),  # files in fp16 are cast
+        ("llama-2-7b", "fp16", False),
+        ("gpt-oss-20b", "mixed", False),  # its files have the experts joined
+        ("qwen3-30b-a3b", "mixed", True),  # its files have each expert by itself
+    ],
+)
+def test_a_process_holds_weights_that_it_casts_or_joins_as_it_loads_them(
+    model: str, precision: str, held: bool
+) -> None:
+    s = parse(
+        {"model": model, "task": "sft", "gpu": "h100-sxm", "gpus": 8, "sharding": "zero2", "precision": precision}
+    )
+    assert placement.copied(s, s.architecture) == held
 
 
 def test_a_reference_waits_on_the_host_while_the_policy_is_flattened() -> None:

@@ -216,6 +216,23 @@ def test_where_nobody_knows_a_nodes_memory_offload_is_held_against_that_of_its_g
     assert any("needed of 48 GB a node, assumed: 2 times the memory" in note for note in small.notes)
 
 
+@pytest.mark.parametrize(
+    ("model", "asked", "chosen", "told"),
+    [
+        ("qwen2.5-3b", {}, "bf16", True),
+        ("qwen2.5-3b", {"precision": "bf16"}, "bf16", False),
+        ("qwen2.5-0.5b", {}, "autocast", False),
+    ],
+)
+def test_that_small_updates_round_away_without_fp32_weights_is_said_where_nobody_asked_for_it(
+    model: str, asked: dict[str, Any], chosen: str, told: bool
+) -> None:
+    job = {"model": model, "task": "sft", "gpu": "rtx4090", "gpus": 1, "framework": "trl", "method": "full"}
+    found = recommend(job | asked)
+    assert found.recommended and found.recommended.scenario.precision == chosen
+    assert any("rounded away" in note for note in found.notes) == told
+
+
 def test_a_command_stands_beside_a_framework_that_has_one() -> None:
     assert (launched := recommend(SFT).launch)
     assert "openrlhf.cli.train_sft" in launched.command

@@ -15,7 +15,7 @@ from calc.answers import answers
 from calc.base.units import GiB
 from calc.scenario.words import RL
 from calc.site.tables.tables import Cell, Column, Table, to_dict
-from calc.site.views.accuracy import accuracy, measured, odds, reports
+from calc.site.views.accuracy import accuracy, blind, measured, odds, records, reports, scatter
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +32,12 @@ def known(
 
 
 def test_published_rl_reports_stand_beside_what_is_computed() -> None:
-    records = {r["id"].removeprefix("published/"): r for r in answers.catalog().measurements}
+    known = {r["id"]: r for r in answers.catalog().measurements}
     table = reports.table()
     rows = to_dict(table)["rows"]
     assert len(rows) == reports.count("count") > 0
     for row in rows:
-        record = records[row["report"]]
+        record = known[row["record"]]
         assert record["scenario"]["task"] in RL
         assert row["reported"] == {"fits": "fits", "oom": "out of memory"}[record["verdict"]]
         died = row["computed"].startswith("out of memory")
@@ -50,6 +50,31 @@ def test_published_rl_reports_stand_beside_what_is_computed() -> None:
     agree = [row["agrees"] for row in rows].count("yes")
     assert agree == reports.count("agree") == len(rows) - reports.count("disagree")
     assert f"{agree} of {len(rows)} agree" in table.note
+
+
+def test_records_are_called_by_their_source_and_job_and_never_by_their_id() -> None:
+    every = answers.catalog().measurements
+    for table in (reports.table(), blind.one_by_one(), blind.unsaid(), accuracy.worst(5), scatter.scattered()):
+        last = table.columns[-1]
+        assert (last.key, last.behind) == ("record", True)
+        for row in table.rows:
+            assert str(row[0].value).strip() and "/" not in str(row[0].value).split(": ")[0]
+    said = {r["id"]: records.label(r) for r in every if r["class"] in ("published", "blind") and "edge" not in r}
+    assert said["published/gh-orlhf-354"].startswith("OpenRLHF #354: RM of Llama 3 8B by LoRA on 6 × GeForce RTX 4090")
+    assert not [key for key, words in said.items() if key.partition("/")[2] in words]
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("https://github.com/volcengine/verl/issues/12", "verl #12"),
+        ("https://github.com/hiyouga/EasyR1/blob/main/README.md", "EasyR1"),
+        ("https://www.unsloth.ai/blog", "unsloth.ai"),
+        ("https://github.com/", "github.com"),
+    ],
+)
+def test_a_source_is_a_repository_with_its_thread_or_a_host(url: str, words: str) -> None:
+    assert records.source(url) == words
 
 
 def test_a_report_without_a_note_or_a_verdict_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,15 @@ def test_the_browser_is_answered_as_the_command_line_is() -> None:
     assert found["line"].startswith("out of memory in ")
 
 
+def test_what_is_recognised_comes_first_and_remedies_are_added_at_its_end() -> None:
+    question = {"root": "", "diagnose": TEXT, "fields": {"gpu": "a100-80-sxm", "host_memory": "512"}}
+    first, last = (json.loads(part) for part in browser.parts(json.dumps(question), print))
+    assert (first["stage"], last["stage"]) == ("growing", "whole")
+    assert 'class="headline"' in first["html"] and "Cause" in first["html"] and 'name="micro_batch"' in first["html"]
+    assert diagnosed.REMEDIES not in first["html"] and diagnosed.REMEDIES in last["html"]
+    assert last["html"].startswith(first["html"]) and last["line"].startswith(first["line"])
+
+
 def test_what_was_read_is_a_form_to_complete() -> None:
     html = asked(diagnose=TEXT, fields={})["html"]
     assert '<option value="llama-3-8b" selected>' in html

@@ -24,11 +24,13 @@ def test_one_paste_gives_a_verdict_with_remedies(browser: Browser, origin: str) 
         "document.querySelector('#diagnose .headline')?.textContent.includes('Qwen2.5 7B, GRPO on 8')",
         seconds=120,
     )
+    until(page, "document.querySelector('#diagnose .stop').hidden", seconds=120)
     assert page.locator("#diagnose-remedies tbody tr").count() > 1
     assert "fits" in (page.locator("#diagnose-remedies tbody").text_content() or "")
     page.select_option("#diagnose .fields select[name=gpu]", "h200")
     page.click("#diagnose .fields button[type=submit]")
     until(page, "document.querySelector('#diagnose .headline').textContent.includes('H200')", seconds=60)
+    until(page, "document.querySelector('#diagnose .stop').hidden", seconds=120)
     page.evaluate(AXE)
     faults = page.evaluate("axe.run('#diagnose').then(found => found.violations.map(each => each.id))")
     assert faults == []

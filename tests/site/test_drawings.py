@@ -219,6 +219,23 @@ def test_a_card_at_a_glance_counts_the_verdicts_of_its_tables(monkeypatch: pytes
     assert table.picture and table.picture.words.count("1 GPU: SFT, full: ") == 1
 
 
+def test_sizes_of_cards_at_a_glance_count_the_verdicts_of_the_newest_card_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = {name: answers.catalog().model(name) for name in ("qwen2.5-0.5b", "llama-3-8b", "llama-3-70b")}
+    monkeypatch.setattr(glance, "by_size", lambda models: list(few.values()))
+    table = glance.on_sizes("sft", [("lora", 1), ("qlora", 1)], "../")
+    cards = [card for _, card in glance.sizes()]
+    assert [row[1].value for row in table.rows] == 2 * [card.name for card in cards]
+    assert len({card.memory_gb for card in cards}) == len(cards) == len(glance.sizes())
+    newer = answers.catalog().gpu("rtx5070ti")  # of 16 GB, as is the older 4060 Ti
+    assert newer.memory_gb == 16 and newer.name in [card.name for card in cards]
+    for card, row in zip(cards, table.rows, strict=False):
+        verdicts = [f.verdict for name in few if (f := best(Asked(name, card.id, "sft", "lora", 1)))]
+        assert [cell.value for cell in row[2:5]] == [verdicts.count(v) for v in ("fits", "tight", "oom")]
+    assert table.picture and "QLoRA, 16 GB: " in table.picture.words
+
+
 def test_a_screen_shows_the_drawing_of_a_card_whole_from_the_smallest_model_to_the_largest() -> None:
     models = by_size(answers.catalog().models.values())
     drawn = [models[n] for n in glance._spaced(models)]

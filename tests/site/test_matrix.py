@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Locator
 from calc.answers import answers, fits
 from calc.site.views.fit import heat
 
-PAGE, TABLE = "what-fits/sft.html", "fits-sft-full-1"
+PAGE, TABLE = "what-fits/sft-full.html", "fits-sft-full-1"
 WIDE = {"width": 1280, "height": 900}
 
 
@@ -134,7 +134,7 @@ def test_filters_stand_in_the_address_and_go_along_to_other_tasks(browser: Brows
     page.reload()
     page.locator(".switch a", has_text="DPO").click()
     page.wait_for_url("**/dpo.html?*")
-    other = page.locator("figure.computed").first
+    other = page.locator("#fits-dpo-full-8")
     other.scroll_into_view_if_needed()
     assert shown(other) == (fewer, cards)
     assert complaints == []

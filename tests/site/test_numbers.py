@@ -15,6 +15,9 @@ from calc.base.units import GB, GiB
 from calc.catalog.catalog import Catalog, load
 from calc.estimate.estimate import estimate
 from calc.resolve.parse import parse
+from calc.site.views.accuracy import scatter
+
+CUT = {"accuracy-records": scatter.FURTHEST}  # rows that the page shows of a table whose files have more
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +51,7 @@ def test_the_page_shows_what_the_json_holds_in_every_table(site: Path) -> None:
     found = tables(site)
     assert on_pages.keys() == found.keys()
     for table_id, data in found.items():
-        for cells, row in zip(on_pages[table_id][1:], data["rows"], strict=True):
+        for cells, row in zip(on_pages[table_id][1:], data["rows"][: CUT.get(table_id)], strict=True):
             assert not disagreement(cells, row), (table_id, disagreement(cells, row))
 
 

@@ -118,7 +118,7 @@ def _shown(asked: Mapping[str, Any], tell: Callable[[str], None]) -> Iterator[Sh
     if "diagnose" in asked:
         given = options.read([f"--{name}={value}" for name, value in asked["fields"].items()], "fields")
         pasted = b64decode(asked["base64"]) if "base64" in asked else asked["diagnose"]
-        yield diagnosed.find(pasted, given, files.load(), place)
+        yield from diagnosed.find(pasted, given, files.load(), place)
     elif "compare" in asked:
         yield compare.compared(asked["compare"], asked["samples"], place, tell)
     elif "file" not in asked:

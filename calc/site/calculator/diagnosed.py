@@ -14,7 +14,7 @@ from calc.answers.answers import Answer
 from calc.answers.workings import method_url
 from calc.base.units import GB, GiB
 from calc.catalog.catalog import GPU, Catalog, Model
-from calc.diagnose import Diagnosis, diagnose
+from calc.diagnose import Diagnosis, growing
 from calc.diagnose.remedies import Remedy
 from calc.diagnose.spelled import diff
 from calc.diagnose.text import LEARNS, time_words
@@ -51,16 +51,20 @@ TITLES: Mapping[str, str] = {
 }
 
 
-def find(text: str | bytes, more: Mapping[str, Any], catalog: Catalog, place: Place) -> Shown:
-    """The diagnosis of a text or a snapshot, completed by `more`. InputError, one line, if nothing is recognised."""
-    found = diagnose(text, more, catalog, where="your text")
-    return Shown(_line(found), "".join(_parts(found, catalog, place)), file(found.job.scenario) if found.job else "")
+def find(text: str | bytes, more: Mapping[str, Any], catalog: Catalog, place: Place) -> Iterator[Shown]:
+    """The diagnosis of a text or a snapshot, completed by `more`, as it grows. InputError if nothing is recognised."""
+    for found in growing(text, more, catalog, where="your text"):
+        html = "".join(_parts(found, catalog, place))
+        scenario = file(found.job.scenario) if found.job else ""
+        yield Shown(_line(found), html, scenario, stage="whole" if found.whole else "growing")
 
 
 def _line(d: Diagnosis) -> str:
     """The diagnosis in one line, for screen readers."""
     if not d.estimate:
         return d.refusal or INCOMPLETE
+    if not d.whole:
+        return ledgers.verdict_text(d.estimate)
     fits = sum(remedy.fits for remedy in d.remedies)
     many = "1 change" if fits == 1 else f"{fits} changes"
     return f"{ledgers.verdict_text(d.estimate)}; {many} that fit{'s' if fits == 1 else ''}"
@@ -83,6 +87,8 @@ def _parts(d: Diagnosis, catalog: Catalog, place: Place) -> Iterator[str]:
     yield _pair("Not computed", escape(d.refusal))
     yield "</dl>"
     yield _form(d, catalog)
+    if not d.whole:  # what follows is put at the end, so that what the reader has opened stays so
+        return
     if d.remedies and d.job and d.estimate:
         yield place.table(_remedies(d, catalog))
     elif d.estimate:

@@ -23,7 +23,7 @@ def show(died: Answer, place: Place) -> str:
     """The door's HTML with the diagnosis of a job's command and log, on one line, so that Markdown leaves it alone."""
     s = died.scenario
     text = f"{launch(s).command}\n\n{TRACEBACK}\n\n{answers.catalog().gpu(s.gpu).name}"
-    shown = diagnosed.find(text, {"gpu": s.gpu}, answers.catalog(), place)
+    *_, shown = diagnosed.find(text, {"gpu": s.gpu}, answers.catalog(), place)
     offline = "Without JavaScript this page has this one example; the command line has every other."
     inner = f'{_form(text)}<p class="offline">{offline}</p><div class="answer">{shown.html}</div>'
     return page.box("diagnose", place, (), inner)

@@ -209,7 +209,9 @@ JOBS = {
     "reward model": "奖励模型",
     "pre-training": "预训练",
     "inference": "推理",
-    "Supervised fine-tuning, other methods": "监督微调，其他方法",
+    "SFT in full, one GPU": "全量 SFT，单卡",
+    "SFT with LoRA or QLoRA, one GPU": "LoRA 或 QLoRA 的 SFT，单卡",
+    "SFT with LoRA, eight GPUs": "LoRA 的 SFT，八卡",
     "full": "全量",
     "full fine-tuning": "全量微调",
     "verl": "verl",
@@ -826,6 +828,9 @@ ADVICE = {
     ),
     "a reward model scores, the framework's default; {field} where a function does": (
         "按框架的默认，由奖励模型打分；由函数打分时用 {field}"
+    ),
+    "precision bf16: no weight has an fp32 copy, and updates of less than 1/512 of it are rounded away": (
+        "precision bf16：权重没有 fp32 副本，小于权重 1/512 的更新会被舍入掉"
     ),
     "no reference model runs, the framework's default; {field} adds one for a KL term": (
         "按框架的默认，没有参考模型；{field} 可加上 KL 项所需的那个"
@@ -1602,8 +1607,8 @@ DIAGNOSIS = {
 }
 # What scripts say.
 SCRIPTS = {
-    "Loading the calculator: Python and the formulas, 17 MB, once …": (
-        "正在加载计算器：Python 和公式，17 MB，只需一次……"
+    "Loading the calculator: Python and the formulas, 15 MB, once …": (
+        "正在加载计算器：Python 和公式，15 MB，只需一次……"
     ),
     "Computing …": "正在计算……",
     "The calculator could not be loaded: check the connection and ask again. The tables below need nothing.": (

@@ -37,6 +37,10 @@ class Lookups(Bound):
         """The form that filters the page's heatmaps."""
         return self._worded(heat.filters(self._root))
 
+    def fits_glance(self, task: str, jobs: Sequence[tuple[str, int]]) -> str:
+        """The models that fit on a card of each size, as a picture, for (method, number of GPUs) of `jobs`."""
+        return self._place(glance.on_sizes(task, jobs, self._root))
+
     def gpu_glance(self, gpu: str) -> str:
         """The models that fit on one kind of GPU, as a picture."""
         return self._place(glance.on_gpu(answers.catalog().gpu(gpu), self._root))
@@ -164,7 +168,7 @@ class Lookups(Bound):
 
     def accuracy_chart(self) -> str:
         """Every record as a point, with its table."""
-        return self._place(scatter.records())
+        return self._place(scatter.scattered())
 
     def measured_tables(self, *names: str) -> str:
         """Estimates against what was measured on real GPUs: see `measured.TABLES`."""

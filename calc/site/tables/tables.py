@@ -92,7 +92,8 @@ class Table:
     """Caption, columns, rows, and the assumptions behind the numbers in one line. A published `id` never changes.
 
     A chart is a table with a `picture` of what its rows hold; one whose cells have bars is drawn by them.
-    `data`: what scripts need to know of the whole.
+    Of more rows than `most` a page shows the first, and the files beside it have all. `data`: what scripts need to
+    know of the whole.
     """
 
     id: str
@@ -105,6 +106,7 @@ class Table:
     versions: Mapping[str, str] = field(default_factory=dict)
     folded: str = ""  # the words that open the table, if it is not to stand open
     picture: Picture | None = None
+    most: int | None = None
     data: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -213,7 +215,7 @@ def to_html(table: Table, footer: str = "") -> str:
         "<tr>"
         + "".join(_cell_html(c, cell, i == 0) for i, (c, cell) in enumerate(zip(table.columns, row, strict=True)))
         + "</tr>"
-        for row in table.rows
+        for row in table.rows[: table.most]
     )
     caption = f'<figcaption id="{table.id}-caption">{escape(table.caption)}</figcaption>'
     note = f'<p class="assumptions">{escape(table.assumptions)}</p>' if table.assumptions else ""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from html import escape
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -16,6 +14,7 @@ from calc.base.units import GiB
 from calc.catalog.catalog import Catalog
 from calc.scenario.rules import flatten
 from calc.site.tables.tables import WORDS, Cell, Column, Table
+from calc.site.views.accuracy import records
 
 ASSUMPTIONS = (
     "Records of measurements/ whose metric is what PyTorch's allocator counts at its peak. A trace follows tensors: "
@@ -204,16 +203,18 @@ def published_by_job() -> Table:
 def published_off() -> Table:
     """Every published record that the estimate disagrees with, by id, and the reason."""
     columns = (
-        Column("record", "Record"),
+        records.LABEL,
         Column("metric", "Metric"),
         Column("estimated", "Estimated", "GiB"),
         Column("measured", "Measured", "GiB"),
         Column("explanation", "Why"),
+        records.ID,
     )
     rows = [
-        (record_cell(r), Cell(r.metric), Cell(_estimated(r)), Cell(_measured(r)), Cell(r.explanation))
+        (label, Cell(r.metric), Cell(_estimated(r)), Cell(_measured(r)), Cell(r.explanation), record)
         for r in published(("verdict", *NUMBERS, *RANGES))
         if not r.agrees
+        for label, record in [records.cells(r.id)]
     ]
     return table("published-off", "Published records that the estimate disagrees with", columns, rows, PUBLISHED)
 
@@ -252,13 +253,18 @@ def with_all(found: list[Residual]) -> Iterator[tuple[_Key, list[Residual]]]:
 def furthest(id: str, caption: str, found: Iterable[Residual], count: int, rests_on: str) -> Table:
     """The records whose estimates are furthest off, one per row."""
     columns = (
-        Column("record", "Record"),
+        records.LABEL,
         Column("estimated", "Estimated", "GiB", "number", 2),
         Column("measured", "Measured", "GiB", "number", 2),
         Column("error", "Error", "%", "number", 2),
+        records.ID,
     )
     shown = sorted(found, key=lambda r: -abs(r.error))[:count]
-    rows = [(record_cell(r), gib(r.predicted), gib(r.measured), Cell(100 * r.error)) for r in shown]
+    rows = [
+        (label, gib(r.predicted), gib(r.measured), Cell(100 * r.error), record)
+        for r in shown
+        for label, record in [records.cells(r.id)]
+    ]
     return table(id, caption, columns, rows, rests_on)
 
 
@@ -280,11 +286,6 @@ def verdicts(id: str, caption: str, found: Iterable[Residual], kind: Kind, rests
         rows.append((*word_cells(key), *(Cell(value) for value in (len(members), *counts, share))))
     note = "A job that ran agrees with 'fits' and with 'tight', one that did not with 'out of memory' alone."
     return table(id, caption, columns, rows, rests_on, note)
-
-
-def record_cell(r: Residual) -> Cell:
-    """A record's id, which may wrap after `/` and `=`."""
-    return Cell(r.id, re.sub("([/=])", r"\1<wbr>", escape(r.id)))
 
 
 def word_cells(key: _Key) -> tuple[Cell, ...]:

@@ -15,7 +15,7 @@ from calc.base.project import ROOT
 from calc.base.reading import parse_mapping, read_bytes
 from calc.base.units import GiB
 from calc.site.tables.tables import Cell, Column, Table
-from calc.site.views.accuracy import accuracy
+from calc.site.views.accuracy import accuracy, records
 
 FILE = ROOT / "measurements" / "blind" / "unsaid.yaml"
 RESTS_ON = (
@@ -179,7 +179,7 @@ def _cells(pairs: Iterable[tuple[Kept, Compared]]) -> tuple[Cell, ...]:
 def one_by_one() -> Table:
     """Every figure with the first estimate and today's, and why it is missed."""
     columns = (
-        Column("record", "Record"),
+        records.LABEL,
         Column("metric", "Metric"),
         Column("printed", "Printed", "GiB"),
         Column("first", "At first", "GiB", "number", 1),
@@ -190,14 +190,15 @@ def one_by_one() -> Table:
         Column("lacks", "Not said"),
         Column("open", "Left open by the source"),
         Column("why", "Why it is off"),
+        records.ID,
     )
     rows = []
     for one in sorted(figures(), key=lambda one: str(one.record["id"])):
         record, none = one.record, Cell(None, "—")
-        name = record["id"].removeprefix("blind/")
+        label, name = records.cells(record["id"])
         rows.append(
             (
-                Cell(name, f'<a href="{escape(record["url"])}">{escape(name)}</a>'),
+                label,
                 Cell(record["metric"]),
                 Cell(_printed(one)),
                 Cell(one.first.estimated / GiB) if one.first else none,
@@ -208,6 +209,7 @@ def one_by_one() -> Table:
                 Cell(record["blind"]["lacks"] or ""),
                 Cell(record["blind"].get("open", "")),
                 Cell(record.get("explanation", "")),
+                name,
             )
         )
     return accuracy.table("blind-rows", "Every figure that was kept back", columns, rows, RESTS_ON)
@@ -232,17 +234,19 @@ def _said(r: Residual) -> str:
 def unsaid() -> Table:
     """The jobs that no scenario says, and what is missing."""
     columns = (
-        Column("job", "Job"),
+        Column("job", "Source"),
         Column("framework", "Run by"),
         Column("figure", "Prints a figure"),
         Column("lacks", "No field says"),
+        records.ID,
     )
     rows = [
         (
-            Cell(row["id"], f'<a href="{escape(row["url"])}">{escape(row["id"])}</a>'),
+            Cell(name := records.source(row["url"]), f'<a href="{escape(row["url"])}">{escape(name)}</a>'),
             Cell(row["framework"]),
             Cell("yes" if row["figure"] else "no"),
             Cell(row["lacks"]),
+            Cell(row["id"]),
         )
         for row in unsaid_jobs()
     ]

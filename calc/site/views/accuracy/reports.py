@@ -11,7 +11,7 @@ from calc.answers import answers
 from calc.answers.workings import of_phase
 from calc.scenario.words import RL
 from calc.site.tables.tables import WORDS, Cell, Column, Table, verdict_html
-from calc.site.views.accuracy import accuracy
+from calc.site.views.accuracy import accuracy, records
 from calc.site.views.accuracy.accuracy import gib
 from calc.site.views.jobs import ledgers
 
@@ -53,6 +53,7 @@ def table() -> Table:
         Column("error", "Off by", "%", "number", 2),
         Column("quote", "In the words of the source"),
         Column("note", "How it was read"),
+        records.ID,
     )
     rows = []
     for r in found():
@@ -61,7 +62,7 @@ def table() -> Table:
         s = answer.scenario
         card, model = answers.catalog().gpu(s.gpu), answers.catalog().models.get(s.model)
         job = f"{s.task.upper()}, {model.name if model else s.model}, {s.gpus} × {card.name}"
-        name = r.id.removeprefix("published/")
+        name = records.source(record["url"])
         exact = r.metric == "held"
         rows.append(
             (
@@ -78,6 +79,7 @@ def table() -> Table:
                 Cell(100 * r.error) if exact else Cell(None, "—"),
                 Cell(record["quote"], f"<q>{escape(record['quote'])}</q>"),
                 Cell(" ".join([record.get("note", ""), *(f"{warning}." for warning in s.warnings)]).strip()),
+                Cell(r.id),
             )
         )
     caption = "Published reports of RL jobs, and what the guide computes for them"

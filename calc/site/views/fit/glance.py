@@ -1,4 +1,4 @@
-"""What fits at a glance: a mark for each model on one kind of GPU, or for each kind of GPU under one model."""
+"""What fits at a glance: a mark for each model on one GPU or on each size of GPU, or for each GPU under one model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from calc.catalog.catalog import GPU, Model
 from calc.site.tables.grids import Row, grid
 from calc.site.tables.tables import WORDS, Cell, Column, Table
 from calc.site.text.inline import inline
+from calc.site.views.fit.heat import newest
 from calc.site.views.fit.lookup import counted
 
 STEP = 1.25  # of the models drawn each is so many times as large as the one before: some forty, which a screen shows
@@ -54,9 +55,42 @@ def on_gpu(card: GPU, root: str) -> Table:
     caption = f"Which of {len(models)} models fit on the {card.name}, by task and size"
     columns = (*COUNTED, Column("largest", "Largest that fits"), ASK)
     drawn = _spaced(models)
-    marks = {case: [cells[n] for n in drawn] for case, cells in found.items()}
-    notes = f"{NOTES} The drawing has {len(drawn)} of the models, from small to large; the table counts all of them."
+    marks = [_marks(case.drawn, [cells[n] for n in drawn]) for case, cells in found.items()]
+    notes = f"{NOTES} {_drawn(drawn)}"
     return _table(f"gpu-{card.id}-glance", caption, columns, rows, marks, [models[n].name for n in drawn], notes)
+
+
+def _drawn(drawn: Sequence[int]) -> str:
+    return f"The drawing has {len(drawn)} of the models, from small to large; the table counts all of them."
+
+
+def on_sizes(task: str, jobs: Sequence[tuple[str, int]], root: str) -> Table:
+    """One row per method and number of GPUs, and size of GPU: how many models fit, and the largest of them.
+
+    Of the cards that are sold with as much memory, the newest stands for all.
+    """
+    models = by_size(answers.catalog().models.values())
+    drawn = _spaced(models)
+    rows, marks = [], []
+    for case in (Case(task, method, gpus) for method, gpus in jobs):
+        for memory, card in sizes():
+            cells = [_best(m, card, case) for m in models]
+            largest = next((m for m, b in zip(reversed(models), reversed(cells), strict=True) if _fits(b)), None)
+            job, *counts = _counts(case, cells)
+            rows.append((job, _card(card, root), *counts, _model(largest, root), _ask(case, largest, card, root)))
+            size = f"{case.gpus} × {memory:g} GB" if case.gpus > 1 else f"{memory:g} GB"
+            marks.append(_marks(f"{METHODS[case.method]}, {size}", [cells[n] for n in drawn]))
+    columns = (COUNTED[0], Column("gpu", "GPU"), *COUNTED[1:], Column("largest", "Largest that fits"), ASK)
+    caption = f"{TASKS[task].title} by memory of the card: which of {len(models)} models fit"
+    notes = f"Of each size the newest card is shown; the tables below have every card. {_drawn(drawn)}"
+    table_id = f"fits-{task}-{'-'.join(f'{method}-{gpus}' for method, gpus in jobs)}-glance"
+    return _table(table_id, caption, columns, rows, marks, [models[n].name for n in drawn], notes)
+
+
+def sizes() -> list[tuple[float, GPU]]:
+    """The newest card of each size of memory, from small to large, as GB and GPU."""
+    cards = [g for g in answers.catalog().gpus.values() if not g.lacks_bf16]
+    return sorted({g.memory_gb: g for g in reversed(newest(cards))}.items())
 
 
 def _spaced(models: Sequence[Model]) -> list[int]:
@@ -78,7 +112,8 @@ def of_model(model: Model, root: str) -> Table:
         rows.append((*_counts(case, cells), _card(smallest, root), _ask(case, model, smallest, root)))
     caption = f"On which of {len(cards)} GPUs {model.name} fits, by task"
     columns = (*COUNTED, Column("smallest", "Smallest that fits"), ASK)
-    return _table(f"model-{model.id}-glance", caption, columns, rows, found, [g.name for g in cards], NOTES)
+    marks = [_marks(case.drawn, cells) for case, cells in found.items()]
+    return _table(f"model-{model.id}-glance", caption, columns, rows, marks, [g.name for g in cards], NOTES)
 
 
 def summary(model: Model) -> str:
@@ -137,16 +172,19 @@ def _ask(case: Case, model: Model | None, card: GPU | None, root: str) -> Cell:
     return Cell("calculator", f'<a href="{root}index.html?{escape(asked)}#calculator">calculator</a>')
 
 
+def _marks(label: str, cells: Sequence[Best | None]) -> Row:
+    return Row(label, [b and b.verdict for b in cells])
+
+
 def _table(
     table_id: str,
     caption: str,
     columns: tuple[Column, ...],
     rows: Sequence[tuple[Cell, ...]],
-    found: dict[Case, list[Best | None]],
+    marks: Sequence[Row],
     names: Sequence[str],
     notes: str,
 ) -> Table:
-    marks = [Row(case.drawn, [b and b.verdict for b in cells]) for case, cells in found.items()]
     return Table(
         table_id,
         caption,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import pairwise
+from math import ceil
 from typing import Any
 from urllib.parse import urlencode
 
@@ -21,7 +22,7 @@ from calc.catalog.catalog import GPU, Model
 from calc.site.tables.tables import WORDS, Cell, Column, Table
 from calc.site.views.fit.lookup import cell, key
 
-STEPS = 10
+STEPS = 5  # of depth, which the eye tells apart; each more is a kilobyte of a page
 # From the newest on, by the year in which cards of it could first be bought. One that is not listed is newer.
 ARCHITECTURES = (
     "CDNA 4", "Blackwell", "CDNA 3", "Hopper", "Ada Lovelace", "Da Vinci", "CDNA 2", "Ampere", "Turing", "Volta",
@@ -33,7 +34,9 @@ BEFORE_SIZE = re.compile(r"[ -]*V?\d")  # what follows a model's family in its n
 # The page of each task; the home page has two tables of the first.
 PAGES = {"sft": "index", "rm": "what-fits/reward-model", "dpo": "what-fits/dpo", "ppo": "what-fits/ppo",
          "grpo": "what-fits/grpo"}  # fmt: skip
-MORE = {"what-fits/sft": "Supervised fine-tuning, other methods"}
+# Each with the tables that a page of this size has room for.
+MORE = {"what-fits/sft-full": "SFT in full, one GPU", "what-fits/sft": "SFT with LoRA or QLoRA, one GPU",
+        "what-fits/sft-lora": "SFT with LoRA, eight GPUs"}  # fmt: skip
 
 
 def matrix(task: str, method: str, gpus: int, root: str) -> Table:
@@ -126,7 +129,7 @@ def _title(card: GPU) -> str:
 LEGEND = (
     '<ul class="legend">'
     + "".join(
-        f'<li><span class="swatch heat {v} h5" aria-hidden="true"></span>{word}</li>' for v, word in WORDS.items()
+        f'<li><span class="swatch heat {v} h3" aria-hidden="true"></span>{word}</li>' for v, word in WORDS.items()
     )
     + "<li>Darker: fuller card, or further over</li>"
     + "<li>newest cards first</li></ul>"
@@ -134,7 +137,7 @@ LEGEND = (
 
 
 def heated(asked: Asked, card: GPU) -> Cell:
-    """A verdict cell with its depth as a class: tenths of the card used, or, out of memory, the number of cards."""
+    """A verdict cell with its depth as a class: fifths of the card used, or, out of memory, the number of cards."""
     found = best(asked)
     if found is None or found is PENDING:
         return cell(asked)
@@ -142,7 +145,7 @@ def heated(asked: Asked, card: GPU) -> Cell:
     rungs = [job | {**rung.fields} for rung in TASKS[asked.task].ladders[asked.method, asked.gpus]]
     rung = rungs.index(dict(found.given))
     share = found.needed / card.usable_bytes
-    depth = int(share) if found.verdict == "oom" else int(STEPS * share)
+    depth = int(share) if found.verdict == "oom" else ceil(STEPS * share)
     return cell(asked)._replace(style=f"heat h{min(max(depth, 1), STEPS)}", data={"rung": str(rung)} if rung else None)
 
 
