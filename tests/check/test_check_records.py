@@ -124,6 +124,13 @@ CASES: list[tuple[Rule[Any], str, dict[str, Any], dict[str, Any], str]] = [
         "note",
     ),
     (
+        records.quoted_stages,
+        "gb or gib",
+        {"quote": "gen 58.5 s, refit 4 s", "measured_stages": {"rollout": 58.5, "sync": [4, 58.5], "calibrates": "X"}},
+        {"quote": "gen 58.5 s, refit 4 s", "measured_stages": {"rollout": 58.5, "sync": [4, 5]}},
+        "measured_stages.sync: given 5, allowed: a figure that its quote prints",
+    ),
+    (
         records.quoted_rate,
         "gb or gib",
         {},
