@@ -292,10 +292,29 @@ class Shared:
     def group(self) -> Group:
         """The group's phases and its verdict."""
         usable = self.job.gpu.usable_bytes
-        found = judged("+".join(self.names), self.gpus, self.phases(), usable, self.cache(), caching=self.caching)
+        found = judged(
+            "+".join(self.names),
+            self.gpus,
+            self.phases(),
+            usable,
+            self.cache(),
+            caching=self.caching,
+            least=self.least,
+            compared=self.compared,
+        )
         if self.known:
             return replace(found, events=self.events, notes=tuple(self.notes))
         return replace(found, provisional=self.replayable and not self.replays)
+
+    @property
+    def least(self) -> float:
+        """The length of the longest batch over the one that is counted, if data are as short as they may be."""
+        return self.job.s.least_len / self.job.s.longest_len
+
+    @property
+    def compared(self) -> bool:
+        """True unless no replay has been compared with a card of this maker: measured records are of NVIDIA's alone."""
+        return self.job.gpu.vendor == "NVIDIA"
 
     @property
     def caching(self) -> runtime.Caching:
@@ -328,8 +347,13 @@ def judged(
     cache: Cache | None = None,
     *,
     caching: runtime.Caching,
+    least: float = 1.0,
+    compared: bool = True,
 ) -> Group:
-    """The group with these phases on cards of `usable` bytes, with its range and its verdict."""
+    """The group with these phases on cards of `usable` bytes, with its range and its verdict.
+
+    `least`, `compared`: see `Shared`.
+    """
     peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # any of equal ones
     refusal = cache.refusal if cache else None
     # a phase with a smaller peak may be less certain to fit
@@ -340,6 +364,8 @@ def judged(
     if peak.device_bytes <= usable and any(line.left for line in peak.lines):
         high = min(high, usable)  # more of the paged states leave
     most = max([phase.moment.allocated_bytes for phase in phases])
+    low = max(low, most) if compared else most  # no less than tensors take
+    short = max([runtime.shorter(p.moment.lines, least) for p in phases]) if least < 1 else low
     # what the allocator holds back is a part of the blocks that it keeps
     kept = max(max(0, runtime.cached(p.moment.lines, caching) - p.moment.held_back) for p in phases)
     return Group(
@@ -347,8 +373,9 @@ def judged(
         gpus=gpus,
         phases=phases,
         usable_bytes=usable,
-        # no less than tensors take, and cached blocks fill at most what the card has
-        device_range=(max(low, most), max(high, min(high + kept + runtime.beyond(peak.lines), usable))),
+        # cached blocks fill at most what the card has
+        device_range=(min(low, short), max(high, min(high + kept + runtime.beyond(peak.lines), usable))),
+        filled_low=low,
         fit_probability=probability,
         verdict=word,
         verdict_phase="load" if refusal else _first_to_break(odds, word),

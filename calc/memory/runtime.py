@@ -144,6 +144,15 @@ def beyond(lines: Iterable[Line]) -> int:
     return int((most - 1) * sum([line.bytes for line in lines if "channels" in line.values]))
 
 
+def shorter(lines: Iterable[Line], least: float) -> int:
+    """A lower bound of an instant whose batch has only the share `least` of its tokens, in bytes; nothing is cached."""
+    return int(sum([_shortened(line, least) for line in lines if line.component != "fragmentation"]))
+
+
+def _shortened(line: Line, least: float) -> float:
+    return line.bytes * least if line.component in VARYING else line.bytes
+
+
 def cached(lines: Iterable[Line], caching: Caching) -> int:
     """An upper bound of the freed blocks that PyTorch keeps at an instant, those held back included, in bytes."""
     varying = sum([line.bytes for line in lines if line.component in VARYING])
