@@ -299,7 +299,8 @@ def reach(e: Estimate, metric: str, *, filled: bool = False) -> tuple[int, int]:
     """The range of bytes that `metric` counts on the fullest GPU: of the whole device, or of what PyTorch reserves.
 
     `filled`: batches are known to be as long as the scenario lets them be. A tool that is not named may count either,
-    or the allocator's own peak, which has no fragmentation in it.
+    or the allocator's own peak, which has no fragmentation in it; and a trainer's own counter leaves out what a rollout
+    engine beside it holds (EasyR1 `verl/workers/fsdp_workers.py`).
     """
     group = max(e.groups, key=lambda g: g.peak.moment.device_bytes)
     low, high = group.filled_low if filled else group.device_range[0], group.device_range[1]
@@ -309,8 +310,13 @@ def reach(e: Estimate, metric: str, *, filled: bool = False) -> tuple[int, int]:
     if metric == "reserved":
         return low - outside, high - outside - runtime.beyond(moment.lines)
     if metric == "unknown":
-        return min(low, group.filled_low - moment.held_back) - outside, high
+        own = max(_trainers(phase.moment.lines) for phase in group.phases)
+        return min(min(low, group.filled_low - moment.held_back) - outside, own), high
     return low, high
+
+
+def _trainers(lines: Iterable[Line]) -> int:
+    return sum(line.bytes for line in lines if line.allocated and line.role != runtime.SERVING)
 
 
 def summary(residuals: Iterable[Residual]) -> Summary:

@@ -15,7 +15,7 @@ from calc.catalog.catalog import load
 from calc.engines.rollout import STARTING, Cache
 from calc.estimate import verdict
 from calc.estimate.estimate import estimate
-from calc.estimate.gpu_group import PHASES, Shared, judged, peaks, sets
+from calc.estimate.gpu_group import PHASES, Shared, Unknown, judged, peaks, sets
 from calc.estimate.result import Group
 from calc.memory import runtime
 from calc.replay import replay
@@ -40,12 +40,10 @@ def group(
     *phases: Phase,
     usable: int = USABLE,
     cache: Cache | None = None,
-    caching: runtime.Caching = "one length",
-    least: float = 1.0,
-    compared: bool = True,
+    **unknown: Any,
 ) -> Group:
     """Cards with these phases."""
-    return judged("actor", 1, phases, usable, cache, caching=caching, least=least, compared=compared)
+    return judged("actor", 1, phases, usable, cache, Unknown(**unknown))
 
 
 def scenario(**fields: Any) -> Scenario:
@@ -144,7 +142,7 @@ def test_data_may_be_shorter_than_the_cap_unless_a_scenario_says_more() -> None:
 
     def least(**fields: object) -> float:
         s = scenario(**{**ZERO, "seq_len": 2048, "packing": False, **fields})
-        return sets(Job(s, load().gpu(s.gpu), Roles(s)))[0].least
+        return sets(Job(s, load().gpu(s.gpu), Roles(s)))[0].unknown.least
 
     assert least() == 232 / 2048
     assert least(seq_len=100) == 1
@@ -154,13 +152,27 @@ def test_data_may_be_shorter_than_the_cap_unless_a_scenario_says_more() -> None:
     assert least(**staged, global_batch=32) == 1
 
 
+def test_shards_that_no_replay_has_followed_leave_blocks_in_the_cache() -> None:
+    """1.24 times each of 2 GiB of activations, 3 gathered, 1 of gradients; 3.65 of the first where lengths vary."""
+    lines = [line("activations", 2 * GiB), line("communication", 3 * GiB), line("gradients", GiB)]
+    assert runtime.coming(lines) == (2 * GiB, 4 * GiB)
+    assert runtime.cached(lines, "one segment", pools=True) == int(1.24 * 6 * GiB)
+    assert runtime.cached(lines, "lengths vary", pools=True) == int(3.65 * 2 * GiB + 1.24 * 4 * GiB)
+    own = phase(*lines)
+    assert group(own, pools=True).device_range[1] - group(own).device_range[1] == int(1.24 * 6 * GiB) - 0.5 * GiB
+    assert on_card(scenario(**ZERO)).unknown.pools
+    fsdp = {**ZERO, "sharding": "fsdp2", "framework": "torch"}
+    assert not on_card(scenario(**fsdp)).unknown.pools
+    assert on_card(scenario(**fsdp, offload__parameters=True, offload__optimizer=True)).unknown.pools
+
+
 def test_replays_were_compared_with_nvidias_cards_alone() -> None:
     """On others the range begins with what tensors take: 40 GiB, of 44 that a replay reserves."""
     lines = [line("weights", 40 * GiB)]
     own = phase(*lines, runtime.replayed(lines, 44 * GiB, 44 * GiB))
     assert group(own, compared=False).device_range[0] == 40 * GiB < group(own).device_range[0]
-    assert on_card(scenario(**ZERO)).compared
-    assert not on_card(scenario(**{**ZERO, "gpu": "mi300x"})).compared
+    assert on_card(scenario(**ZERO)).unknown.compared
+    assert not on_card(scenario(**{**ZERO, "gpu": "mi300x"})).unknown.compared
 
 
 @pytest.mark.parametrize(
