@@ -28,7 +28,6 @@ class Group:
     phases: tuple[Phase, ...]
     usable_bytes: int
     device_range: tuple[int, int]
-    filled_low: int
     fit_probability: float
     verdict: Verdict
     verdict_phase: str | None
@@ -39,6 +38,7 @@ class Group:
     events: int = 0
     notes: tuple[str, ...] = ()
     provisional: bool = False
+    filled_low: int = 0
 
     @property
     def peak(self) -> Phase:
