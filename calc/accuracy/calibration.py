@@ -74,6 +74,22 @@ def replayed(catalog: Catalog) -> tuple[float, ...]:
     return quantiles(found)
 
 
+def sharded_cache(catalog: Catalog) -> float:
+    """The value of `runtime.CACHED_SHARDED`, from the measured jobs with shards whose allocator never had to retry."""
+    found: list[float] = []
+    for record in catalog.measurements:
+        seen = record.get("observed", {})
+        quiet = "allocator" in seen and not seen["allocator"]["retries"]
+        if record["class"] == "measured" and record["metric"] == "allocated" and quiet:
+            on = as_run(record, catalog)
+            s = parse(record["scenario"], where=record["id"], catalog=on)
+            if s.sharded.family in ("zero", "fsdp"):
+                phases = [p for g in estimate(s, on, replays=False).groups for p in g.phases]
+                coming = max(sum(runtime.coming(p.moment.lines)) for p in phases)
+                found.append((seen["reserved_bytes"] - record["measured_bytes"]) / coming)
+    return sorted(found)[int(0.95 * (len(found) - 1))]
+
+
 def formula_spread(residuals: Iterable[Residual]) -> float:
     """The value of `verdict.FORMULA_SPREAD`: the largest RMS error of traced peaks of any kind of sharding."""
     kinds: dict[str, list[float]] = {}

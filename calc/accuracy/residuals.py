@@ -148,11 +148,12 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
     """The residual of a record; raises ScenarioError for a scenario that cannot be used."""
     catalog = as_run(record, catalog)
     scenario = parse(record["scenario"], where=record["id"], catalog=catalog)
+    own = record["class"] in ("traced", "measured")  # every batch is as long as the scenario says
     traced = record["class"] == "traced"  # without a card, so that there is nothing to compare with a verdict
     e = estimate(scenario, catalog, replays=not traced)
     metric, measured = record["metric"], record["measured_bytes"] or 0
     predicted = held(scenario, record["moment"], catalog) if metric == "held" else peak_allocated(e, traced=traced)
-    low, high = reach(e, metric)
+    low, high = reach(e, metric, filled=own)
     return Residual(
         id=record["id"],
         group=record.get("group", ""),
@@ -197,7 +198,7 @@ def allocator(e: Estimate, record: Mapping[str, Any]) -> Allocator | None:
     if record["metric"] != "allocated" or "allocator" not in seen:
         return None
     requested, expandable = seen["allocator"]["requested_bytes"], seen["expandable_segments"]
-    return Allocator(requested, seen["reserved_bytes"], *reach(e, "reserved"), expandable)
+    return Allocator(requested, seen["reserved_bytes"], *reach(e, "reserved", filled=True), expandable)
 
 
 class Outside(NamedTuple):
@@ -294,21 +295,28 @@ def counted(e: Estimate, metric: str) -> int:
     return moment.allocated_bytes + moment.held_back if metric == "reserved" else moment.device_bytes
 
 
-def reach(e: Estimate, metric: str) -> tuple[int, int]:
+def reach(e: Estimate, metric: str, *, filled: bool = False) -> tuple[int, int]:
     """The range of bytes that `metric` counts on the fullest GPU: of the whole device, or of what PyTorch reserves.
 
-    A tool that is not named may count either, or the allocator's own peak, which has no fragmentation in it.
+    `filled`: batches are known to be as long as the scenario lets them be. A tool that is not named may count either,
+    or the allocator's own peak, which has no fragmentation in it; and a trainer's own counter leaves out what a rollout
+    engine beside it holds (EasyR1 `verl/workers/fsdp_workers.py`).
     """
     group = max(e.groups, key=lambda g: g.peak.moment.device_bytes)
-    low, high = group.device_range
+    low, high = group.filled_low if filled else group.device_range[0], group.device_range[1]
     moment = group.peak.moment
     reserved = moment.allocated_bytes + moment.held_back
     outside = moment.device_bytes - reserved  # the context, NCCL, a rollout engine's process
     if metric == "reserved":
         return low - outside, high - outside - runtime.beyond(moment.lines)
     if metric == "unknown":
-        return low - outside - moment.held_back, high
+        own = max(_trainers(phase.moment.lines) for phase in group.phases)
+        return min(min(low, group.filled_low - moment.held_back) - outside, own), high
     return low, high
+
+
+def _trainers(lines: Iterable[Line]) -> int:
+    return sum(line.bytes for line in lines if line.allocated and line.role != runtime.SERVING)
 
 
 def summary(residuals: Iterable[Residual]) -> Summary:

@@ -86,7 +86,8 @@ class Path:
     `aside` and `metrics` are bytes for each logit of the loss: those of further tensors that the caller's variables
     keep as long as `held` says, and those that metrics take in passing once the loss is there. `hidden`: the outputs
     also have every layer's input, and `outputs_fp32` says that they are cast to fp32 as they leave the model.
-    `outside`: the training loop computes the loss, once the model has returned.
+    `outside`: the training loop computes the loss, once the model has returned. `caps`: the loss caps the logits as it
+    reads them, where the model would.
     """
 
     kind: LossKind
@@ -112,6 +113,7 @@ class Path:
     hidden: bool = False
     outputs_fp32: bool = False
     outside: bool = False
+    caps: bool = False
 
     @property
     def inside(self) -> bool:

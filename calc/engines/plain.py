@@ -12,11 +12,15 @@ from calc.memory import communication, gradients, optimizer, weights
 
 @dataclass(frozen=True, slots=True)
 class Plain(Holder):
-    """`replica` as one process holds it; `buckets`: under DDP, which may have to find parameters that are `unused`."""
+    """`replica` as one process holds it; `buckets`: under DDP, which may have to find parameters that are `unused`.
+
+    `recorded`: what collectives work on is freed for others only once the host has seen that they are over.
+    """
 
     replica: Replica
     buckets: bool = False
     unused: bool = False
+    recorded: bool = False
 
     def weights(self) -> list[Line]:
         """The model's own weights and its adapters."""

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from operator import add
+from typing import NamedTuple
 
 from calc.base.ledger import Line, Moment, Phase, Sums, staying, total
 from calc.base.units import gib
@@ -24,6 +25,23 @@ from calc.step.roles import Job
 from calc.step.stages import Candidate, Stages, sums
 
 PHASES = ("load", "rollout", "score", "forward", "backward", "step", "sync", "save")
+
+
+class Unknown(NamedTuple):
+    """What a range has to allow for, beside the errors of the estimate.
+
+    `caching`: how sizes of blocks differ from batch to batch; `pools`: shards come and go in streams of their own, and
+    no replay has followed them. `least`: the length of the longest batch over the one that is counted, if data are as
+    short as they may be. `compared`: cards of this maker are among the measured records, which tell a replay's error.
+    """
+
+    caching: runtime.Caching = "one length"
+    pools: bool = False
+    least: float = 1.0
+    compared: bool = True
+
+
+FILLED = Unknown()
 
 
 class Shared:
@@ -292,10 +310,28 @@ class Shared:
     def group(self) -> Group:
         """The group's phases and its verdict."""
         usable = self.job.gpu.usable_bytes
-        found = judged("+".join(self.names), self.gpus, self.phases(), usable, self.cache(), caching=self.caching)
+        found = judged(
+            "+".join(self.names),
+            self.gpus,
+            self.phases(),
+            usable,
+            self.cache(),
+            self.unknown,
+        )
         if self.known:
             return replace(found, events=self.events, notes=tuple(self.notes))
         return replace(found, provisional=self.replayable and not self.replays)
+
+    @property
+    def unknown(self) -> Unknown:
+        """What the range of this group has to allow for."""
+        s = self.job.s
+        return Unknown(
+            caching=self.caching,
+            pools=s.sharded.family in ("zero", "fsdp") and not self.act,
+            least=s.least_len / s.longest_len,
+            compared=self.job.gpu.vendor == "NVIDIA",
+        )
 
     @property
     def caching(self) -> runtime.Caching:
@@ -351,8 +387,7 @@ def judged(
     phases: tuple[Phase, ...],
     usable: int,
     cache: Cache | None = None,
-    *,
-    caching: runtime.Caching,
+    unknown: Unknown = FILLED,
 ) -> Group:
     """The group with these phases on cards of `usable` bytes, with its range and its verdict."""
     peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # any of equal ones
@@ -365,15 +400,19 @@ def judged(
     if peak.device_bytes <= usable and any(line.left for line in peak.lines):
         high = min(high, usable)  # more of the paged states leave
     most = max([phase.moment.allocated_bytes for phase in phases])
+    low = max(low, most) if unknown.compared else most  # no less than tensors take
+    short = max([runtime.shorter(p.moment.lines, unknown.least) for p in phases]) if unknown.least < 1 else low
     # fragmentation is a part of the blocks that the allocator keeps
-    kept = max(max(0, runtime.cached(p.moment.lines, caching) - p.moment.held_back) for p in phases)
+    cached = [(runtime.cached(p.moment.lines, unknown.caching, pools=unknown.pools), p.moment) for p in phases]
+    kept = max(max(0, count - moment.held_back) for count, moment in cached)
     return Group(
         name=name,
         gpus=gpus,
         phases=phases,
         usable_bytes=usable,
-        # no less than tensors take, and cached blocks fill at most what the card has
-        device_range=(max(low, most), max(high, min(high + kept + runtime.beyond(peak.lines), usable))),
+        # cached blocks fill at most what the card has
+        device_range=(min(low, short), max(high, min(high + kept + runtime.beyond(peak.lines), usable))),
+        filled_low=low,
         fit_probability=probability,
         verdict=word,
         verdict_phase="load" if refusal else _first_to_break(odds, word),

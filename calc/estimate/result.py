@@ -15,8 +15,9 @@ from calc.scenario.scenario import Scenario
 class Group:
     """A GPU group, the GPUs that hold the same roles, seen from the GPU that needs most.
 
-    `device_range` is the interval of the middle nine tenths of what a monitor may show at the peak. `verdict_phase` is
-    the first phase that makes the verdict other than `fits`. `refusal` is the reason why vLLM does not start;
+    `device_range` is the interval of the middle nine tenths of what a monitor may show at the peak, and `filled_low`
+    its lower end where every batch is known to be as long as the scenario lets it be. `verdict_phase` is the first
+    phase that makes the verdict other than `fits`. `refusal` is the reason why vLLM does not start;
     `crowded`: the reason is a lack of free memory. Where vLLM starts, its KV cache holds `cache_tokens`, and
     `cache_sequences` of full length at once. `events` is what the replays of the allocator took, `notes` what they left
     out. `provisional`: a replay that could move the verdict was left out.
@@ -37,6 +38,7 @@ class Group:
     events: int = 0
     notes: tuple[str, ...] = ()
     provisional: bool = False
+    filled_low: int = 0
 
     @property
     def peak(self) -> Phase:

@@ -56,7 +56,7 @@ class Head(Program):
             x = self.tape.op("logits: gather", [x], V, x.b, scratch=V * x.b)
         if self.arch.logits_scaled:
             x = self.tape.op("logits: scale", [x], x.width, x.b)
-        if self.arch.softcap_logits:
+        if self.arch.softcap_logits and not path.caps:
             x = self.tape.op("logits: over cap", [x], whole, x.b)
             x = self.tape.op("logits: tanh", [x], whole, x.b, saves_out=True)
             x = self.tape.op("logits: times cap", [x], whole, x.b)

@@ -109,12 +109,13 @@ class Buckets(NamedTuple):
     """DDP's buffers in bytes: weights are `broadcast` at its start; gradients are reduced in buckets.
 
     The `first` ones are those of the first backward, from which DDP learns the order of the gradients; then they are
-    `rebuilt` in that order, or stay if there are none.
+    `rebuilt` in that order, or stay if there are none. `recorded`: see `calc.engines.plain.Plain`.
     """
 
     broadcast: tuple[int, ...]
     first: tuple[int, ...]
     rebuilt: tuple[int, ...]
+    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -350,6 +351,7 @@ def _buckets(e: Plain) -> Buckets:
         broadcast=tuple([sum(found) for found in sent if len(found) > 1]),
         first=tuple([sum(found) for found in _assigned(made, limits)][::-1]) if e.unused else (sum(made),),
         rebuilt=() if e.unused else tuple([sum(found) for found in _assigned(ordered, limits)]),
+        recorded=e.recorded,
     )
 
 

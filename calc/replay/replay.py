@@ -8,7 +8,7 @@ PyTorch under FSDP, alone or with a frozen model beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from copy import copy
 from functools import lru_cache
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from calc.replay.allocator import (
     asked,
     length,
 )
-from calc.replay.blocks import Blocks, Piece, blocks
+from calc.replay.blocks import Blocks, Buckets, Piece, blocks
 from calc.replay.fsdp1_streams import Gathers
 from calc.replay.fsdp2_streams import EMBEDDING, ROOT, Shards
 from calc.scenario.lengths import in_turn
@@ -466,17 +466,32 @@ class Replay:
         if m.sharded:
             self.shards[id(m)] = Gathers(m, self.heap) if m.flats else Shards(m, self.heap)
         if m.buckets:
-            self.broadcast(m.buckets.broadcast)
-            self.buckets = self.heap.take_all(m.buckets.first)
+            self.broadcast(m.buckets)
 
-    def broadcast(self, sizes: Sequence[int]) -> None:
-        """Sends the weights to all ranks, two copies at a time."""
-        sent: list[Block] = []
-        for size in sizes:
+    def broadcast(self, buckets: Buckets) -> None:
+        """Sends the weights to all ranks, two copies at a time, and makes the first buckets of gradients.
+
+        Where copies are `recorded` none serves the next one: the host, which waits for nothing, is done with all of
+        them before the GPU is. They stay in the cache.
+        """
+        process, sent = self.heap.process, list[Block]()
+        for size in buckets.broadcast:
             if len(sent) == INFLIGHT:
-                self.give(sent.pop(0))
+                self.sent(sent.pop(0), buckets)
             sent.append(self.take(size))
-        self.give(*sent)
+        for block in sent:
+            self.sent(block, buckets)
+        self.buckets = self.heap.take_all(buckets.first)
+        process.met = process.issued
+        process.wait(process.record())
+
+    def sent(self, block: Block, buckets: Buckets) -> None:
+        """Frees a copy that has been sent."""
+        if buckets.recorded:
+            self.heap.process.issued += 1
+            self.heap.give_later(block, collective=self.heap.process.issued)
+        else:
+            self.give(block)
 
     def rebuild(self, m: Blocks) -> None:
         """Replaces DDP's first buckets by those in the order of the gradients, before the second step's forward."""

@@ -16,11 +16,13 @@ from typing import Any
 from calc.base.plan import Keeps, MegatronShards, Recomputed
 from calc.base.schema import InputError
 from calc.models.architecture import Architecture
+from calc.scenario.data_sets import SHORT
 from calc.scenario.images import Images
 from calc.scenario.lengths import Lengths, fullest
 from calc.scenario.words import (
     PAIRED,
     PARTNERS,
+    RL,
     SERVERS,
     SHARDED,
     TRAINED_ROLES,
@@ -312,6 +314,15 @@ class Scenario:
     def longest_len(self) -> int:
         """Tokens of the longest sequence: the cap, unless `lengths` say that the data has none so long."""
         return self.lengths.longest_below(self.seq_len) if self.lengths else self.seq_len
+
+    @property
+    def least_len(self) -> int:
+        """Tokens of the longest sequence where nothing says how long the data are, and they are as short as any known.
+
+        Texts for pretraining fill every sequence, and stages of a pipeline exchange tensors of one shape.
+        """
+        said = self.lengths or self.packing or self.expected_len < self.seq_len or self.pipeline_parallel > 1
+        return self.longest_len if said or self.task in ("pretrain", *RL) else min(self.seq_len, SHORT)
 
     def held_len(self, rows: int) -> int:
         """Tokens of a sequence, padding included, in the fullest batch of `rows`, the whole batch over `rows`.

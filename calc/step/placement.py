@@ -197,6 +197,15 @@ def copied(s: Scenario, arch: Architecture) -> bool:
     return cast or joined or not at_least(s.versions.get("transformers", MAPPED), MAPPED)
 
 
+def records_streams(s: Scenario) -> bool:
+    """True if collectives call `record_stream` for their tensors, which PyTorch stopped in 2.8.
+
+    Since then a collective keeps a reference until it has been waited for (pytorch pull request 148590;
+    `csrc/distributed/c10d/ProcessGroupNCCL.cpp`, TORCH_NCCL_AVOID_RECORD_STREAMS).
+    """
+    return not at_least(s.versions.get("torch", "2.8"), "2.8")
+
+
 def four_bit_experts(s: Scenario) -> Experts:
     """The routed experts of the job that are in four bits."""
     if s.quantize_moe_experts:
@@ -303,7 +312,9 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
                 recomputes=again, keeps_weights=not (s.memory_efficient_linear or again), scaled=s.precision == "fp16",
             )  # fmt: skip
         case "none" | "ddp" | "zero":
-            return Plain(model, buckets=s.sharding == "ddp" and s.shards > 1, unused=unused)
+            return Plain(
+                model, buckets=s.sharding == "ddp" and s.shards > 1, unused=unused, recorded=records_streams(s)
+            )
         case other:
             assert_never(other)
 

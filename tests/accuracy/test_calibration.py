@@ -26,6 +26,12 @@ def test_what_is_held_back_is_what_the_messages_say(catalog: Catalog) -> None:
     assert len(calibration.at_the_edge(catalog)) >= 40
 
 
+def test_what_jobs_with_shards_cache_is_what_the_measured_ones_did(catalog: Catalog) -> None:
+    found = calibration.sharded_cache(catalog)
+    print(f"{found:.3f} of what comes and goes")
+    assert found == pytest.approx(runtime.CACHED_SHARDED, abs=0.006)
+
+
 def test_the_formulas_spread_is_that_of_the_traces_furthest_off(residuals: tuple[Residual, ...]) -> None:
     found = calibration.formula_spread(r for r in residuals if r.kind == "traced")
     print(f"largest root mean square of any sharding: {found:.4f}")

@@ -114,7 +114,7 @@ def test_the_verdict_is_of_the_named_cards_memory(catalog: Catalog) -> None:
 
 def test_the_allocators_own_figures_come_with_the_range_of_what_it_reserves(catalog: Catalog) -> None:
     found = residual(RECORD, catalog)
-    low, high = reach(estimate(parse(SCENARIO), as_run(RECORD, catalog)), "reserved")
+    low, high = reach(estimate(parse(SCENARIO), as_run(RECORD, catalog)), "reserved", filled=True)
     assert found.allocator == Allocator(requested=3900, reserved=5000, low=low, high=high, expandable=False)
     assert found.error == found.predicted / 4000 - 1
     assert found.asked_error == found.predicted / 3900 - 1

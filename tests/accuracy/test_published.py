@@ -127,6 +127,7 @@ def test_reserved_is_compared_without_context_and_an_unnamed_tool_with_everythin
     """One scenario, three metrics: NCCL and context, and what NCCL may take more, are outside PyTorch's count."""
     catalog = load()
     scenario = {"model": "llama-3.2-1b", "task": "sft", "gpu": "a100-80-sxm", "gpus": 2, "sharding": "fsdp2"}
+    scenario |= {"lengths": {"mean": 2048, "longest": 2048}}
     record = {"id": "x", "class": "published", "measured_bytes": 2**34, "verdict": "fits", "scenario": scenario}
     reserved, device, unknown = (
         residual({**record, "metric": metric}, catalog) for metric in ("reserved", "nvidia-smi", "unknown")

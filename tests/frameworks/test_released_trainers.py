@@ -371,6 +371,7 @@ def test_unsloth_states_what_it_adapts(released: Released) -> None:
         ("fused_linear_cross_entropy(", unsloth.CUT, unsloth.FUSED),
         ("if bsz*q_len <= 1024: RETURN_LOGITS = True", unsloth.SHORT, unsloth.NEWEST),
         ("unsloth_fused_ce_loss(", unsloth.FUSED, ""),
+        ("logit_softcapping = logit_softcapping", unsloth.FIRST, ""),
     ],
 )
 def test_unsloth_has_its_losses_in_the_releases_that_are_stated(

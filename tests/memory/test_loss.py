@@ -113,6 +113,13 @@ def test_the_cross_entropy_of_other_models_and_number_formats(run: dict[str, Any
     assert peaks(Path("cross-entropy"), **run) == expected
 
 
+def test_a_loss_that_caps_the_logits_as_it_reads_them_leaves_no_tanh() -> None:
+    """bf16 logits, over which the kernel writes their gradient: Unsloth's, on a model whose head caps."""
+    capped, plain = (Path("flash", in_place=True, caps=caps) for caps in (True, False))
+    assert peaks(capped, arch=GEMMA) == peaks(capped) == (2, 2, 2, 2)
+    assert peaks(plain, arch=GEMMA)[1] == 4
+
+
 @pytest.mark.parametrize(
     ("path", "backward", "held"),
     [

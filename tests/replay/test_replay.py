@@ -386,6 +386,23 @@ def test_ddps_first_bucket_is_replaced_before_the_second_step() -> None:
         assert process.allocated == (110 + 110 + 220) * MiB
 
 
+def test_copies_that_a_collectives_stream_has_recorded_do_not_serve_the_next_one() -> None:
+    """Before torch 2.8: each of three copies takes memory of its own, which is free once the GPU is done with them.
+
+    Short of memory, the allocator waits for the GPU, so that no more is needed than since.
+    """
+    m = changed(buckets=Buckets((40 * MiB, 40 * MiB, 30 * MiB), (20 * MiB,), (), recorded=True))
+    a = replay.Act(m, trained=True, micro_batches=1)
+    r = replay.Replay(Allocator(), workspace=0)
+    r.run_load(a)
+    process = r.heap.process
+    assert (process.allocated, process.reserved) == (130 * MiB, (110 + 40 + 40 + 30 + 20) * MiB)
+    assert all(not stream.state[-1] for stream in process.streams)
+    limited = replay.Replay(Allocator(limit=(110 + 40 + 40 + 20) * MiB), workspace=0)
+    limited.run_load(a)
+    assert limited.heap.process.reserved == (110 + 40 + 30 + 20) * MiB
+
+
 def test_more_micro_batches_than_two_need_no_more() -> None:
     """Gradients of the second are added to the first's, which have been there since: 110 more than with one."""
     most = []

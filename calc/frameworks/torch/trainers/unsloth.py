@@ -116,15 +116,16 @@ def keeps(s: Scenario) -> dict[str, Any]:
 def path(s: Scenario, usual: Path) -> Path:
     """The loss path, by release.
 
-    A kernel reads the logits in the type of the model and writes their gradient over them
-    (kernels/cross_entropy_loss.py of 2024.8); Accelerate then casts those that the model returns to fp32. From
-    2025.3.19 on, before the newest, short micro batches took that way, too. 2025.9.1 makes the gradients in forward,
-    compiled, in chunks for which it allows half of the free memory: computed as one, which they are unless fp32 logits
-    are larger than what is free (unsloth_zoo fused_losses/cross_entropy_loss.py, `get_chunk_size`).
+    A kernel reads the logits in the type of the model, caps them where the model would (`DO_SOFTCAPPING`), and writes
+    their gradient over them (kernels/cross_entropy_loss.py of 2024.8); Accelerate then casts those that the model
+    returns to fp32. From 2025.3.19 on, before the newest, short micro batches took that way, too. 2025.9.1 makes the
+    gradients in forward, compiled, in chunks for which it allows half of the free memory: computed as one, which they
+    are unless fp32 logits are larger than what is free (unsloth_zoo fused_losses/cross_entropy_loss.py,
+    `get_chunk_size`).
     """
     between = at_least(shared.ran(s, RELEASES), SHORT) and shared.ran(s, RELEASES) != NEWEST
     if s.loss == "full" or (between and s.rows * s.longest_len <= WHOLE):
-        return Path("flash", in_place=True, metrics=4 if trainer.wrapped(s) else 0)
+        return Path("flash", in_place=True, caps=True, metrics=4 if trainer.wrapped(s) else 0)
     return replace(usual, turns=1) if s.loss == "fused" and shared.ran(s, RELEASES) == FUSED else usual
 
 

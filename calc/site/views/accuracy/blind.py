@@ -31,6 +31,7 @@ ROUNDS = {
     "ab27c8b": "first, 2026-11-26",
     "bd4c898": "first, 2026-11-26, third round",
     "22483b7": "first, 2026-11-26, fourth round",
+    "1d82256": "first, 2026-11-27, fifth round",
 }
 SAID = {"all": "the whole job", "part": "a part of it"}
 
@@ -95,15 +96,15 @@ def figures() -> list[Kept]:
 def figure(what: str) -> str:
     """A figure of the class: `count`, `unsaid`, `whole` (jobs said as a whole), or of the figures said as a whole today
     `median`, `p90`, `inside`; `first_median`, `first_p90` and `first_inside` of the first round's first comparison, of
-    all then said; `second_count`, `third_count`, `fourth_count` and the like of later rounds', of jobs then
-    said as a whole.
+    all then said; `second_count` to `fifth_count` and the like of later rounds', of jobs then said
+    as a whole.
     """
     every, lost = figures(), sum(job["figure"] for job in unsaid_jobs())
     whole = [(one, one.now) for one in every if one.record["blind"]["said"] == "all"]
     first, *later = (compared(every, revision) for revision in ROUNDS)
     values = {"count": str(len(every) + lost), "unsaid": str(lost), "whole": str(len(whole)), **_summed(whole)}
     values |= {f"first_{name}": value for name, value in _summed(first).items()}
-    for word, pairs in zip(("second", "third", "fourth"), later, strict=True):
+    for word, pairs in zip(("second", "third", "fourth", "fifth"), later, strict=True):
         then = [(one, of) for one, of in pairs if one.record["blind"]["first"]["said"] == "all"]
         values |= {f"{word}_count": str(len(then))} | {f"{word}_{name}": it for name, it in _summed(then).items()}
     if what not in values:
