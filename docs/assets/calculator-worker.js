@@ -63,7 +63,7 @@ async function answer(question) {
 onmessage = async ({ data: { engine, question } }) => {
   newest = question ?? newest;
   if (broken) return failed(broken, question?.id);
-  if (!browser) say("Loading the calculator: Python and the formulas, 15 MB, once …");
+  if (!browser) say("Loading the calculator: Python and the formulas, 17 MB, once …");
   try {
     browser ??= await (loading ??= start(engine));
     if (!question) return postMessage({ ready: true });

@@ -25,9 +25,7 @@ from calc.site.calculator.closure import closure
 from calc.site.faults import BuildError
 
 PYODIDE = ROOT / "node_modules" / "pyodide"
-CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json")
-# Pyodide asks for Python's library, of which all that calc needs is in the memory: an archive of nothing will do.
-LIBRARY = {"python_stdlib.zip": b"PK\x05\x06" + bytes(18)}
+CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 MAKER = Path(__file__).with_name("snapshot.mjs")
 SNAPSHOT = "snapshot.gz"  # packed here, because many hosts send what they do not know as it is
 ENTRY = "calc.site.calculator.browser"  # the module that the browser calls
@@ -36,7 +34,7 @@ PACKAGES = ("yaml", "fastjsonschema")  # all that calc needs: both run as plain 
 
 def files() -> dict[str, bytes]:
     """Every file of the engine by its path; FileNotFoundError if the package is not installed."""
-    made = {name: (PYODIDE / name).read_bytes() for name in CORE} | {SNAPSHOT: snapshot()} | LIBRARY
+    made = {name: (PYODIDE / name).read_bytes() for name in CORE} | {SNAPSHOT: snapshot()}
     return {f"{version()}/{name}": raw for name, raw in made.items()}
 
 

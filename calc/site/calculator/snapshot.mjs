@@ -31,7 +31,7 @@ for (const [name, text] of Object.entries(JSON.parse(readFileSync(archive, "utf8
 }
 py.FS.writeFile("/engine/catalog.json", readFileSync(catalog));
 py.runPython(`
-import gc, random, sys, traceback # which shows a fault: the browser has no library to import it from
+import gc, random, sys
 from pathlib import Path
 sys.dont_write_bytecode = True
 sys.path.insert(0, "/engine")
