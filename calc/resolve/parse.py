@@ -297,6 +297,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         reason
         or rules.linear_fault(scenario)
         or rules.rotation_fault(scenario)
+        or rules.spread_fault(scenario)
         or rules.exchange_fault(scenario)
         or constraints.mask_fault(scenario)
         or constraints.loss_fault(scenario)

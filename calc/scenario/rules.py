@@ -138,10 +138,6 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if gpus > per_node and gpus % per_node:
         allowed = f"a multiple of gpus_per_node = {per_node}, as {near(gpus, per_node)}"
         raise Objection(Refusal("gpus", gpus, allowed))
-    for field in ("expert_parallel", "expert_tensor_parallel"):
-        if values[field] > 1 and values["sharding"] != "megatron":
-            allowed = "1, or with sharding megatron"
-            raise Objection(Refusal(field, f"{values[field]} with sharding {values['sharding']}", allowed))
     if (counts := values["pipeline_layers"]) and values["sharding"] != "megatron":
         allowed = "null, or with sharding megatron"
         raise Objection(Refusal("pipeline_layers", f"{[*counts]} with sharding {values['sharding']}", allowed))
@@ -624,6 +620,14 @@ def rotation_fault(s: Scenario) -> Refusal | None:
     if not s.apply_rope_fusion or (s.architecture.modeling == "megatron-plain" and not s.architecture.mla):
         return None
     return Refusal("apply_rope_fusion", "true", "false, or with layers of Megatron-core that have no fusions")
+
+
+def spread_fault(s: Scenario) -> Refusal | None:
+    """The reason why experts are not spread over GPUs as asked: Megatron-core's groups alone are modelled."""
+    for field in ("expert_parallel", "expert_tensor_parallel"):
+        if (degree := getattr(s, field)) > 1 and s.sharding != "megatron":
+            return Refusal(field, f"{degree} with sharding {s.sharding}", "1, or with sharding megatron")
+    return None
 
 
 def exchange_fault(s: Scenario) -> Refusal | None:

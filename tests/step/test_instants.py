@@ -477,7 +477,8 @@ def test_checkpointing_needs_at_most_one_layers_input_more_than_none(s: Scenario
     if s.sharding == "zero3" and s.architecture.tied:
         price += 2 * embedding_parameters(s.architecture)
     none, full = (peak(replace(s, checkpointing=word)) for word in ("none", "full"))
-    assert full <= none + 1.05 * price + 2
+    sought = none / 1000  # within which a replay tells the least that must be reserved
+    assert full <= none + 1.05 * price + sought + 2
 
 
 @settings(max_examples=40)

@@ -92,7 +92,8 @@ def test_parts_add_up_to_the_model_with_norms_routers_and_shared_biases_on_every
         return
     mine = {t.name: t for t in tensors(cut)}
     for t in tensors(whole):
-        on_every = t.kind in ("norm", "router", "slope") or t.name.endswith(SHARED)
+        by_head = whole.qk_norm == "each" and t.name.endswith(("q_norm.weight", "k_norm.weight"))
+        on_every = (t.kind in ("norm", "router", "slope") and not by_head) or t.name.endswith(SHARED)
         elements = t.elements if on_every else t.elements / ranks
         padded = ranks * t.shape[1] if t.kind in ("embedding", "head") else 0  # a vocabulary that leaves a rest
         assert elements <= mine[t.name].elements <= elements + padded
