@@ -50,6 +50,8 @@ CHOSEN = tuple(
     for model in ("opt-1.3b", "gemma-3-270m", "falcon-h1-0.5b", "olmoe-1b-7b", "stablelm-2-1.6b", "phi-1.5")
 )
 WINDOWED = _FAMILIES.format("starcoder2-3b", 8192, 2, "full")
+# Iterations of RL whose scoring and updates set `work.UNIT`; two more of the same logs judge it.
+UNITED = frozenset(f"published/stages-verl-data-math-{size}-lora" for size in ("7b", "14b", "72b"))
 SET = {
     "POLICY": frozenset(CHOSEN),
     "MASKED": frozenset({WINDOWED}),
@@ -227,6 +229,18 @@ def eager_layer(catalog: Catalog) -> float:
     for left, decoded in _rollouts(catalog, "EAGER", "t"):
         steps = decoded["S"] * decoded["R"] / decoded["c"] + decoded["X"] - decoded["R"]
         found.append((left / steps - ENGINE_STEP + decoded["W"] / decoded["B"]) / decoded["layers"])
+    return float(median(found))
+
+
+def unit(catalog: Catalog) -> float:
+    """`work.UNIT`: what scoring and updates of `UNITED` take beyond their other terms, for each unit in each pass."""
+    found = []
+    for record in catalog.measurements:
+        for stage, terms in staged(record, catalog).items() if record["id"] in UNITED else ():
+            units = [t for t in terms if t.name.endswith(": units")]
+            if units:
+                left = logged(record["measured_stages"][stage]) - sum([t.seconds for t in terms if t not in units])
+                found.append(left / sum([t.seconds / t.values["u"] for t in units]))
     return float(median(found))
 
 

@@ -145,6 +145,9 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
     if s.checkpointing == "selective" and not s.recomputed and p.again:
         yield work.selected((p.forward + p.again) * layers.dispatched[0], load.micro, dispatched, busy)
     busy += computed[-1].seconds
+    if s.sharding == "fsdp1" and s.shards > 1 and s.lora and s.lora.units == "own":
+        adapted = work.adapters(s.architecture, s.lora.rank, s.lora.modules)
+        yield work.united(2 * adapted.linears, load.micro, p)
     if s.pipeline_parallel > 1:
         computed.append(traffic.bubble(s.pipeline_parallel, s.virtual_pipeline, load.micro, busy))
     moved = list(sharded(s, r, load, elements * here, given * here, p))

@@ -73,6 +73,11 @@ HOOK = Constant(
     "in each, takes 270 ms, 60 ms under ZeRO-2 (issue 1174); 38 ms of it are its gathers",
 )  # fmt: skip
 
+UNIT = Constant(
+    0.724e-3, "seconds that a pass takes longer for each adapter that is an FSDP 1 unit of its own", "calibrated",
+    "scoring and updates of three models on eight H100, which verl's published logs time: timing.unit",
+)  # fmt: skip
+
 
 class Counts(NamedTuple):
     """The sizes of a model that decide its arithmetic, for one token.
@@ -439,6 +444,17 @@ def launched(dispatched: float, micro: int, p: Passes, hooked: int, busy: float,
     values = {"m": micro, "k": dispatched, "t": each, "M": hooked, "s": stops, "h": HOOK, "G": busy}
     host = micro * (dispatched * each + hooked * stops * HOOK)
     return Term("launch", max(0.0, host - busy), "max(0, m·(k·t + M·s·h) - G)", values, "throughput#launch")
+
+
+def united(units: int, micro: int, p: Passes) -> Term:
+    """Time that passes take longer for FSDP 1 units that are small: adapters, two for each linear.
+
+    The host gathers at most two units ahead and waits for the GPU before it goes on (torch 2.13
+    `distributed/fsdp/_runtime_utils.py`, `_unshard`: `limit_all_gathers`), so that a unit's start is not hidden.
+    """
+    stops = p.forward + p.again + p.inputs
+    values = {"m": micro, "U": units, "s": stops, "u": UNIT}
+    return Term("units", micro * units * stops * UNIT, "m·U·s·u", values, "throughput#launch")
 
 
 def selected(decided: float, micro: int, dispatched: float, busy: float) -> Term:

@@ -11,7 +11,7 @@ from calc.accuracy.megatron_golden import dispatched, records
 from calc.catalog.catalog import Catalog, load
 from calc.throughput import rollout
 from calc.throughput.rates import EAGER, FLASH, MASKED, MATRIX, MEMORY, PCIE_COPY
-from calc.throughput.work import LAUNCH, MEGATRON_LAUNCH, POLICY, START
+from calc.throughput.work import LAUNCH, MEGATRON_LAUNCH, POLICY, START, UNIT
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,7 @@ def test_what_steps_set_is_what_the_records_say(catalog: Catalog) -> None:
     assert timing.masked(catalog) == pytest.approx(MASKED, rel=5e-3)
     assert timing.megatron_launch() == pytest.approx(MEGATRON_LAUNCH, rel=5e-3)
     assert timing.sequence(catalog) == pytest.approx(rollout.SEQUENCE, rel=5e-3)
+    assert timing.unit(catalog) == pytest.approx(UNIT, rel=5e-3)
     assert timing.eager_layer(catalog) == pytest.approx(rollout.EAGER, rel=5e-3)
     assert 1.5 < max(launches.values()) / min(launches.values()) < 2
 

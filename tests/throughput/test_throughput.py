@@ -431,6 +431,15 @@ def test_without_cuda_graphs_a_step_takes_the_host_a_layer_at_a_time_unless_it_r
     assert waits(arch, 1, UNIT, 1.0, graphs=False) == graphs == waits(arch, 1, UNIT, 0.01)
 
 
+def test_adapters_in_fsdp_1_units_of_their_own_stop_every_pass() -> None:
+    """Qwen2.5 7B: seven linears in 28 layers, two units each; one micro batch forward, again and backward."""
+    lora = {**SFT, "model": "qwen2.5-7b", "method": "lora", "framework": "trl", "gpus": 8, "checkpointing": "full"}
+    units = [x for x in answer({**lora, "sharding": "fsdp1"}).terms if x.name == "units"]
+    assert [x.seconds for x in units] == [pytest.approx(2 * 7 * 28 * 3 * work.UNIT)]
+    for other in ({"sharding": "fsdp2"}, {"sharding": "ddp"}, {"sharding": "fsdp1", "method": "full"}):
+        assert not [x for x in answer({**lora, **other}).terms if x.name == "units"]
+
+
 def test_weights_go_to_the_engine_tensor_by_tensor() -> None:
     """Llama 3.1 8B has nine tensors a layer and three more; Qwen3 30B-A3B three for each of 128 experts."""
     count = {name: handed(load().model(name).architecture) for name in ("llama-3.1-8b", "qwen3-30b-a3b")}
