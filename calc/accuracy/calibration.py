@@ -5,7 +5,7 @@ The results are constants in `calc.memory.runtime` and `calc.estimate.verdict`, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from calc.estimate.estimate import estimate
 from calc.memory import runtime
 from calc.replay import replay
 from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
 from calc.step.roles import Roles
 
 # The largest share of the card that counts as a small request. Only a small one shows what is lost when memory runs
@@ -61,33 +62,33 @@ def held_back(catalog: Catalog, without: str = "") -> tuple[float, ...]:
 def replayed(catalog: Catalog) -> tuple[float, ...]:
     """The values of `runtime.REPLAYED`, computed from measured jobs whose allocator never had to retry."""
     found = []
-    for record in catalog.measurements:
-        seen = record.get("observed", {})
-        quiet = "allocator" in seen and not seen["allocator"]["retries"]
-        if record["class"] == "measured" and record["metric"] == "allocated" and quiet:
-            on = as_run(record, catalog)
-            s = parse(record["scenario"], where=record["id"], catalog=on)
-            act = replay.act(Roles(s))
-            if act:
-                whole = replay.Reserve(act, runtime.workspace(on.gpu(s.gpu).architecture)).undisturbed
-                found.append(seen["reserved_bytes"] / whole - 1)
+    for record, s, on in quiet(catalog):
+        act = replay.act(Roles(s))
+        if act:
+            whole = replay.Reserve(act, runtime.workspace(on.gpu(s.gpu).architecture)).undisturbed
+            found.append(record["observed"]["reserved_bytes"] / whole - 1)
     return quantiles(found)
 
 
 def sharded_cache(catalog: Catalog) -> float:
     """The value of `runtime.CACHED_SHARDED`, from the measured jobs with shards whose allocator never had to retry."""
     found: list[float] = []
+    for record, s, on in quiet(catalog):
+        if s.sharded.family in ("zero", "fsdp"):
+            phases = [p for g in estimate(s, on, replays=False).groups for p in g.phases]
+            coming = max(sum(runtime.coming(p.moment.lines)) for p in phases)
+            found.append((record["observed"]["reserved_bytes"] - record["measured_bytes"]) / coming)
+    return sorted(found)[int(0.95 * (len(found) - 1))]
+
+
+def quiet(catalog: Catalog) -> Iterator[tuple[Mapping[str, Any], Scenario, Catalog]]:
+    """The measured jobs whose allocator never had to retry, each with the catalog of the cards as they ran."""
     for record in catalog.measurements:
         seen = record.get("observed", {})
-        quiet = "allocator" in seen and not seen["allocator"]["retries"]
-        if record["class"] == "measured" and record["metric"] == "allocated" and quiet:
+        retried = "allocator" not in seen or seen["allocator"]["retries"]
+        if record["class"] == "measured" and record["metric"] == "allocated" and not retried:
             on = as_run(record, catalog)
-            s = parse(record["scenario"], where=record["id"], catalog=on)
-            if s.sharded.family in ("zero", "fsdp"):
-                phases = [p for g in estimate(s, on, replays=False).groups for p in g.phases]
-                coming = max(sum(runtime.coming(p.moment.lines)) for p in phases)
-                found.append((seen["reserved_bytes"] - record["measured_bytes"]) / coming)
-    return sorted(found)[int(0.95 * (len(found) - 1))]
+            yield record, parse(record["scenario"], where=record["id"], catalog=on), on
 
 
 def formula_spread(residuals: Iterable[Residual]) -> float:

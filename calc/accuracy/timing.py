@@ -227,8 +227,7 @@ def eager_layer(catalog: Catalog) -> float:
     """`rollout.EAGER`: seconds of each layer in each step of rollouts without CUDA graphs: the median."""
     found = []
     for left, decoded in _rollouts(catalog, "EAGER", "t"):
-        steps = decoded["S"] * decoded["R"] / decoded["c"] + decoded["X"] - decoded["R"]
-        found.append((left / steps - ENGINE_STEP + decoded["W"] / decoded["B"]) / decoded["layers"])
+        found.append((left / decoded["steps"] - ENGINE_STEP + decoded["W"] / decoded["B"]) / decoded["layers"])
     return float(median(found))
 
 
@@ -246,7 +245,7 @@ def unit(catalog: Catalog) -> float:
 
 def _rollouts(catalog: Catalog, sets: str, without: str) -> Iterator[tuple[float, Mapping[str, float]]]:
     """Of each rollout that sets a constant: the seconds left beyond its terms, decoding without the seconds of the
-    value `without`; and the values of decoding, with the number of layers.
+    value `without`; and the values of decoding, with the numbers of layers and of steps.
     """
     for record in catalog.measurements:
         if record.get("measured_stages", {}).get("calibrates") == sets:
@@ -256,7 +255,7 @@ def _rollouts(catalog: Catalog, sets: str, without: str) -> Iterator[tuple[float
             times = {"q": decoded["S"] * decoded["R"], "t": steps}[without]
             left = logged(record["measured_stages"]["rollout"]) - sum([t.seconds for t in terms])
             layers = catalog.model(record["scenario"]["model"]).architecture.layers
-            yield left + times * decoded[without], {**decoded, "layers": layers}
+            yield left + times * decoded[without], {**decoded, "layers": layers, "steps": steps}
 
 
 def masked(catalog: Catalog) -> float:
