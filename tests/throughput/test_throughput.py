@@ -444,6 +444,8 @@ def test_weights_go_to_the_engine_tensor_by_tensor() -> None:
     """Llama 3.1 8B has nine tensors a layer and three more; Qwen3 30B-A3B three for each of 128 experts."""
     count = {name: handed(load().model(name).architecture) for name in ("llama-3.1-8b", "qwen3-30b-a3b")}
     assert count == {"llama-3.1-8b": 32 * 9 + 3, "qwen3-30b-a3b": 48 * (9 + 3 * 128) + 3}
+    # the profile is of DeepSeek-V3, whose tensors are counted in the same way
+    assert pytest.approx(33.5) == HANDED * handed(load().model("deepseek-v3").architecture)
     t = answer({**PPO, "framework": "verl"})
     assert seconds(t, "weight sync: tensors") == pytest.approx(HANDED * handed(scenario(**PPO).architecture))
 
