@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import zlib
@@ -26,7 +27,7 @@ from calc.estimate.estimate import as_dict, estimate
 from calc.frameworks.registry import FRAMEWORKS
 from calc.recommend import options, recommend
 from calc.resolve.parse import given, parse
-from calc.site.calculator import browser, browser_engine, calculator, fields, picker
+from calc.site.calculator import browser, browser_engine, calculator, closure, fields, picker
 from calc.site.calculator.calculator import Job, Place
 from calc.site.faults import BuildError
 from calc.site.tables import tables
@@ -62,6 +63,18 @@ def test_the_archive_is_calc_as_it_stands_and_the_same_on_every_machine(monkeypa
     } <= names
     assert "calc/site/build/build.py" not in names
     assert {name.split("/")[0] for name in names} == {"calc", "yaml", "fastjsonschema"}
+
+
+def test_the_archive_holds_whatever_its_modules_import() -> None:
+    """Imports are found line by line: as many as Python's own parser finds, in all of calc."""
+    for path in (ROOT / "calc").rglob("*.py"):
+        source = path.read_text("utf-8")
+        parsed = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.module]
+        names = {f"{node.module}.{alias.name}" for node in parsed for alias in node.names}
+        found = closure.imported(source)
+        assert {name for name in names | {node.module for node in parsed} if name.startswith("calc")} == {
+            name for name in found if name.startswith("calc")
+        }, path
 
 
 def test_the_snapshot_is_the_same_whenever_and_wherever_it_is_made(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from pathlib import Path
 
 from calc.base.project import ROOT
 
-BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")  # an import is a statement: no expression holds one
+# An import as ruff lays it out, at the top or within a function: its names on one line, or in parentheses. Parsing the
+# sources takes 30 times as long.
+IMPORT = re.compile(r"^ *from ([\w.]+) import (?:\(([^)#]*)\)|([^(#\n]+))", re.M)
+NAME = re.compile(r"(?:^|,)\s*(\w+)")  # without the name after `as`
 
 
 def closure(module: str, root: Path = ROOT) -> frozenset[Path]:
@@ -19,7 +22,7 @@ def closure(module: str, root: Path = ROOT) -> frozenset[Path]:
         path = _file(name, root)
         if path and path not in found:
             found.add(path)
-            ahead += [name.rpartition(".")[0], *_imported(path.read_text("utf-8"))]
+            ahead += [name.rpartition(".")[0], *imported(path.read_text("utf-8"))]
     return frozenset(found)
 
 
@@ -31,14 +34,9 @@ def _file(module: str, root: Path) -> Path | None:
     return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
 
 
-def _imported(source: str) -> list[str]:
+def imported(source: str) -> list[str]:
     """The names that a source imports, modules and names within modules alike."""
     found: list[str] = []
-    ahead: list[ast.AST] = [ast.parse(source)]
-    while ahead:
-        node = ahead.pop()
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found += [node.module, *[f"{node.module}.{alias.name}" for alias in node.names]]
-        for block in BLOCKS:
-            ahead += getattr(node, block, ())
+    for module, several, names in IMPORT.findall(source):
+        found += [module, *[f"{module}.{name}" for name in NAME.findall(several or names)]]
     return found

@@ -6,6 +6,7 @@ includes are in third-party/texts/.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -59,13 +60,15 @@ class Part:
 @cache
 def _packaged(name: str, pattern: str) -> tuple[tuple[str, str], ...]:
     """The files of a Python package that match: the origin of each, and its text."""
-    matching = [path for path in _installed(name) if path.match(pattern)]
+    installed = metadata.distribution(name)
+    matching = [Path(str(installed.locate_file(path))) for path in _recorded(name) if fnmatchcase(path, pattern)]
     return tuple([(f"{path.name} of the Python package {name}", path.read_text("utf-8")) for path in matching])
 
 
 @cache
-def _installed(name: str) -> tuple[metadata.PackagePath, ...]:
-    return tuple(metadata.distribution(name).files or ())
+def _recorded(name: str) -> tuple[str, ...]:
+    """The files of a package, as its installer has recorded them; `files` of `metadata` takes 20 times as long."""
+    return tuple([row[0] for row in csv.reader((metadata.distribution(name).read_text("RECORD") or "").splitlines())])
 
 
 @cache
