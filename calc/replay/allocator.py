@@ -32,6 +32,7 @@ UNPLACED = -1  # in place of the address of a small block
 Block = tuple[int, ...]
 NO_BLOCK: Block = ()
 Steps = Sequence[tuple[int, int]]  # a slot and the bytes it requests, or 0 to free the slot's block
+FREED: Steps = ((0, 0),)  # the block in the only slot
 Awaited = tuple[int, int, Block]  # a freed block, and the clock's counts of which it waits for
 State = tuple[int, dict[int, int], dict[int, int], int, dict[int, int], list[Awaited]]
 
@@ -122,10 +123,11 @@ class Process:
 
     def wait(self, event: Event) -> None:
         """The host waits for an event: the blocks that waited for it, or for a collective before it, are free."""
-        if event.number > self.seen.number:
+        if event[0] > self.seen[0]:
             self.seen = event
             for stream in self.streams:
-                stream.settle(event)
+                if stream.awaited:
+                    stream.settle(event)
 
     def release(self) -> None:
         """Return everything that is free in any stream, and can go, to the driver: `release_cached_blocks`.
@@ -175,7 +177,7 @@ class Allocator:
         self._segments: dict[int, int] = {}  # sizes of segments by their start
         self._unmapped: dict[int, int] = {}  # bytes of each unmapped range of an expandable segment, by its start
         self._end = ENDLESS  # the next segment ends below this address: drivers map each below the last
-        self._awaited: list[Awaited] = []
+        self.awaited: list[Awaited] = []
 
     def beside(self) -> Self:
         """An allocator for another stream of the same process."""
@@ -187,19 +189,21 @@ class Allocator:
         other._spare, other._end, other._segments = self._spare, self._end, self._segments.copy()
         other._sizes, other._free = self._sizes.copy(), {size: own.copy() for size, own in self._free.items()}
         other._starts, other._ends, other._unmapped = self._starts.copy(), self._ends.copy(), self._unmapped.copy()
-        other._awaited = self._awaited.copy()
+        other.awaited = self.awaited.copy()
         return other
 
     @property
     def state(self) -> State:
         """Everything that decides how requests are served: free blocks, segments, and what small blocks have left."""
         number, collective = self.process.seen
-        awaited = [(max(event - number, 0), max(n - collective, 0), block) for event, n, block in self._awaited]
+        awaited = [(max(event - number, 0), max(n - collective, 0), block) for event, n, block in self.awaited]
         return self._spare, self._starts.copy(), self._unmapped.copy(), self._end, self._segments.copy(), awaited
 
     def take(self, size: int) -> Block:
         """Allocate a block of `size` bytes: the smallest free block that is large enough, split to size."""
-        return self.take_all((size,))[0]
+        own: dict[int, Block] = {}
+        self.play(((0, asked(size)),), own)
+        return own[0]
 
     def take_all(self, sizes: Iterable[int]) -> list[Block]:
         """Allocate blocks of these sizes, one after another."""
@@ -209,7 +213,7 @@ class Allocator:
 
     def give(self, block: Block) -> None:
         """Free a block, and merge it with its free neighbours."""
-        self.give_all((block,))
+        self.play(FREED, {0: block})
 
     def give_all(self, blocks: Iterable[Block]) -> None:
         """Free blocks, one after another."""
@@ -218,19 +222,18 @@ class Allocator:
 
     def give_later(self, block: Block, *, event: int = 0, collective: int = 0) -> None:
         """Free a block on which another stream works until the event, or the collective, of this number is over."""
-        self.process.allocated -= length(block)
-        self._awaited.append((event, collective, block))
+        if block:
+            self.process.allocated -= block[1]
+        self.awaited.append((event, collective, block))
 
     def settle(self, seen: Event) -> None:
         """Free the awaited blocks whose event and collective the host has seen pass."""
-        if not self._awaited:
-            return
         number, collective = seen
-        over = [block for event, n, block in self._awaited if event <= number and n <= collective]
+        over = [block for event, n, block in self.awaited if event <= number and n <= collective]
         if not over:
             return
-        self._awaited = [a for a in self._awaited if a[0] > number or a[1] > collective]
-        self.process.allocated += sum(map(length, over))
+        self.awaited = [a for a in self.awaited if a[0] > number or a[1] > collective]
+        self.process.allocated += sum([block[1] for block in over if block])
         self.give_all(over)
 
     def play(self, steps: Steps, own: dict[int, Block]) -> None:

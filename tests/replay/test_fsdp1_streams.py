@@ -66,6 +66,8 @@ class Watched:
             later(block, **after)
 
         heap.take_all, heap.give_all, heap.give_later = taken, given, given_later  # type: ignore[method-assign]
+        heap.take = lambda size: taken((size,))[0]  # type: ignore[method-assign]
+        heap.give = lambda block: given((block,))  # type: ignore[method-assign]
         return heap
 
     def seen(self) -> list[str]:
@@ -191,7 +193,7 @@ def test_a_backward_gathers_the_layer_below_and_reduces_in_a_stream_of_its_own(w
     gathers.zero()
     shards = 12 + 16 + 20 + 40
     assert heap.process.allocated == shards * MiB
-    assert not any(stream._awaited for stream in heap.process.streams)
+    assert not any(stream.awaited for stream in heap.process.streams)
 
 
 def test_reentrant_checkpointing_gathers_a_layer_twice_and_none_ahead() -> None:

@@ -52,6 +52,8 @@ class Watched:
             give(blocks)
 
         heap.take_all, heap.give_all = taken, given  # type: ignore[method-assign]
+        heap.take = lambda size: taken((size,))[0]  # type: ignore[method-assign]
+        heap.give = lambda block: given((block,))  # type: ignore[method-assign]
         return heap
 
     def seen(self) -> list[str]:
