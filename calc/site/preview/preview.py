@@ -274,8 +274,8 @@ def serve(address: str) -> None:
         raise BuildError(f"--address: given {address!r}, allowed: host:port, as in 127.0.0.1:8000")
     _ = load().places  # of records, which that validates
     _fresh("site.build.pages").write(DOCS)  # before the watch starts
-    # compiled files go elsewhere because calc/ is watched; the next change of it then compiles one file alone
-    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(ROOT / "build" / "compiled")
+    # what is compiled is read, and nothing written, because calc/ is watched: a change compiles the changed file alone
+    sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
     logging.basicConfig(format="%(levelname)-7s -  %(message)s")
     logging.getLogger("mkdocs").setLevel(logging.INFO)
     logging.getLogger("mkdocs.plugins").setLevel(logging.WARNING)
