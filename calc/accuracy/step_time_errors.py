@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calc.accuracy.rl_stages import logged, staged
-from calc.accuracy.timing import SET, UNITED
+from calc.accuracy.timing import SET
 from calc.catalog.catalog import Catalog
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
@@ -56,9 +56,7 @@ def stages(catalog: Catalog) -> list[Pace]:
         told = record.get("measured_stages", {})
         for stage, terms in staged(record, catalog).items() if told else ():
             seconds, largest = sum([t.seconds for t in terms]), max(terms, key=lambda term: term.seconds)
-            sets = told.get("calibrates", "") if stage == "rollout" else ""
-            if stage in ("scoring", "update") and record["id"] in UNITED:
-                sets = "UNIT"
+            sets = told.get("calibrates", {}).get(stage, "")
             found.append(Pace(f"{record['id']}: {stage}", stage, seconds, logged(told[stage]), largest.name, sets))
     return found
 

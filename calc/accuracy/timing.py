@@ -50,8 +50,6 @@ CHOSEN = tuple(
     for model in ("opt-1.3b", "gemma-3-270m", "falcon-h1-0.5b", "olmoe-1b-7b", "stablelm-2-1.6b", "phi-1.5")
 )
 WINDOWED = _FAMILIES.format("starcoder2-3b", 8192, 2, "full")
-# Iterations of RL whose scoring and updates set `work.UNIT`; two more of the same logs judge it.
-UNITED = frozenset(f"published/stages-verl-data-math-{size}-lora" for size in ("7b", "14b", "72b"))
 SET = {
     "POLICY": frozenset(CHOSEN),
     "MASKED": frozenset({WINDOWED}),
@@ -232,30 +230,35 @@ def eager_layer(catalog: Catalog) -> float:
 
 
 def unit(catalog: Catalog) -> float:
-    """`work.UNIT`: what scoring and updates of `UNITED` take beyond their other terms, for each unit in each pass."""
+    """`work.UNIT`: what scoring and updates take beyond their other terms, for each unit in each pass: the median."""
     found = []
-    for record in catalog.measurements:
-        for stage, terms in staged(record, catalog).items() if record["id"] in UNITED else ():
-            units = [t for t in terms if t.name.endswith(": units")]
-            if units:
-                left = logged(record["measured_stages"][stage]) - sum([t.seconds for t in terms if t not in units])
-                found.append(left / sum([t.seconds / t.values["u"] for t in units]))
+    for _, seconds, terms in _setting(catalog, "UNIT"):
+        units = [t for t in terms if t.name.endswith(": units")]
+        left = seconds - sum([t.seconds for t in terms if t not in units])
+        found.append(left / sum([t.seconds / t.values["u"] for t in units]))
     return float(median(found))
+
+
+def _setting(catalog: Catalog, constant: str) -> Iterator[tuple[Mapping[str, Any], float, list[Term]]]:
+    """Of each stage of a log that sets a constant: its record, its seconds, and its estimated terms."""
+    for record in catalog.measurements:
+        told = record.get("measured_stages", {})
+        for stage, sets in told.get("calibrates", {}).items():
+            if sets == constant:
+                yield record, logged(told[stage]), staged(record, catalog)[stage]
 
 
 def _rollouts(catalog: Catalog, sets: str, without: str) -> Iterator[tuple[float, Mapping[str, float]]]:
     """Of each rollout that sets a constant: the seconds left beyond its terms, decoding without the seconds of the
     value `without`; and the values of decoding, with the numbers of layers and of steps.
     """
-    for record in catalog.measurements:
-        if record.get("measured_stages", {}).get("calibrates") == sets:
-            terms = staged(record, catalog)["rollout"]
-            decoded = next(t for t in terms if t.name == "rollout: decode").values
-            steps = decoded["S"] * decoded["R"] / decoded["c"] + decoded["X"] - decoded["R"]
-            times = {"q": decoded["S"] * decoded["R"], "t": steps}[without]
-            left = logged(record["measured_stages"]["rollout"]) - sum([t.seconds for t in terms])
-            layers = catalog.model(record["scenario"]["model"]).architecture.layers
-            yield left + times * decoded[without], {**decoded, "layers": layers, "steps": steps}
+    for record, seconds, terms in _setting(catalog, sets):
+        decoded = next(t for t in terms if t.name == "rollout: decode").values
+        steps = decoded["S"] * decoded["R"] / decoded["c"] + decoded["X"] - decoded["R"]
+        times = {"q": decoded["S"] * decoded["R"], "t": steps}[without]
+        left = seconds - sum([t.seconds for t in terms])
+        layers = catalog.model(record["scenario"]["model"]).architecture.layers
+        yield left + times * decoded[without], {**decoded, "layers": layers, "steps": steps}
 
 
 def masked(catalog: Catalog) -> float:

@@ -191,7 +191,11 @@ def quoted_rate(record: Record, _: Catalog) -> Iterator[str]:
 def quoted_stages(record: Record, _: Catalog) -> Iterator[str]:
     """The seconds of a stage are those that the quote prints, or add up from such."""
     said = [*printed(record.get("quote", ""))]
-    for stage, told in record.get("measured_stages", {}).items():
+    stages = record.get("measured_stages", {})
+    for stage in stages.get("calibrates", {}):
+        if stage not in stages:
+            yield fault("measured_stages.calibrates", stage, "a stage that has seconds")
+    for stage, told in stages.items():
         for value in told if isinstance(told, list) else [told] if stage != "calibrates" else ():
             if not any(figure.means(value, 1, 1e-9) for figure in said):
                 yield fault(f"measured_stages.{stage}", value, "a figure that its quote prints")

@@ -126,9 +126,19 @@ CASES: list[tuple[Rule[Any], str, dict[str, Any], dict[str, Any], str]] = [
     (
         records.quoted_stages,
         "gb or gib",
-        {"quote": "gen 58.5 s, refit 4 s", "measured_stages": {"rollout": 58.5, "sync": [4, 58.5], "calibrates": "X"}},
+        {
+            "quote": "gen 58.5 s, refit 4 s",
+            "measured_stages": {"rollout": 58.5, "sync": [4, 58.5], "calibrates": {"sync": "X"}},
+        },
         {"quote": "gen 58.5 s, refit 4 s", "measured_stages": {"rollout": 58.5, "sync": [4, 5]}},
         "measured_stages.sync: given 5, allowed: a figure that its quote prints",
+    ),
+    (
+        records.quoted_stages,
+        "gb or gib",
+        {"quote": "gen 58.5 s", "measured_stages": {"rollout": 58.5, "calibrates": {"rollout": "X"}}},
+        {"quote": "gen 58.5 s", "measured_stages": {"rollout": 58.5, "calibrates": {"sync": "X"}}},
+        "measured_stages.calibrates: given 'sync', allowed: a stage that has seconds",
     ),
     (
         records.quoted_rate,
