@@ -54,8 +54,8 @@ def quantiles(shares: Iterable[float]) -> tuple[float, ...]:
     )
 
 
-def held_back(catalog: Catalog, without: str = "") -> tuple[float, ...]:
-    """The values of `runtime.HELD_BACK`, computed without the messages of the source `without`."""
+def fragmentation(catalog: Catalog, without: str = "") -> tuple[float, ...]:
+    """The values of `runtime.FRAGMENTATION`, computed without the messages of the source `without`."""
     return quantiles(share(m) for m in at_the_edge(catalog) if source(m) != without)
 
 
@@ -142,7 +142,7 @@ def outcomes(records: Iterable[Mapping[str, Any]], catalog: Catalog) -> list[Out
     for record in records:
         own = source(record)
         if own not in shares:
-            shares[own] = held_back(catalog, own)
+            shares[own] = fragmentation(catalog, own)
         sought = record.get("group", THREADS) == THREADS
         odds_of = odds(record, catalog, shares[own])
         found.append(Outcome(record["id"], own, sought, odds_of, record["verdict"] == "fits"))

@@ -48,7 +48,6 @@ class Golden:
     source: str
     measured: int
     predicted: int
-    instant: str
 
     @property
     def error(self) -> float:
@@ -124,8 +123,10 @@ def latent(a: Mapping[str, Any]) -> Mla | None:
 
 
 class Cut(NamedTuple):
-    """How a run cuts its model and its batch: pipeline stages; the layers of each of the last stage's pieces; GPUs that
-    have the same layers of other sequences; micro batches in a step, and the tokens of one.
+    """The division of a run's model and batch.
+
+    `stages`: pipeline stages. `pieces`: the layers in each piece of the last stage. `ranks`: GPUs with the same layers
+    and other sequences. `micro`: micro batches of a step, each of so many `tokens`.
     """
 
     stages: int
@@ -244,11 +245,9 @@ def golden(record: Mapping[str, Any]) -> Golden:
     first = replace(last, specs=last.specs[: c.pieces[0]], ends=False, depths=())
     earlier = piece(replace(run, arch=first)) if c.chunks > 1 else None
     moments = schedule_megatron.training(engine, piece(run), stages - 1, stages, c.chunks, c.micro, earlier=earlier)
-    _, instant, lines = max(moments, key=lambda moment: total(moment[2]))
+    peak = max(total(lines) for _, _, lines in moments)
     fixed = total(engine.resident()) + WORKSPACES * WORKSPACE_HOPPER
-    return Golden(
-        record["id"], whole.experts > 0, record["source"], record["max_allocated_bytes"], fixed + total(lines), instant
-    )
+    return Golden(record["id"], whole.experts > 0, record["source"], record["max_allocated_bytes"], fixed + peak)
 
 
 @lru_cache

@@ -292,7 +292,7 @@ def _allocated(lines: Iterable[Line], left_out: frozenset[str]) -> int:
 def counted(e: Estimate, metric: str) -> int:
     """The bytes of which `reach` is the range; a tool that is not named is taken to count all of the process."""
     moment = max(e.groups, key=lambda g: g.peak.moment.device_bytes).peak.moment
-    return moment.allocated_bytes + moment.held_back if metric == "reserved" else moment.device_bytes
+    return moment.allocated_bytes + moment.fragmentation if metric == "reserved" else moment.device_bytes
 
 
 def reach(e: Estimate, metric: str, *, filled: bool = False) -> tuple[int, int]:
@@ -305,13 +305,13 @@ def reach(e: Estimate, metric: str, *, filled: bool = False) -> tuple[int, int]:
     group = max(e.groups, key=lambda g: g.peak.moment.device_bytes)
     low, high = group.filled_low if filled else group.device_range[0], group.device_range[1]
     moment = group.peak.moment
-    reserved = moment.allocated_bytes + moment.held_back
+    reserved = moment.allocated_bytes + moment.fragmentation
     outside = moment.device_bytes - reserved  # the context, NCCL, a rollout engine's process
     if metric == "reserved":
         return low - outside, high - outside - runtime.beyond(moment.lines)
     if metric == "unknown":
         own = max(_trainers(phase.moment.lines) for phase in group.phases)
-        return min(min(low, group.filled_low - moment.held_back) - outside, own), high
+        return min(min(low, group.filled_low - moment.fragmentation) - outside, own), high
     return low, high
 
 

@@ -77,7 +77,7 @@ class Moment(NamedTuple):
         return total(self.lines)
 
     @property
-    def held_back(self) -> int:
+    def fragmentation(self) -> int:
         """The bytes of fragmentation: what the allocator has reserved beyond what is allocated."""
         return sum([line.bytes for line in self.lines if line.component == "fragmentation"])
 

@@ -86,7 +86,10 @@ class Names:
         return self.unlike.get(words(name)) or self.unlike.get(plain(name), "")
 
     def quantised(self, name: str) -> tuple[str, str] | None:
-        """The id of the model whose quantised checkpoint has this name, and the format of its weights."""
+        """The id of the model that a checkpoint of this name was quantised from, and the format of its weights.
+
+        None for a name that the catalog lists, and for one that ends in no format.
+        """
         if name.casefold() in self.listed or plain(name) in self.spelled:
             return None
         last = name.rpartition("/")[2].casefold()

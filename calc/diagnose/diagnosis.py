@@ -107,7 +107,7 @@ def growing(
         return
     e = estimate(made.scenario, catalog)
     host = _host_error(reading) or (reading.error is None and e.on_host)
-    group, at = _place(e, reading, host=host)
+    group, at = _place(e, reading)
     first = Diagnosis(
         reading,
         asked,
@@ -141,8 +141,8 @@ def _unknown_cause(reading: Reading) -> str:
     return reading.error.row.means if reading.error else ""
 
 
-def _place(e: Estimate, reading: Reading, *, host: bool) -> tuple[Group, Phase]:
-    """The GPU group and the phase that the diagnosis is about: what the text tells, or else what fails first."""
+def _place(e: Estimate, reading: Reading) -> tuple[Group, Phase]:
+    """The GPU group and the phase to diagnose: the phase named in the text, else the one that decides the verdict."""
     wanted = reading.phase or (None if e.on_host else e.verdict_phase)
     fullest = deciding(e)
     for group in sorted(e.groups, key=lambda g: g is not fullest):

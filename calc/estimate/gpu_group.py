@@ -44,7 +44,7 @@ class Unknown(NamedTuple):
 FILLED = Unknown()
 
 
-class Shared:
+class GpuGroup:
     """A GPU group: GPUs that hold the same roles, seen from one of them."""
 
     def __init__(self, job: Job, names: Sequence[str], gpus: int, *, replays: bool = True) -> None:
@@ -342,15 +342,15 @@ class Shared:
         return "one length" if s.packing and s.task in ("pretrain", *RL) else "lengths vary"
 
 
-def sets(job: Job, *, replays: bool = True) -> list[Shared]:
-    """The GPU groups of a job; `replays` as in `Shared`."""
-    return [Shared(job, names, gpus, replays=replays) for names, gpus in placement.groups(job.s, job.keeps)]
+def sets(job: Job, *, replays: bool = True) -> list[GpuGroup]:
+    """The GPU groups of a job; `replays` as in `GpuGroup`."""
+    return [GpuGroup(job, names, gpus, replays=replays) for names, gpus in placement.groups(job.s, job.keeps)]
 
 
 HELD = 4  # tensors of the stream that a schedule's loops hold at most, see `calc.step.schedule_megatron.outliving`
 
 
-def decisive(job: Job) -> list[Shared]:
+def decisive(job: Job) -> list[GpuGroup]:
     """The GPU groups of which one is the fullest in each phase: of equal stages of Megatron-core's pipeline the first.
 
     A later one has as many micro batches in flight, or fewer, and what each keeps is more than what loops hold.
@@ -358,7 +358,7 @@ def decisive(job: Job) -> list[Shared]:
     every = sets(job)
     if job.s.sharded.family != "megatron" or job.s.pipeline_parallel < 4:
         return every
-    found: list[Shared] = []
+    found: list[GpuGroup] = []
     parts = set[Hashable]()
     for each in every:
         roles = [job.keeps.role(name) for name in each.names if name in job.placed]
@@ -402,9 +402,9 @@ def judged(
     most = max([phase.moment.allocated_bytes for phase in phases])
     low = max(low, most) if unknown.compared else most  # no less than tensors take
     short = max([runtime.shorter(p.moment.lines, unknown.least) for p in phases]) if unknown.least < 1 else low
-    # fragmentation is a part of the blocks that the allocator keeps
+    # freed blocks that the allocator keeps include fragmentation, which the ledger has as a line
     cached = [(runtime.cached(p.moment.lines, unknown.caching, pools=unknown.pools), p.moment) for p in phases]
-    kept = max(max(0, count - moment.held_back) for count, moment in cached)
+    kept = max(max(0, count - moment.fragmentation) for count, moment in cached)
     return Group(
         name=name,
         gpus=gpus,

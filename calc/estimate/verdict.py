@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from calc.base.ledger import Moment, Sums
 from calc.base.units import GiB
-from calc.memory.runtime import HELD_BACK, MIDDLE, REPLAYED
+from calc.memory.runtime import FRAGMENTATION, MIDDLE, REPLAYED
 
 # Root mean square of the errors of traced peaks where they are largest, under DeepSpeed.
 FORMULA_SPREAD = 0.012
@@ -24,7 +24,7 @@ CONTEXT_SPREAD = 0.65 * GiB
 # The printed range holds the middle nine tenths.
 RANGE = 1.645
 SURE = 6.0  # deviations beyond which a probability counts as 0 or 1: one in 10^9
-TAIL = len(HELD_BACK) // 20
+TAIL = len(FRAGMENTATION) // 20
 Verdict = Literal["fits", "tight", "oom"]  # from the best to the worst
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 FITS, TIGHT = 0.95, 0.20  # the verdict's thresholds on the probability that a job fits
@@ -36,7 +36,7 @@ def deviation(allocated: int) -> float:
 
 
 def fit_probability(
-    needed: float, fragmenting: float, deviation: float, usable: float, held_back: Sequence[float] = HELD_BACK
+    needed: float, fragmenting: float, deviation: float, usable: float, shares: Sequence[float] = FRAGMENTATION
 ) -> float:
     """The probability that `needed` bytes, uncertain by `deviation`, and fragmentation on top stay below `usable`.
 
@@ -44,17 +44,17 @@ def fit_probability(
     tails.
     """
     room, width = usable - needed, deviation * sqrt(2)
-    if room > held_back[-1] * fragmenting + SURE * deviation or room < held_back[0] * fragmenting - SURE * deviation:
+    if room > shares[-1] * fragmenting + SURE * deviation or room < shares[0] * fragmenting - SURE * deviation:
         return float(room > 0)
-    return sum([0.5 * (1 + erf((room - share * fragmenting) / width)) for share in held_back]) / len(held_back)
+    return sum([0.5 * (1 + erf((room - share * fragmenting) / width)) for share in shares]) / len(shares)
 
 
-def odds(m: Moment, usable: int, held_back: Sequence[float] = HELD_BACK) -> float:
+def odds(m: Moment, usable: int, shares: Sequence[float] = FRAGMENTATION) -> float:
     """The probability that an instant of the job fits."""
     needed, allocated, fragmenting, replayed = m.sums
     if replayed:
-        fragmenting, held_back = replayed, REPLAYED
-    return fit_probability(needed, fragmenting, deviation(allocated), usable, held_back)
+        fragmenting, shares = replayed, REPLAYED
+    return fit_probability(needed, fragmenting, deviation(allocated), usable, shares)
 
 
 def room(moment: Sums, usable: int) -> int:
@@ -64,7 +64,7 @@ def room(moment: Sums, usable: int) -> int:
     lines.
     """
     needed, allocated, fragmenting, replayed = moment
-    width, shares = deviation(allocated), REPLAYED if replayed else HELD_BACK
+    width, shares = deviation(allocated), REPLAYED if replayed else FRAGMENTATION
     whole, part = divmod((replayed or fragmenting) / width, 1)
     low, high = _margin(int(whole), shares), _margin(int(whole) + 1, shares)
     return int(usable - needed - width * (low + part * (high - low)))
@@ -96,7 +96,7 @@ def _margin(ratio: int, shares: Sequence[float]) -> float:
 def reach(m: Moment) -> tuple[int, int]:
     """The middle nine tenths of what an instant may take; on each side both errors add in squares."""
     _, allocated, fragmenting, replayed = m.sums
-    shares, lost = (REPLAYED, allocated + m.held_back) if replayed else (HELD_BACK, fragmenting)
+    shares, lost = (REPLAYED, allocated + m.fragmentation) if replayed else (FRAGMENTATION, fragmenting)
     # the middle is the replay itself or, without one, the median of the fragmentation
     margin, share = RANGE * deviation(allocated), 0.0 if replayed else shares[MIDDLE]
     below, above = (share - shares[TAIL]) * lost, (shares[-1 - TAIL] - share) * lost

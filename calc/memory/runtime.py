@@ -39,13 +39,13 @@ RCCL_START = int(0.35 * GiB)
 # Fragmentation as a training run died of a small request: the memory in pieces too small for it, reserved or free, as a
 # share of all that the run had asked for; the middles of forty equal parts of the messages in measurements/exhausted,
 # smallest first.
-HELD_BACK = (
+FRAGMENTATION = (
     0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0001, 0.0011, 0.0017,
     0.0021, 0.0032, 0.0033, 0.0041, 0.0047, 0.0049, 0.0053, 0.0066, 0.0073, 0.0107,
     0.0108, 0.0112, 0.0119, 0.0138, 0.0168, 0.0175, 0.0181, 0.0182, 0.0194, 0.0234,
     0.0280, 0.0332, 0.0356, 0.0366, 0.0427, 0.0481, 0.0538, 0.0544, 0.0550, 0.1200,
 )  # fmt: skip
-MIDDLE = len(HELD_BACK) // 2
+MIDDLE = len(FRAGMENTATION) // 2
 # The share by which more was reserved on a GPU than `calc.replay` says: the same quantiles, of the measured records.
 REPLAYED = (
     -0.0520, -0.0286, -0.0194, -0.0149, -0.0122, -0.0080, -0.0058, -0.0034, -0.0016, -0.0012,
@@ -123,7 +123,7 @@ def symmetric(role: str, elements: int, b: int, ranks: int) -> Line:
 
 def fragmentation(lines: list[Line]) -> Line:
     """The median loss to fragmentation at an instant, once blocks have been freed."""
-    values = {"f": HELD_BACK[MIDDLE], "B": fragmenting(lines)}
+    values = {"f": FRAGMENTATION[MIDDLE], "B": fragmenting(lines)}
     count = int(values["f"] * values["B"])
     return Line("fragmentation", "process", count, "f·B", values, "runtime#fragmentation", False)
 
@@ -159,7 +159,7 @@ def _shortened(line: Line, least: float) -> float:
 
 
 def cached(lines: Iterable[Line], caching: Caching, *, pools: bool = False) -> int:
-    """An upper bound of the freed blocks that PyTorch keeps at an instant, those held back included, in bytes.
+    """An upper bound of the freed blocks that PyTorch keeps at an instant, fragmentation included, in bytes.
 
     `pools`: shards come and go, too, in streams of their own.
     """

@@ -30,12 +30,12 @@ TAPS = 4  # rows of a table of positions that a bilinear interpolation weighs
 
 
 def running(run: Run, tower: Tower, *, trained: bool, adapted: bool = False, count: int = 0) -> Run:
-    """The settings with which the tower's blocks run over `count` patches in a model that runs as `run` says.
+    """The settings of the tower's blocks over `count` patches, in a model with the settings `run`.
 
-    A mask or a window of the language model is none of theirs. One of their own is in the patches' type, and each layer
-    keeps it as it is, or a copy of it whose rows are padded to eights or which autocast has made. Under autocast their
-    residual stream is in bf16, as the convolution makes it, unless fp32 positions are added to it as they are, or a
-    norm makes it fp32.
+    The language model's mask and window do not apply. A mask of the tower's own has the dtype of its patches; each
+    layer keeps it, or a copy, if its rows are padded to multiples of eight or autocast casts it. Under autocast the
+    residual stream is bf16, which the convolution returns, unless fp32 position embeddings are added without a cast, or
+    a norm returns fp32.
     """
     narrow = run.precision == "autocast" and (tower.interpolated or not (tower.positions or tower.framed))
     kernel = "flash" if run.kernel in ("masked", "eager") else run.kernel

@@ -37,7 +37,7 @@ from calc.catalog.catalog import Catalog
 from calc.engines.rollout import Cache
 from calc.estimate import verdict
 from calc.estimate.estimate import estimate
-from calc.estimate.gpu_group import Shared, decisive
+from calc.estimate.gpu_group import GpuGroup, decisive
 from calc.estimate.host_memory import HostMemory
 from calc.estimate.host_nodes import Hosts
 from calc.estimate.result import Estimate, Group
@@ -59,7 +59,7 @@ class Fit:
         self._job, self._host = job, host
 
     @cached_property
-    def _sets(self) -> list[Shared]:
+    def _sets(self) -> list[GpuGroup]:
         return decisive(self._job)
 
     @cached_property

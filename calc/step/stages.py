@@ -457,7 +457,7 @@ def largest(moments: Iterable[Candidate]) -> list[tuple[Candidate, Sums]]:
     for candidate in moments:
         # nothing has been freed while models load
         known = sums(candidate.lines, fragmenting=candidate.phase != "load")
-        size = known.needed + runtime.HELD_BACK[runtime.MIDDLE] * known.fragmenting
+        size = known.needed + runtime.FRAGMENTATION[runtime.MIDDLE] * known.fragmenting
         key = candidate.phase, candidate.engine
         if size > most.get(key, -1):
             most[key], found[key] = size, (candidate, known)

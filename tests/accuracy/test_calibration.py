@@ -19,10 +19,10 @@ def catalog() -> Catalog:
 
 
 def test_what_is_held_back_is_what_the_messages_say(catalog: Catalog) -> None:
-    """Who adds a message brings the constant up to date: `calc.accuracy.calibration.held_back` prints it."""
-    found = calibration.held_back(catalog)
+    """Who adds a message brings the constant up to date: `calc.accuracy.calibration.fragmentation` prints it."""
+    found = calibration.fragmentation(catalog)
     print(", ".join(f"{share:.4f}" for share in found))
-    assert list(found) == pytest.approx(runtime.HELD_BACK, abs=6e-5)
+    assert list(found) == pytest.approx(runtime.FRAGMENTATION, abs=6e-5)
     assert len(calibration.at_the_edge(catalog)) >= 40
 
 

@@ -5,7 +5,7 @@ from calc.estimate.result import Group
 
 WEIGHTS = Line("weights", "actor", 1000, "b·P/N", {"b": 2, "P": 500, "N": 1}, "weights")
 CONTEXT = Line("context", "process", 300, "C", {"C": 300}, "runtime#context", allocated=False)
-HELD_BACK = Line("fragmentation", "process", 50, "f·B", {"f": 0.05, "B": 1000}, "runtime#fragmentation", False)
+FRAGMENTATION = Line("fragmentation", "process", 50, "f·B", {"f": 0.05, "B": 1000}, "runtime#fragmentation", False)
 
 
 def phase(name: str, *lines: Line) -> Phase:
@@ -18,23 +18,23 @@ def group(*phases: Phase) -> Group:
 
 def test_a_moment_takes_of_the_card_what_all_its_lines_add_up_to() -> None:
     """`device_bytes` is what nvidia-smi's process column shows: 1000 + 300 + 50."""
-    assert Moment("step", (WEIGHTS, CONTEXT, HELD_BACK)).device_bytes == 1350
+    assert Moment("step", (WEIGHTS, CONTEXT, FRAGMENTATION)).device_bytes == 1350
 
 
 def test_what_pytorch_does_not_allocate_is_left_out_of_what_it_reports() -> None:
     """`allocated_bytes` is `torch.cuda.max_memory_allocated`: neither the CUDA context nor what is held back."""
-    assert Moment("step", (WEIGHTS, CONTEXT, HELD_BACK)).allocated_bytes == 1000
+    assert Moment("step", (WEIGHTS, CONTEXT, FRAGMENTATION)).allocated_bytes == 1000
 
 
 def test_what_the_allocator_holds_back_is_its_own_sum() -> None:
-    """`held_back` widens the range of an estimate: the fragmentation line alone, 50, not the context."""
-    assert Moment("step", (WEIGHTS, CONTEXT, HELD_BACK)).held_back == 50
-    assert Moment("step", (WEIGHTS, CONTEXT)).held_back == 0
+    """`fragmentation` widens the range of an estimate: the fragmentation line alone, 50, not the context."""
+    assert Moment("step", (WEIGHTS, CONTEXT, FRAGMENTATION)).fragmentation == 50
+    assert Moment("step", (WEIGHTS, CONTEXT)).fragmentation == 0
 
 
 def test_what_decides_is_counted_without_what_nobody_knows() -> None:
     """The median of what is held back is 50 of 1350, whose share of 1000 bytes is drawn; a replay knows what it is."""
-    assert Moment("step", (WEIGHTS, CONTEXT, HELD_BACK)).sums == Sums(1300, 1000, 1000, 0)
+    assert Moment("step", (WEIGHTS, CONTEXT, FRAGMENTATION)).sums == Sums(1300, 1000, 1000, 0)
     values = {"R": 1075, "A": 1000, "least": 1075}
     known = Line("fragmentation", "process", 75, "R - A", values, "runtime#replay", False)
     assert Moment("step", (WEIGHTS, CONTEXT, known)).sums == Sums(1375, 1000, 0, 1075)
@@ -47,7 +47,7 @@ def test_other_lines_do_not_say_what_is_held_back() -> None:
     """Values of the same letters stand in formulas of weights and of a KV cache, too."""
     before = Line("activations", "actor", 1, "B", {"B": 7, "R": 7}, "x")
     after = Line("weights", "actor", 1, "B", {"B": 7, "R": 7}, "x")
-    assert Moment("step", (before, after, HELD_BACK)).sums == Sums(2, 2, 1000, 0)
+    assert Moment("step", (before, after, FRAGMENTATION)).sums == Sums(2, 2, 1000, 0)
 
 
 def test_equal_lines_count_each() -> None:
@@ -58,7 +58,7 @@ def test_equal_lines_count_each() -> None:
 def test_a_moment_without_lines_takes_nothing() -> None:
     """The host of a plain job."""
     empty = Moment("nothing", ())
-    assert (empty.device_bytes, empty.allocated_bytes, empty.held_back) == (0, 0, 0)
+    assert (empty.device_bytes, empty.allocated_bytes, empty.fragmentation) == (0, 0, 0)
 
 
 def test_a_line_is_allocated_unless_it_says_otherwise() -> None:

@@ -36,12 +36,12 @@ def answered(monkeypatch: pytest.MonkeyPatch, *groups: Group) -> Any:
     """The estimate of a job whose groups, in this order, are these; what is left of its GPUs fits."""
     left: Iterator[Group] = iter([*groups, *[group("fits", None, 1.0)] * 9])
 
-    class Shared:
+    class GpuGroup:
         def __init__(self, *given: object, replays: bool) -> None: ...
         def group(self) -> Group:
             return next(left)
 
-    monkeypatch.setattr(calc.estimate.gpu_group, "Shared", Shared)
+    monkeypatch.setattr(calc.estimate.gpu_group, "GpuGroup", GpuGroup)
     return estimate(job(**SEPARATE))
 
 

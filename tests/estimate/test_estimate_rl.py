@@ -23,10 +23,10 @@ from calc.base.units import MiB
 from calc.catalog.catalog import load
 from calc.engines.fsdp import Fsdp
 from calc.estimate.estimate import as_dict, estimate, loading_moments
-from calc.estimate.gpu_group import PHASES, Shared, sets
+from calc.estimate.gpu_group import PHASES, GpuGroup, sets
 from calc.estimate.result import Estimate, Group
 from calc.frameworks.registry import framework
-from calc.memory.runtime import CONTEXT_HOPPER, HELD_BACK, MIDDLE, NCCL_BUFFERS
+from calc.memory.runtime import CONTEXT_HOPPER, FRAGMENTATION, MIDDLE, NCCL_BUFFERS
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 from calc.step.roles import Job
@@ -78,7 +78,7 @@ def never_more(less: dict[tuple[int, str], int], more: dict[tuple[int, str], int
     assert {place: (n, more[place]) for place, n in less.items() if n > more[place] + rounding} == {}
 
 
-def groups_of(s: Scenario) -> list[Shared]:
+def groups_of(s: Scenario) -> list[GpuGroup]:
     """A job's sets of GPUs."""
     return sets(Job(s, load().gpu(s.gpu)))
 
@@ -96,7 +96,7 @@ def test_four_roles_of_plain_pytorch_lie_on_one_card() -> None:
     step = found["step"]
     assert step.name == "actor: optimizer step"
     tensors = weights + 4 * (P + P_S) + 2 * P + 2 * P
-    assert step.device_bytes == tensors + PROCESS + int(HELD_BACK[MIDDLE] * (tensors + PROCESS - CONTEXT_HOPPER))
+    assert step.device_bytes == tensors + PROCESS + int(FRAGMENTATION[MIDDLE] * (tensors + PROCESS - CONTEXT_HOPPER))
 
 
 def test_transformers_generates_beside_everything_that_is_resident() -> None:

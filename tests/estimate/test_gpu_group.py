@@ -15,7 +15,7 @@ from calc.catalog.catalog import load
 from calc.engines.rollout import STARTING, Cache
 from calc.estimate import verdict
 from calc.estimate.estimate import estimate
-from calc.estimate.gpu_group import PHASES, Shared, Unknown, decisive, judged, peaks, sets
+from calc.estimate.gpu_group import PHASES, GpuGroup, Unknown, decisive, judged, peaks, sets
 from calc.estimate.result import Group
 from calc.memory import runtime
 from calc.replay import replay
@@ -53,7 +53,7 @@ def scenario(**fields: Any) -> Scenario:
     return parse({"model": "qwen2.5-0.5b", "gpu": "a100-80-sxm", **short, **given}, catalog=load())
 
 
-def on_card(s: Scenario, mib: int | None = None) -> Shared:
+def on_card(s: Scenario, mib: int | None = None) -> GpuGroup:
     """The only group of `s`, on its own card or on such a one with so much memory."""
     gpu = load().gpu(s.gpu)
     (found,) = sets(Job(s, replace(gpu, usable_mib=mib or gpu.usable_mib), Roles(s)))
@@ -71,8 +71,8 @@ ZERO = {"gpus": 2, "sharding": "zero3"}
 @pytest.fixture
 def even(monkeypatch: pytest.MonkeyPatch) -> None:
     """An allocator that always holds back a hundredth."""
-    monkeypatch.setattr(runtime, "HELD_BACK", (0.01,) * 40)
-    monkeypatch.setattr(verdict, "HELD_BACK", (0.01,) * 40)
+    monkeypatch.setattr(runtime, "FRAGMENTATION", (0.01,) * 40)
+    monkeypatch.setattr(verdict, "FRAGMENTATION", (0.01,) * 40)
     monkeypatch.setattr(runtime, "CACHED", {"lengths vary": 3.6, "one length": 0.25, "one segment": 0.5})
 
 
@@ -299,8 +299,8 @@ def test_cublas_takes_its_workspaces_in_every_phase_but_loading(name: str) -> No
         expected if name == "load" else expected | {"workspace", "fragmentation"}
     )
     workspaces = runtime.WORKSPACES * runtime.WORKSPACE
-    lost = 0 if name == "load" else int(runtime.HELD_BACK[runtime.MIDDLE] * (GiB + workspaces))
-    assert found.held_back == lost
+    lost = 0 if name == "load" else int(runtime.FRAGMENTATION[runtime.MIDDLE] * (GiB + workspaces))
+    assert found.fragmentation == lost
 
 
 def test_what_is_there_of_an_engine() -> None:
@@ -321,10 +321,10 @@ def test_what_is_there_of_an_engine() -> None:
 def test_an_engine_measures_what_came_before_it_alone() -> None:
     """The weights of roles that were there first, and their processes' context."""
     job = on_card(scenario(**OPENRLHF)).job
-    on = Shared(job, ("reward", "rollout", "actor"), 8)
+    on = GpuGroup(job, ("reward", "rollout", "actor"), 8)
     reward = job.placed["reward"].engine.replica
     assert on.others == 2 * reward.parameters + total(runtime.process("Ampere", 2, nvlink=True))
-    assert Shared(job, ("rollout", "reward", "actor"), 8).others == total(
+    assert GpuGroup(job, ("rollout", "reward", "actor"), 8).others == total(
         runtime.process("Ampere", 0, nvlink=True, processes=0)
     )
 
@@ -399,7 +399,7 @@ def test_a_card_that_is_too_small_for_what_is_reserved_undisturbed_may_have_what
     assert most > enough + GiB // 2 and enough > on.resting.allocated
     assert on.reserved == (most if undisturbed else enough, enough if least else most)
     shown = on.group().peak.moment
-    assert shown.held_back == on.reserved[0] - shown.allocated_bytes
+    assert shown.fragmentation == on.reserved[0] - shown.allocated_bytes
     assert shown.sums.replayed == on.reserved[1]
 
 

@@ -62,7 +62,7 @@ def moment(allocated: int, outside: int, share: float) -> Moment:
 def test_the_range_is_wider_where_more_may_be_lost() -> None:
     """By hand for 40 GiB of tensors and one beside them: the shares of the 5th and the 95th hundredth, from the median,
     in squares with 1.645 deviations."""
-    low, middle, high = (verdict.HELD_BACK[i] for i in (2, 20, 37))
+    low, middle, high = (verdict.FRAGMENTATION[i] for i in (2, 20, 37))
     found = [end / GiB for end in verdict.reach(moment(40 * GiB, GiB, middle))]
     margin = 1.645 * 0.8080
     peak = 41 + 40 * middle
@@ -76,7 +76,7 @@ def test_the_range_is_wider_where_more_may_be_lost() -> None:
 def test_the_printed_range_holds_the_middle_nine_tenths(monkeypatch: pytest.MonkeyPatch) -> None:
     """A normal distribution has 0.9 within 1.645 deviations; with nothing held back the odds at its ends are those."""
     assert erf(verdict.RANGE / sqrt(2)) == pytest.approx(0.9, abs=2e-4)
-    monkeypatch.setattr(verdict, "HELD_BACK", (0.0,) * 40)
+    monkeypatch.setattr(verdict, "FRAGMENTATION", (0.0,) * 40)
     m = moment(60 * GiB, 0, 0.0)
     low, high = verdict.reach(m)
     assert verdict.fit_probability(60 * GiB, 0, verdict.deviation(60 * GiB), high) == pytest.approx(0.95, abs=1e-4)
@@ -91,8 +91,8 @@ def test_odds_leave_the_ledgers_own_line_for_what_is_held_back_out() -> None:
 
 
 def test_the_quantiles_rise_and_have_a_middle() -> None:
-    assert list(runtime.HELD_BACK) == sorted(runtime.HELD_BACK)
-    assert len(runtime.HELD_BACK) == 40 == 2 * runtime.MIDDLE == 20 * verdict.TAIL
+    assert list(runtime.FRAGMENTATION) == sorted(runtime.FRAGMENTATION)
+    assert len(runtime.FRAGMENTATION) == 40 == 2 * runtime.MIDDLE == 20 * verdict.TAIL
 
 
 @pytest.mark.parametrize(("probability", "word"), [(0.95, "fits"), (0.9499, "tight"), (0.2, "tight"), (0.1999, "oom")])
@@ -104,7 +104,7 @@ def test_the_verdicts_thresholds_belong_to_the_better_side(probability: float, w
 @given(st.integers(2**28, 10**12), st.integers(0, 10**10))
 def test_with_no_room_left_a_moment_just_fits(allocated: int, outside: int) -> None:
     """The card on which a moment has exactly no room is the one on which it fits with the verdict's 95 %."""
-    m = moment(allocated, outside, verdict.HELD_BACK[20])
+    m = moment(allocated, outside, verdict.FRAGMENTATION[20])
     just = -verdict.room(m.sums, 0)
     assert 0.9499 <= verdict.odds(m, just + 1) <= 0.96
     assert verdict.room(m.sums, just + 5 * GiB) == pytest.approx(5 * GiB, abs=2)
@@ -113,7 +113,7 @@ def test_with_no_room_left_a_moment_just_fits(allocated: int, outside: int) -> N
 def test_far_from_the_limit_nothing_is_computed_and_nothing_lost() -> None:
     """Six deviations beyond the worst share the sum is one to nine digits."""
     needed, fragmenting, width = 10**9, 10**9, 10**7
-    edge = needed + int(verdict.HELD_BACK[-1] * fragmenting + verdict.SURE * width)
+    edge = needed + int(verdict.FRAGMENTATION[-1] * fragmenting + verdict.SURE * width)
     assert verdict.fit_probability(needed, fragmenting, width, edge + 2) == 1.0
     assert verdict.fit_probability(needed, fragmenting, width, edge - 2) == pytest.approx(1.0, abs=1e-9)
     assert verdict.fit_probability(needed, fragmenting, width, needed - 6 * width - 1) == 0.0
@@ -158,7 +158,7 @@ def test_a_hopeless_job_never_fits_however_it_is_counted(most: int, more: int, o
     assert [verdict.certain(m.sums, usable) for m in found[:2]] == [p == 1.0 for p in odds[:2]]
 
 
-@pytest.mark.parametrize("shares", [runtime.HELD_BACK, runtime.REPLAYED])
+@pytest.mark.parametrize("shares", [runtime.FRAGMENTATION, runtime.REPLAYED])
 def test_room_between_two_whole_ratios_lies_between_theirs(shares: tuple[float, ...]) -> None:
     """Straight lines join the margins: no step where the tensors are a whole number of deviations, half way in it."""
     most = 10**10

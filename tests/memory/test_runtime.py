@@ -51,8 +51,8 @@ def test_what_is_held_back_is_a_share_of_all_that_pytorch_hands_out() -> None:
     lines = [Line(component, "actor", 10**6, "b", {}, "x") for component in ("weights", "activations")]
     lines += [Line("kv_cache", "rollout", 10**9, "b", {}, "x"), Line("context", "process", 10**9, "b", {}, "x", False)]
     held = runtime.fragmentation(lines)
-    assert held.values == {"f": runtime.HELD_BACK[20], "B": 2 * 10**6}
-    assert held.bytes == int(2 * 10**6 * runtime.HELD_BACK[20])
+    assert held.values == {"f": runtime.FRAGMENTATION[20], "B": 2 * 10**6}
+    assert held.bytes == int(2 * 10**6 * runtime.FRAGMENTATION[20])
     assert not held.allocated
 
 

@@ -81,7 +81,7 @@ def test_what_may_be_held_back_decides_between_moments_but_not_while_models_load
     monkeypatch: pytest.MonkeyPatch, phase: str, count: int, larger: str
 ) -> None:
     """A hundredth of what is allocated: 995 bytes of it are more than 1,000 of which nothing is, 980 are less."""
-    monkeypatch.setattr(runtime, "HELD_BACK", (0.01,) * 40)
+    monkeypatch.setattr(runtime, "FRAGMENTATION", (0.01,) * 40)
     outside = Candidate(phase, "outside", [line("context", 1000)._replace(allocated=False)])
     ((most, known),) = largest([outside, Candidate(phase, "inside", [line("weights", count)])])
     assert most.at == larger

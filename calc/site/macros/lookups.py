@@ -156,7 +156,7 @@ class Lookups(Bound):
 
     def odds_tables(self) -> str:
         """The evidence behind verdicts: how often 'fits' did fit, memory lost to fragmentation, comparable records."""
-        return "\n\n".join(self._place(table) for table in (odds.outcomes(), odds.held_back(), odds.comparable()))
+        return "\n\n".join(self._place(table) for table in (odds.outcomes(), odds.fragmentation(), odds.comparable()))
 
     def odds(self, what: str) -> str:
         """A figure of the calibration: see `odds.figure`."""

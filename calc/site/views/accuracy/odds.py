@@ -211,7 +211,7 @@ def _binned() -> Iterator[tuple[bool, float, float, list[calibration.Outcome]]]:
                 yield sought, low, high, found
 
 
-def held_back() -> Table:
+def fragmentation() -> Table:
     """Memory lost to fragmentation when it runs out, by quantile, and how many messages of other sources lose less."""
     columns = (
         Column("quantile", "Of all messages", "%", "number"),
@@ -219,7 +219,7 @@ def held_back() -> Table:
         Column("covered", "Of messages whose source was left out", "%", "number"),
     )
     places = [place for _, place in calibration.covered(answers.catalog())]
-    shares = runtime.HELD_BACK
+    shares = runtime.FRAGMENTATION
     rows = []
     for q in (0.25, 0.5, 0.75, 0.9, 0.95) if places else ():
         below = 100 * sum(place <= q for place in places) / len(places)

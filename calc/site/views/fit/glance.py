@@ -1,4 +1,4 @@
-"""What fits at a glance: a mark for each model on one GPU or on each size of GPU, or for each GPU under one model."""
+"""Pictures of verdicts: a mark for each model on one GPU or on each size of GPU, or for each GPU under one model."""
 
 from __future__ import annotations
 
