@@ -491,7 +491,7 @@ def mask_fault(s: Scenario) -> Refusal | None:
     """The reason why no data loader makes masks of all pairs of positions, in one line, or None."""
     if not s.create_attention_mask_in_dataloader or s.trainer in MASKS:
         return None
-    return Refusal("create_attention_mask_in_dataloader", f"true with trainer {s.trainer}", "false")
+    return Refusal("create_attention_mask_in_dataloader", f"true with {_loop(s)}", "false")
 
 
 def strategy_fault(s: Scenario) -> Refusal | None:
@@ -500,12 +500,17 @@ def strategy_fault(s: Scenario) -> Refusal | None:
     if asked == "no_shard":
         return None
     if s.trainer not in MEGATRON_FSDP:
-        return Refusal(field, f"{asked} with trainer {s.trainer}", "no_shard, or with megatron")
+        return Refusal(field, f"{asked} with {_loop(s)}", "no_shard, or with megatron")
     if s.pipeline_parallel > 1:
         return Refusal("pipeline_parallel", f"{s.pipeline_parallel} with Megatron-FSDP", "1; not modelled")
     if s.offload.optimizer:
         return Refusal("offload.optimizer", "true with Megatron-FSDP", "false; not modelled")
     return None
+
+
+def _loop(s: Scenario) -> str:
+    """The training loop as a refusal names it: a trainer, or the framework itself."""
+    return s.framework if s.trainer == "own" else f"trainer {s.trainer}"
 
 
 def depths_fault(s: Scenario) -> Refusal | None:
@@ -517,7 +522,7 @@ def depths_fault(s: Scenario) -> Refusal | None:
     if asked is None:
         return None
     if s.trainer != "megatron":
-        return Refusal(field, f"{asked} with trainer {s.trainer}", "null; not modelled")
+        return Refusal(field, f"{asked} with {_loop(s)}", "null; not modelled")
     if s.data_parallel_sharding_strategy != "no_shard":
         return Refusal(field, f"{asked} with Megatron-FSDP", "null; not modelled")
     return None

@@ -148,7 +148,7 @@ class MegatronLayer(MegatronExperts, MegatronDelta):
 
         `core/models/common/embeddings/rope_utils.py`, `_apply_rotary_pos_emb_thd`.
         """
-        if self.run.rotates or not self.plain:
+        if self.run.rotates or not self.arch.unfused:
             return self.tape.op(f"{name}: rotate", [x], x.width, BF16)
         angles = Tensor(of(D=2), BF16)
         return self.tape.op(f"{name}: rotate", [x], x.width, BF16, saves=[angles], scratch=x.size * 2)
@@ -272,13 +272,8 @@ class MegatronLayer(MegatronExperts, MegatronDelta):
 
     def activated(self, pair: Tensor, inner: Size, name: str) -> Tensor:
         """The activation as one kernel; a plain gated one is two operations, and keeps the activated half, too."""
-        if not (self.plain and self.arch.gated):
+        if not (self.arch.unfused and self.arch.gated):
             return self.tape.op(f"{name}: activation", [pair], inner, BF16, saves=[pair])
         gate, up = self.tape.split(f"{name}: gate, up", pair, [inner, inner])
         silu = self.tape.op(f"{name}: activation", [gate], inner, BF16, saves=[gate])
         return self.tape.op(f"{name}: product", [silu, up], inner, BF16, saves=[silu, up])
-
-    @property
-    def plain(self) -> bool:
-        """True if rotation and activation are PyTorch's own operations: no fusion is asked for in the configuration."""
-        return self.arch.modeling == "megatron-plain"

@@ -395,6 +395,11 @@ class Architecture:
                 assert_never(other)
 
     @property
+    def unfused(self) -> bool:
+        """True if Megatron-core's layers rotate and activate by PyTorch's own operations, as without a fusion."""
+        return self.modeling == "megatron-plain"
+
+    @property
     def quantises_head(self) -> bool:
         """True if 4-bit loading takes the head, too, as litgpt's plugin does."""
         return self.modeling == "litgpt"

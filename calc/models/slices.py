@@ -24,7 +24,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
     if expert_ranks > 1 or expert_tensor > 1:
         arch = _experts(arch, expert_ranks, expert_tensor)
     megatron = arch.megatron
-    if megatron and arch.modeling != "megatron-plain":
+    if megatron and not arch.unfused:
         # rows of the embedding are added until each rank has a multiple of 128 (`make_vocab_size_divisible_by`)
         rows = PADDED * ranks
         arch = replace(arch, vocab=-(-arch.vocab // rows) * rows)

@@ -617,7 +617,7 @@ def rotation_fault(s: Scenario) -> Refusal | None:
 
     Megatron-core's other layers fuse rotation by themselves; that of latent attention has a kernel of its own.
     """
-    if not s.apply_rope_fusion or (s.architecture.modeling == "megatron-plain" and not s.architecture.mla):
+    if not s.apply_rope_fusion or (s.architecture.unfused and not s.architecture.mla):
         return None
     return Refusal("apply_rope_fusion", "true", "false, or with layers of Megatron-core that have no fusions")
 

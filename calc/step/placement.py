@@ -299,7 +299,7 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
                 model, 3, keeps.deepspeed, offload_parameters=s.offload.parameters, recomputes=s.checkpointing != "none"
             )
         case "megatron":
-            fuses = model.arch.modeling != "megatron-plain"
+            fuses = not model.arch.unfused
             if (strategy := s.data_parallel_sharding_strategy) != "no_shard":
                 return MegatronFsdp(model, fuses=fuses, strategy=strategy)
             # a framework that moves states between phases does without Megatron-core's own offload

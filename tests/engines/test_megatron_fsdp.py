@@ -98,7 +98,7 @@ def test_more_is_cut_and_more_is_moved() -> None:
     [
         (
             {"trainer": "own"},
-            "data_parallel_sharding_strategy: given .?optim with trainer own, allowed: no_shard, or with",
+            "data_parallel_sharding_strategy: given .?optim with torch, allowed: no_shard, or with",
         ),
         ({"pipeline_parallel": 2}, "pipeline_parallel: given 2 with Megatron-FSDP, allowed: 1; not modelled"),
         ({"offload": {"optimizer": True}}, "offload.optimizer: given true with Megatron-FSDP, allowed: false; not mod"),

@@ -201,6 +201,7 @@ def test_a_hybrids_ranks_of_a_ring_need_less_to_train() -> None:
         ({"max_tokens_per_gpu": 512, "micro_batch": None}, "max_tokens_per_gpu: given 512"),
         ({"pipeline_parallel": 32, "gpus": 128}, "pipeline_parallel: given 32, allowed: such that 28 layers"),
         ({"expert_parallel": 2}, "expert_parallel: given 2, allowed: 1 for a model without experts"),
+        ({"mtp_num_layers": 1}, "mtp_num_layers: given 1 with verl, allowed: null; not modelled"),
         (
             {"model": "qwen3-30b-a3b", "expert_parallel": 16, "gpus": 8},
             "expert_parallel: given 16 with sharding megatron, allowed: a divisor of a stage's 8 GPUs",
