@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,23 +18,30 @@ from calc.answers.advice import PENDING, TRAINED, Advice, Job, Machine
 from calc.answers.answers import Preview
 from calc.answers.kept import FOLDER, Kept, fingerprint, of_gpu, of_model
 from calc.answers.workings import Shared
+from calc.base.project import ROOT
+from calc.base.reading import parse_mapping, read_bytes
+from calc.base.schema import validator
 from calc.base.units import GiB
 from calc.catalog.catalog import GPU, Catalog, Model
 from calc.recommend.machines import machines
 from calc.recommend.problem import fits
 
 T = TypeVar("T")
-# For each size that readers look up, the model that the case studies and published reports name most.
-SIZES = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b")
-# Searching takes twice as long for preferences, ten times for reinforcement learning: their tables have fewer sizes.
-FEWER: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("rm", "dpo"), ("qwen2.5-1.5b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b")),
-    **dict.fromkeys(("ppo", "grpo"), ("qwen2.5-1.5b", "llama-3.1-8b", "qwen2.5-32b")),
-}
+FILE, SCHEMA = ROOT / "docs" / "sizes.yaml", Path(__file__).with_name("sizes.schema.json")
 COUNTS = (1, 2, 4, 8)
 SEVERAL_NODES = (16, 32)  # asked of large models if the catalog knows the links between nodes of this GPU
 LARGE = 10_000_000_000  # parameters
-HUGE = 100_000_000_000  # parameters; searching machines for larger models takes longer than for all others together
+
+
+@cache
+def sizes(file: Path = FILE) -> Mapping[str, Any]:
+    """The file of sizes: by task, the models on pages of GPUs, and the `largest` with machines of its own.
+
+    Raises InputError, one line, for a file that cannot be used.
+    """
+    found = parse_mapping(read_bytes(file, file.name), file.name)
+    validator(SCHEMA)(found, file.name)
+    return found
 
 
 def key(given: Job) -> str:
@@ -127,7 +134,7 @@ FOUND: dict[tuple[str, str], Found] = {}
 
 def searched(model: Model) -> bool:
     """True if pages recommend machines for a model."""
-    return model.parameters <= HUGE
+    return bool(model.parameters <= sizes()["largest"] * 10**9)
 
 
 def topics(catalog: Catalog) -> list[Topic]:
@@ -143,7 +150,7 @@ def topics(catalog: Catalog) -> list[Topic]:
 
 def asked(gpu: GPU, model: Model, task: str, catalog: Catalog) -> tuple[int, ...]:
     """The numbers of GPUs that a GPU's page lists for a model; none without bf16, which every command needs."""
-    if gpu.lacks_bf16 or model.id not in FEWER.get(task, SIZES):
+    if gpu.lacks_bf16 or model.id not in sizes()[task]:
         return ()
     joined = any(gpu.id in node.gpu_ids and node.inter_gbs for node in catalog.nodes.values())
     return (*COUNTS, *(SEVERAL_NODES if joined and model.parameters >= LARGE else ()))

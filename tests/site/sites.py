@@ -18,6 +18,13 @@ IGNORED = shutil.ignore_patterns(
     "pytest-cache-files-*",  # pytest's cache for a moment, where it makes its first one
 )  # fmt: skip
 NEW_GPU = "newcard"
+SIZES = """sft: [qwen2.5-1.5b, llama-3.1-8b]
+rm: [llama-3.1-8b]
+dpo: [llama-3.1-8b]
+ppo: [qwen2.5-1.5b]
+grpo: [qwen2.5-1.5b]
+largest: 9
+"""
 
 
 def command(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -53,7 +60,7 @@ def named(folder: str) -> set[str]:
         *(ROOT / "measurements").glob("peers/*.yaml"),
         *(ROOT / "measurements").glob("simumax/*.yaml"),
         ROOT / "calc/recommend/published.py",
-        ROOT / "calc/answers/topics.py",
+        ROOT / "docs/sizes.yaml",
     ]
     texts = [text for text in (p.read_text("utf-8") for p in pages) if "generated: true" not in text]
     words = {word for text in texts for word in re.findall(r"[\w.-]*\w", text)}
@@ -63,7 +70,8 @@ def named(folder: str) -> set[str]:
 def sample(target: Path) -> Path:
     """A copy with those GPUs and models alone that are named, and with their measurements: all pages in half the time.
 
-    Pages of GPUs and models are all made in one way, and `make site` checks each of them.
+    Pages of GPUs and models are all made in one way, and `make site` checks each of them. What to run is asked of few
+    models: `tests/recommend` and `test_advice.py` hold answers, the pages here their tables.
     """
     made = copy(target)
     gpus, models = named("hardware/gpus"), named("models")
@@ -72,6 +80,7 @@ def sample(target: Path) -> Path:
         for path in (made / folder).glob("*.yaml"):
             if path.stem not in kept:
                 path.unlink()
+    (made / "docs/sizes.yaml").write_text(SIZES, "utf-8")
     shutil.rmtree(made / "measurements/suites")
     for path in (made / "measurements").rglob("*.jsonl"):
         records = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
@@ -126,7 +135,7 @@ def tiny(target: Path) -> Path:
     for path in (target / "measurements").rglob("*.jsonl"):
         path.unlink()
     for path in (target / "docs").iterdir():
-        if path.name != "assets" and not path.match("glossary*.yaml"):
+        if path.name not in ("assets", "sizes.yaml") and not path.match("glossary*.yaml"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     for name, text in TINY.items():
         (target / name).parent.mkdir(exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from sites import ROOT
 from calc.answers import advice, answers, kept, topics
 from calc.answers.advice import Machine
 from calc.answers.topics import Answers
+from calc.base.schema import InputError
 from calc.base.units import GiB
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
@@ -203,10 +205,26 @@ def test_every_gpu_and_model_has_its_tables_or_says_why_not(project: Path, site:
         for task in advice.JOBS:
             assert (f'<figure class="computed" id="gpu-{gpu.id}-run-{task}"' in page) != gpu.lacks_bf16
         assert ("Nothing is recommended" in page) == gpu.lacks_bf16
-    for model in load(project).models.values():
-        page = (site / f"models/{model.id}.html").read_text("utf-8")
-        assert (f'id="model-{model.id}-run"' in page) == topics.searched(model)
-        assert ("takes too long for a page" in page) != topics.searched(model)
+    largest = topics.sizes(project / "docs/sizes.yaml")["largest"] * 10**9
+    searched = {model.id: model.parameters <= largest for model in load(project).models.values()}
+    assert len({*searched.values()}) == 2
+    for model, has in searched.items():
+        page = (site / f"models/{model}.html").read_text("utf-8")
+        assert (f'id="model-{model}-run"' in page) == has
+        assert ("takes too long for a page" in page) != has
+
+
+def test_sizes_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "sizes.yaml"
+    text = topics.FILE.read_text("utf-8")
+    for old, new, said in (
+        ("largest: 100", "largest: 0", "largest: given 0, allowed: a number above 0"),
+        ("sft: [", "sfd: [", "unknown field 'sfd'; did you mean 'sft'?"),
+    ):
+        file.write_text(text.replace(old, new), "utf-8")
+        with pytest.raises(InputError, match=rf"^sizes.yaml: {re.escape(said)}$"):
+            topics.sizes(file)
+    assert {name for task in advice.JOBS for name in topics.sizes()[task]} <= load().models.keys()
 
 
 def test_no_page_of_the_catalog_transfers_too_much(site: Path) -> None:

@@ -127,7 +127,8 @@ def test_a_cards_curve_is_of_the_largest_size_that_eight_of_it_train_in_full(gpu
     verdicts = [str(row[1].value).partition(" in ")[0] for row in table.rows]
     assert verdicts[:2] == ["out of memory"] * 2  # of what is far too few, no more is drawn
     assert verdicts[2] != "out of memory"
-    for larger in topics.SIZES[topics.SIZES.index(eight["model"]) + 1 :]:
+    sizes = topics.sizes()["sft"]
+    for larger in sizes[sizes.index(eight["model"]) + 1 :]:
         assert estimate(parse({**eight, "model": larger})).verdict != "fits"
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sharing import alone
 from sites import ROOT
 
-from calc.answers import answers, searched, words
+from calc.answers import answers, kept, searched, words
 from calc.base.refusal import Refusal
 from calc.base.units import GB, GiB
+from calc.catalog.catalog import load
 from calc.engines.rollout import Unstarted
 from calc.estimate.estimate import estimate
 from calc.estimate.verdict import FITS
@@ -41,16 +41,25 @@ TIERS = {"entry": ("a100-40-sxm", {2}), "production": ("a100-80-sxm", {8}), "bud
 def record() -> Record:
     """The record of what the macros of the recipes pages publish."""
     found = rendered.pages(DOCS)
-    searched.fill(sources.recipes(found.docs))
     found.all()
     return found.record
 
 
-@pytest.fixture(scope="session", autouse=True)
-def answered(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The searches of all recipes, over all cores and once a run: other workers find what the first has kept."""
-    with alone(tmp_path_factory, "recipes"):
-        record()
+@pytest.fixture(scope="module", autouse=True)
+def answered(project: Path) -> Iterator[None]:
+    """The catalog of the sample, whose build has searched all of these recipes and kept them.
+
+    Its cards are all that alternatives are made of.
+    """
+    catalog = load(project)
+    known = (kept.of_gpu, kept.of_model, kept.of_models, searched.catalog, record)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(answers, "catalog", lambda: catalog)
+        for each in known:
+            each.cache_clear()
+        yield
+    for each in known:
+        each.cache_clear()
 
 
 @cache
@@ -73,9 +82,9 @@ def rows(table_id: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("page", TASKS)
 def test_an_answer_that_was_kept_is_what_the_search_answers(page: str) -> None:
     job = next(iter(front(page)["recipes"].values()))
-    kept, fresh = recipes.recommended(job).answer, recommend(flatten(job))
+    before, fresh = recipes.recommended(job).answer, recommend(flatten(job), answers.catalog())
     # the version of the catalog aside: what is kept serves every catalog with the same data behind it
-    assert as_dict(kept) == as_dict(fresh)
+    assert as_dict(before) == as_dict(fresh)
 
 
 @pytest.mark.parametrize("page", TASKS)
@@ -173,7 +182,7 @@ def test_what_the_pages_say_of_the_posted_tiers_holds() -> None:
 
 def test_the_whole_table_has_the_next_faster_one_the_alternatives_and_the_advice() -> None:
     job = front("sft")["recipes"]["entry-8b"]
-    found = recommend(flatten(job))
+    found = recommend(flatten(job), answers.catalog())
     assert found.recommended
     assert found.fails
     table, _ = record().tables["recipes-sft-entry-8b"]

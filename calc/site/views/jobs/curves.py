@@ -203,7 +203,7 @@ def counts(card: GPU) -> Table | None:
 
     The model is the largest usual size that eight of the cards train with nothing offloaded.
     """
-    for name in reversed(topics.SIZES):
+    for name in reversed(topics.sizes()["sft"]):
         found = fits.best(fits.Asked(name, card.id, "sft", "full", NODE)) if name in answers.catalog().models else None
         if found and found.verdict == "fits" and "offload.optimizer" not in found.given:
             model = answers.catalog().model(name)
