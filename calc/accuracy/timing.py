@@ -16,10 +16,13 @@ from calc.catalog.catalog import GPU, Catalog
 from calc.memory import kv_cache
 from calc.resolve.parse import parse
 from calc.throughput import Term, throughput, work
-from calc.throughput.rates import FLASH, GIGA, MEMORY, PCIE
-from calc.throughput.rollout import DECODED, ENGINE_STEP
+from calc.throughput.rates import FLASH, GIGA, MEMORY, PCIE, rated
+from calc.throughput.rollout import DECODED, ENGINE_STEP, decode, multiplied, read
 
 LONG = 32_768  # tokens of a product that runs long enough for a card to reach its power limit, as it does in training
+PLAIN = (
+    14  # kernels of a layer as `measurements.bench` decodes: residuals, and the halves of MLP and cache, on their own
+)
 SHORT = 512  # tokens of a cache that takes no time to read beside the weights
 _H200, _H100 = "measured/h200-2026-11-22/", "measured/h100-2026-11-22/"
 _LENGTHS = "llama-3-8b/sft/s{}/mb1/optimizer_impl=fused/checkpointing=full"
@@ -138,7 +141,7 @@ def start(catalog: Catalog) -> float:
     for gpu, model, row in rates(catalog, "decode"):
         if row["batch"] == 1 and row["kv_len"] == SHORT:
             arch = catalog.model(model).architecture
-            left.append((row["seconds"] - decoding(catalog, gpu, model, row)) / (arch.layers * DECODED))
+            left.append((row["seconds"] - decoding(catalog, gpu, model, row)) / (arch.layers * PLAIN))
     return float(median(left))
 
 
@@ -147,7 +150,7 @@ def decoding(catalog: Catalog, gpu: GPU, model: str, row: Mapping[str, Any], ker
     arch = catalog.model(model).architecture
     c = work.counts(arch, "lm")
     moved = 2 * (c.layers + c.head) + row["batch"] * row["kv_len"] * kv_cache.token_bytes(arch)
-    return float(moved) / ((gpu.bandwidth_gbs or 0) * GIGA * MEMORY) + kernel * arch.layers * DECODED
+    return float(moved) / ((gpu.bandwidth_gbs or 0) * GIGA * MEMORY) + kernel * arch.layers * PLAIN
 
 
 def flash(catalog: Catalog) -> float:
@@ -214,6 +217,27 @@ def policy(catalog: Catalog) -> float:
         host = chosen["G"] + step.without("launch", work.SELECTION)  # of which all is the host's in steps so short
         found.append((host / chosen["m"] - chosen["k"] * chosen["t"]) / chosen["d"])
     return float(median(found))
+
+
+def ahead_sequence(catalog: Catalog) -> float:
+    """`rollout.AHEAD_SEQUENCE`: what steps of several sequences take beyond their other terms, for each: the median."""
+    return float(median(left / batch for batch, left in steps_ahead(catalog) if batch > 1))
+
+
+def steps_ahead(catalog: Catalog) -> Iterator[tuple[int, float]]:
+    """Of each measured step of vLLM: its sequences, and the seconds beyond its bytes, products and kernel starts.
+
+    Steps that return log-probabilities are left out: those of 512 sequences wait for another process that reads them.
+    """
+    for gpu, model, row in rates(catalog, "vllm step"):
+        if not row["logprobs"]:
+            arch, n, r = catalog.model(model).architecture, row["batch"], rated(gpu, None, 1, "bf16")
+            token = kv_cache.read_bytes(arch, row["kv_len"], 1)
+            host = arch.layers * DECODED * work.START
+            known = decode(
+                n, 1, 1, row["kv_len"], n, read(arch, n, 1), token, r.memory, host, 0, multiplied(arch), r.matrix
+            )
+            yield n, row["seconds"] - known.seconds
 
 
 def sequence(catalog: Catalog) -> float:

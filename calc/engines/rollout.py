@@ -61,6 +61,10 @@ class RolloutEngine(Protocol):
     def max_num_seqs(self) -> int:
         """The most sequences at once."""
 
+    @property
+    def schedules_ahead(self) -> bool:
+        """True if it prepares a step while the GPU runs the one before."""
+
     def weights(self) -> list[Line]:
         """This rank's share of the model."""
 

@@ -57,6 +57,11 @@ class Sglang:
         return min(self.serving.max_num_seqs or REQUESTS, REQUESTS)
 
     @property
+    def schedules_ahead(self) -> bool:
+        """True: its schedulers run one batch ahead (`disable_overlap_schedule` of `server_args.py` is False)."""
+        return True
+
+    @property
     def chunk(self) -> int:
         """Tokens of one prefill (`chunked_prefill_size`)."""
         return next((tokens for below, tokens in CHUNKS if self.total < below), LARGEST)

@@ -81,6 +81,11 @@ class Vllm:
         return self._tokens if self.release < (0, 12) else min(self._tokens, self.max_num_seqs * self._length)
 
     @property
+    def schedules_ahead(self) -> bool:
+        """True from 0.14 on, but under Ray (`async_scheduling`, config/vllm.py:964-1004 of 0.24.0; #27614)."""
+        return self.release >= (0, 14) and self.serving.executor != "ray"
+
+    @property
     def _length(self) -> int:
         return self.serving.max_model_len
 

@@ -11,7 +11,7 @@ from calc.models.architecture import Head
 from calc.scenario.scenario import Offload, Scenario, changed
 from calc.step.placement import VALUED, serving
 from calc.throughput.rates import Rates, rated
-from calc.throughput.rollout import generated, served, swapped, synced
+from calc.throughput.rollout import Engine, generated, served, swapped, synced
 from calc.throughput.terms import Term, Unrated, within
 from calc.throughput.training import Load, update
 
@@ -105,8 +105,7 @@ def iteration(s: Scenario, gpu: GPU, r: Rates, cache_tokens: int | None, *, serv
             case "serve" if not serves:
                 pass
             case "serve":
-                graphs = keeps.serving is None or keeps.serving.graphs
-                terms += within("rollout", served(s, r, *_cache(s, keeps, gpu, cache_tokens), graphs=graphs))
+                terms += within("rollout", served(s, r, _engine(s, keeps, gpu, cache_tokens)))
             case "generate":
                 terms += within("rollout", generated(s, r, stage, _responses(s)))
             case "sync":
@@ -153,15 +152,15 @@ def _responses(s: Scenario) -> int:
     return s.rollout.batch * s.rollout.n
 
 
-def _cache(s: Scenario, keeps: Keeps, gpu: GPU, tokens: int | None) -> tuple[int, int]:
-    """The tokens that the KV cache of one engine holds, and the most sequences at once."""
+def _engine(s: Scenario, keeps: Keeps, gpu: GPU, tokens: int | None) -> Engine:
+    """One engine of the rollout, with `tokens` in its KV cache, or as many as the engine allocates."""
     engine = serving(s, keeps, gpu)
     assert engine
     cache = engine.cache(0)
     tokens = cache.tokens if tokens is None else tokens
     if not tokens:
         raise Unrated(f"rollout: {cache.refusal or 'its KV cache has no room'}")
-    return tokens, engine.max_num_seqs
+    return Engine(tokens, engine.max_num_seqs, engine.serving.graphs, engine.schedules_ahead)
 
 
 def node_of(s: Scenario, catalog: Catalog) -> Node | None:

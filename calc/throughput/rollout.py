@@ -6,6 +6,7 @@ Also the work around it: new weights for the engine, and swaps of weights and st
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from calc.base.plan import Keeps, Stage
 from calc.memory import kv_cache
@@ -18,12 +19,17 @@ from calc.throughput.rates import Rates
 from calc.throughput.terms import Constant, Term
 
 ENGINE_STEP = Constant(
-    2e-3, "seconds of one of vLLM's steps that the GPU waits for its scheduler and sampler", "assumed", "no source"
-)
+    2e-3, "seconds of an engine's step that the GPU waits for its scheduler and sampler, where one follows the other",
+    "assumed", "no source",
+)  # fmt: skip
 SEQUENCE = Constant(
-    87.8e-6, "seconds more of such a step for each sequence in it: it is scheduled, and its token sampled and read",
+    95.1e-6, "seconds more of such a step for each sequence in it: it is scheduled, and its token sampled and read",
     "calibrated",
     "rollouts of Llama 3.1 8B on eight H100, which NeMo RL's release notes time: timing.sequence",
+)  # fmt: skip
+AHEAD_SEQUENCE = Constant(
+    9.72e-6, "the same where the engine prepares a step while the GPU runs the last, which then waits for nothing",
+    "measured", "vLLM 0.24's steps of Llama 3 8B with 32 to 512 sequences, on an H200: timing.ahead_sequence",
 )  # fmt: skip
 EAGER = Constant(
     2.07e-3, "seconds that the host takes for a layer of a decoding step without CUDA graphs", "calibrated",
@@ -38,7 +44,9 @@ ASLEEP = Constant(
     1.45 + 0.29, "seconds that vLLM takes to fall asleep and to wake, once an iteration", "published",
     "https://github.com/huggingface/trl/issues/4086: 1.30 to 1.60 and 0.29, as vLLM logs them",
 )  # fmt: skip
-DECODED = 14  # kernels of a layer: two norms, four products, the cache's two, attention's two, MLP and residuals
+# Kernels of a layer in an engine: two norms, which add the residual, four products, the rotary embedding, a write to
+# the cache, attention, and the MLP's activation (vLLM 0.24 model_executor/models/llama.py)
+DECODED = 10
 REDUCE = Constant(
     9.2e-6, "seconds of a small all-reduce within a node, as a decoding step has two a layer", "published",
     "https://github.com/sgl-project/sglang/pull/2904: vLLM's own of 32 KB takes 8.7 to 11.8 on two to eight H100",
@@ -47,6 +55,17 @@ FAR_REDUCE = Constant(
     19.1e-6, "the same between nodes, by NCCL", "published",
     "https://github.com/NVIDIA/nccl-tests/issues/150: 19.1 for small messages between two A100 over InfiniBand",
 )  # fmt: skip
+
+
+class Engine(NamedTuple):
+    """What the time of generation takes from a rollout engine: the tokens that its KV cache holds, the most sequences
+    `at_once`, whether it captured CUDA `graphs`, and whether it prepares a step `ahead`, while the GPU runs the last.
+    """
+
+    cache_tokens: int
+    at_once: int
+    graphs: bool = True
+    ahead: bool = False
 
 
 def prefill(arch: Architecture, sequences: float, length: float, shards: int, r: Rates) -> list[Term]:
@@ -111,27 +130,28 @@ def multiplied(arch: Architecture) -> float:
     return 2.0 * (c.layers + c.head)
 
 
-def waits(arch: Architecture, tensor_parallel: int, r: Rates, reading: float = 0.0, *, graphs: bool = True) -> float:
-    """Seconds of a decoding step in which no bytes of weights or cache move: vLLM's own, starts of kernels, and what
-    each layer's two small all-reduces take, however few bytes they have.
+def waits(arch: Architecture, tensor_parallel: int, r: Rates, engine: Engine, reading: float = 0.0) -> float:
+    """Seconds of a decoding step in which no bytes of weights or cache move: the engine's own, starts of kernels, and
+    what each layer's two small all-reduces take, however few bytes they have.
 
-    Without CUDA `graphs` the host launches each layer, and the GPU waits beyond the `reading` of the weights.
+    Without CUDA graphs the host launches each layer, and the GPU waits beyond the `reading` of the weights.
     """
     reduce = 0.0
     if tensor_parallel > 1:
         reduce = 2 * (REDUCE if tensor_parallel <= r.per_node else FAR_REDUCE)
     known = arch.layers * (DECODED * work.START + reduce)
-    return ENGINE_STEP + (known if graphs else max(known, arch.layers * EAGER - reading))
+    step = 0.0 if engine.ahead else ENGINE_STEP
+    return step + (known if engine.graphs else max(known, arch.layers * EAGER - reading))
 
 
-def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int, *, graphs: bool = True) -> list[Term]:
-    """Generation by vLLM: engines of `rollout.tensor_parallel` GPUs share the prompts; `graphs` as in `waits`."""
+def served(s: Scenario, r: Rates, engine: Engine) -> list[Term]:
+    """Generation by engines of `rollout.tensor_parallel` GPUs each, which share the prompts."""
     assert s.rollout
     arch, tp = (s.role("actor") or s).architecture, s.rollout.tensor_parallel
     sequences = s.rollout.batch * s.rollout.n * tp / s.rollout.gpus
     prompt, response = lengths(s)
     context = prompt + response / 2
-    at_once = max(1.0, min(float(at_most), cache_tokens / (prompt + response), sequences))
+    at_once = max(1.0, min(float(engine.at_once), engine.cache_tokens / (prompt + response), sequences))
     terms = prefill(arch, sequences, prompt, tp, r)
     terms = [t._replace(name=f"prefill, {t.name}") for t in terms]
     weights = read(arch, at_once, tp)
@@ -145,8 +165,8 @@ def served(s: Scenario, r: Rates, cache_tokens: int, at_most: int, *, graphs: bo
             weights,
             kv_cache.read_bytes(arch, context, tp),
             r.memory,
-            waits(arch, tp, r, weights / r.memory, graphs=graphs),
-            SEQUENCE,
+            waits(arch, tp, r, engine, weights / r.memory),
+            AHEAD_SEQUENCE if engine.ahead else SEQUENCE,
             multiplied(arch) / tp,
             r.matrix,
         )

@@ -26,7 +26,7 @@ from .machine import Machine
 ROOT = Path(__file__).resolve().parents[2]
 SUITE_SCHEMA = Path(__file__).with_name("suite.schema.json")
 STEPS = 5  # the worker leaves the first two out of the median
-RATES = ("decode", "matmul")
+RATES = ("decode", "matmul", "serve")
 # The values that `steps` supports; anything else is recorded as not run.
 SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "task": ("pretrain", "sft", "rm", "dpo", "ppo"),

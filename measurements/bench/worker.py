@@ -21,7 +21,7 @@ from typing import Any
 
 LIBRARIES = (
     "torch", "transformers", "peft", "bitsandbytes", "flash-attn", "accelerate", "deepspeed", "trl", "torchtune",
-    "torchtitan", "torchao", "liger-kernel",
+    "torchtitan", "torchao", "liger-kernel", "vllm",
 )  # fmt: skip
 PROBE_CONFIG = {
     "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -102,6 +102,12 @@ def _matmul(job: Mapping[str, Any], device: Any, meter: Any) -> dict[str, Any]:
         return {"rates": [*matmul(job["configs"]["model"], job["options"], device), *copies(device)]}
 
 
+def _serve(job: Mapping[str, Any], device: Any, meter: Any) -> dict[str, Any]:
+    from .serving import serve
+
+    return {"rates": serve(job["configs"]["model"], job["options"])}
+
+
 def _probe(job: Mapping[str, Any], device: Any, meter: Any) -> dict[str, Any]:
     """The machine, with its CUDA context measured after a small job of the same kernels has run."""
     import torch
@@ -127,7 +133,7 @@ def _probe(job: Mapping[str, Any], device: Any, meter: Any) -> dict[str, Any]:
     }
 
 
-_KINDS = {"step": _steps, "decode": _decode, "matmul": _matmul, "probe": _probe}
+_KINDS = {"step": _steps, "decode": _decode, "matmul": _matmul, "serve": _serve, "probe": _probe}
 
 
 def versions() -> dict[str, str]:

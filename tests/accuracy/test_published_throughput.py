@@ -22,7 +22,7 @@ from calc.memory.kv_cache import token_bytes
 from calc.recommend.clock import TOLERANCE
 from calc.resolve.parse import parse
 from calc.throughput.rates import rated
-from calc.throughput.rollout import decode, read, waits
+from calc.throughput.rollout import Engine, decode, read, waits
 
 # DeepSpeed's CPU Adam took several times the published rate there: out of order with the jobs that step on the card
 OFFLOADED = "llama7b-8a800"
@@ -80,7 +80,9 @@ def test_a_token_of_a_72b_on_two_h100_takes_what_was_published() -> None:
     """Qwen2.5 72B, tensor parallel over two H100, alone: 30.9 ms (tenstorrent/tt-inference-server issue 143)."""
     arch = load().model("qwen2.5-72b").architecture
     r = rated(load().gpu("h100-sxm"), None, 2, "bf16")
-    one = decode(1, 1000, 1000, 640, 1, read(arch, 1, 2), token_bytes(arch, 2), r.memory, waits(arch, 2, r))
+    one = decode(
+        1, 1000, 1000, 640, 1, read(arch, 1, 2), token_bytes(arch, 2), r.memory, waits(arch, 2, r, Engine(1, 1))
+    )
     assert one.seconds / 1000 == pytest.approx(30.9e-3, rel=0.05)
 
 

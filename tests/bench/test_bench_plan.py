@@ -120,6 +120,7 @@ def test_the_suites_are_there() -> None:
         "stacks-titan",
         "decode",
         "matmul",
+        "serve",
     }
 
 

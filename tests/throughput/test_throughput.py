@@ -23,7 +23,18 @@ from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 from calc.throughput import Term, Throughput, Unrated, node_of, throughput, traffic, work
 from calc.throughput.rates import BUS, MASKED, MEMORY, THROUGH_HOST, Rates, rated
-from calc.throughput.rollout import ENGINE_STEP, HANDED, decode, handed, lengths, waits
+from calc.throughput.rollout import (
+    AHEAD_SEQUENCE,
+    DECODED,
+    ENGINE_STEP,
+    HANDED,
+    SEQUENCE,
+    Engine,
+    decode,
+    handed,
+    lengths,
+    waits,
+)
 from calc.throughput.training import FLAT, Load, optimizer_bytes, update
 
 PAGE = (Path(__file__).parents[2] / "docs/method/throughput.md").read_text("utf-8")
@@ -199,7 +210,7 @@ def test_tokens_for_experts_of_other_nodes_go_through_one_gpus_share_of_the_netw
 def test_a_decoding_step_waits_for_two_all_reduces_a_layer_longer_between_nodes() -> None:
     """80 layers: 160 all-reduces of 9.2 µs within a node, of 19.1 µs between nodes; one GPU has none."""
     arch = load().model("qwen2.5-72b").architecture
-    alone, near, far = [waits(arch, ranks, UNIT) for ranks in (1, 8, 16)]
+    alone, near, far = [waits(arch, ranks, UNIT, Engine(1, 1)) for ranks in (1, 8, 16)]
     assert (near - alone, far - alone) == (pytest.approx(160 * 9.2e-6), pytest.approx(160 * 19.1e-6))
 
 
@@ -426,9 +437,37 @@ def test_many_sequences_at_once_are_bound_by_arithmetic_as_long_as_there_are_man
 def test_without_cuda_graphs_a_step_takes_the_host_a_layer_at_a_time_unless_it_reads_for_longer() -> None:
     """28 layers of 2.07 ms, of which 10 ms are those of reading; after a second of reading, kernels' starts alone."""
     arch = load().model("qwen2.5-7b").architecture
-    graphs = waits(arch, 1, UNIT)
-    assert waits(arch, 1, UNIT, 0.01, graphs=False) == pytest.approx(ENGINE_STEP + 28 * 2.07e-3 - 0.01)
-    assert waits(arch, 1, UNIT, 1.0, graphs=False) == graphs == waits(arch, 1, UNIT, 0.01)
+    captured, launched = Engine(1, 1), Engine(1, 1, graphs=False)
+    graphs = waits(arch, 1, UNIT, captured)
+    assert waits(arch, 1, UNIT, launched, 0.01) == pytest.approx(ENGINE_STEP + 28 * 2.07e-3 - 0.01)
+    assert waits(arch, 1, UNIT, launched, 1.0) == graphs == waits(arch, 1, UNIT, captured, 0.01)
+
+
+def test_a_step_prepared_while_the_last_one_runs_waits_for_kernels_alone() -> None:
+    """Ten kernels in each of 28 layers."""
+    arch = load().model("qwen2.5-7b").architecture
+    ahead, behind = (waits(arch, 1, UNIT, Engine(1, 1, ahead=ahead)) for ahead in (True, False))
+    assert ahead == pytest.approx(28 * DECODED * work.START) and behind - ahead == pytest.approx(ENGINE_STEP)
+
+
+@pytest.mark.parametrize(
+    ("framework", "changes", "each"),
+    [
+        ("verl", {}, AHEAD_SEQUENCE),
+        ("verl", {"versions": {"vllm": "0.13.0"}}, SEQUENCE),
+        ("openrlhf==0.11.2", {"rollout": {"tensor_parallel": 1}}, AHEAD_SEQUENCE),
+        # its engines of several GPUs run under Ray
+        ("openrlhf==0.11.2", {"rollout": {"tensor_parallel": 2}}, SEQUENCE),
+        ("slime", {"sharding": "megatron"}, AHEAD_SEQUENCE),  # SGLang
+    ],
+)
+def test_the_release_and_what_runs_it_say_if_an_engine_prepares_steps_ahead(
+    framework: str, changes: dict[str, Any], each: float
+) -> None:
+    given = {"framework": framework, "task": "grpo", "model": "qwen3-8b", "gpu": "h100-sxm", "gpus": 8,
+             "prompt_len": 512, "response_len": 512, **changes}  # fmt: skip
+    found = {t.name: t for t in answer(given).terms}
+    assert found["rollout: decode"].values["q"] == each
 
 
 def test_adapters_in_fsdp_1_units_of_their_own_stop_every_pass() -> None:

@@ -114,6 +114,7 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
             max_model_len=s.seq_len if at_least(version, "0.3.2") else s.architecture.max_positions,
             max_num_seqs=128 if by_scheduler else None,
             max_num_batched_tokens=2048 if by_scheduler else None,
+            executor="ray" if s.rollout.tensor_parallel > 1 else "mp",  # trainer/ray/vllm_engine.py:240 of 0.11.2
         )
     notes = []
     if sleeping:
