@@ -34,6 +34,11 @@ from calc.memory.host import ROUNDED, HostAllocator
 from calc.models.architecture import Architecture
 
 OWN = (0, 9, 1)  # the first release after 0.8 whose share is the engine's own
+# vLLM's second model runner does not say before 0.29 what CUDA graphs will take (v1/worker/gpu/model_runner.py,
+# profile_cudagraph_memory), so that they come on top of the pool. The families that it runs, by their first release
+# (config/vllm.py, DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES of 0.22 to 0.28), and from 0.25 on every dense one of attention
+SECOND_RUNNER = {"qwen3": (0, 22), "llama": (0, 23), "mistral": (0, 23), "deepseek_v2": (0, 24), "qwen2_moe": (0, 24)}
+DENSE, NEVER = (0, 25), (10**6,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +115,13 @@ class Vllm:
         """The peak of the profile run beyond the weights, which vLLM keeps free for its steps.
 
         Its sampler sorts all logits up to 0.17; from 0.18 a Triton kernel does without
-        (v1/sample/ops/topk_topp_triton.py).
+        (v1/sample/ops/topk_topp_triton.py). The second runner draws without either, as if nothing asked for the largest
+        (v1/worker/gpu/model_runner.py:639-641 of 0.24.0).
         """
         tokens, rows = self.max_num_batched_tokens, self.max_num_seqs
         logit = kv_cache.SORTED if self.release < (0, 18) else kv_cache.SEARCHED
+        if self._second_runner:
+            logit = kv_cache.DRAWN
         return [kv_cache.profile(ROLE, self.arch, tokens, min(rows, tokens), logit, self.tensor_parallel)]
 
     def asleep(self) -> list[Line]:
@@ -179,9 +187,15 @@ class Vllm:
             used += around
         elif self.release < (0, 11):
             used += self.growth
-        elif self.release >= (0, 20):
+        elif self.release >= ((0, 29) if self._second_runner else (0, 20)):
             used += sum(line.bytes for line in self.asleep())
         return self._pool - used
+
+    @property
+    def _second_runner(self) -> bool:
+        """True if the model's steps are the second runner's."""
+        plain = not self.arch.experts and not self.arch.recurrent
+        return self.release >= SECOND_RUNNER.get(self.arch.family, DENSE if plain else NEVER)
 
     def _share(self, allowed: str, words: str) -> Unstarted:
         """The refusal of the engine's share of the card."""
