@@ -121,7 +121,7 @@ def test_the_second_runners_graphs_come_on_top_of_the_pool_until_it_estimates_th
 
 def test_the_pool_of_vllm_0_24_is_the_one_that_it_logged_on_an_h200() -> None:
     """Llama 3 8B, 0.9 of 139.8 GiB: 125.82 GiB, of them 14.96 weights, 0.22 outside PyTorch, 1.1 the peak; 109.53 are
-    left for the cache, beside which the graphs of ten sizes took 0.75. What kernels take outside PyTorch is not counted.
+    left for the cache, beside which the graphs of ten sizes took 0.75. Kernels of 0.2 GiB are not counted.
     """
     serving = Serving("0.24.0", 4096, max_num_seqs=1024, max_num_batched_tokens=8192)
     e = Vllm(LLAMA, serving, 1, 0.9, 150109880320, "NVIDIA H200", growth=241172480)
