@@ -197,7 +197,7 @@ def test_more_tensor_parallel_ranks_never_need_more_per_gpu(
     for ranks in (2, 4, 8):
         gpus = ranks * (4 if sharding == "fsdp2" else 1)
         data = {"model": model, "task": task, "checkpointing": checkpointing, "seq_len": length, "sharding": sharding}
-        each.append(allocated(of(gpus=gpus, tensor_parallel=ranks, **data)))
+        each.append(allocated(estimate(parse(SFT | data | {"gpus": gpus, "tensor_parallel": ranks}), replays=False)))
     assert each == sorted(each, reverse=True)
 
 
