@@ -14,7 +14,8 @@ from calc.scenario.scenario import Scenario
 from calc.scenario.words import RL
 from calc.throughput import Unrated, node_of, throughput
 
-LOOPS = {"trl": "TRL"}  # frameworks with a loop of their own, as measured records of theirs are headed
+# frameworks and trainers with a loop of their own, as measured records of theirs are headed
+LOOPS = {"trl": "TRL", "torchtune": "torchtune"}
 COLLECTIVES = ("gather", "reduce", "all-reduce", "overlap")
 
 
@@ -98,7 +99,7 @@ def step(record: Mapping[str, Any], catalog: Catalog) -> Pace | None:
 
 def kind(s: Scenario) -> str:
     """The kind of job under which a measured record is counted."""
-    if name := LOOPS.get(s.framework):
+    if name := LOOPS.get(s.framework) or LOOPS.get(s.trainer):
         return f"{name}, with generation" if s.rollout else name
     if s.sharding != "none":
         return "one rank of FSDP2" if s.sharding == "fsdp2" else "one rank of ZeRO"

@@ -1,7 +1,8 @@
 """The optimizers, a row each: what one keeps for each parameter, what its step takes, and what frameworks call it.
 
 Sources: torch 2.13 `optim/{adamw,sgd,_adafactor}.py`, bitsandbytes 0.50 `optim/optimizer.py`, lion-pytorch, and
-transformers 5.23 `training_args.py`, of which `OptimizerNames` has the names.
+transformers 5.23 `training_args.py`, of which `OptimizerNames` has the names, and `trainer_optimizer.py`, which builds
+them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Facts:
     `in_backward`: it can only step each parameter as soon as backward has made its gradient. `scratch`:
     bytes an element that its step of one parameter takes, whatever the type, in place of `temporaries`. `widens`: it
     steps in fp32 copies of gradient and weight, whatever their type, once the next gradient is there. `narrow`: its
-    states are bf16 whatever it steps in, which is counted for weights of that type.
+    states are bf16 whatever it steps in, which is counted for weights of that type. `trainer`: the class that
+    Transformers' Trainer builds for the name, where that is another.
     """
 
     label: str
@@ -74,6 +76,7 @@ class Facts:
     implementations: tuple[str, ...]
     steps: Mapping[str, Step]
     spelled: Spelling
+    trainer: Facts | None = None
 
     @property
     def usual(self) -> str:
@@ -157,6 +160,23 @@ _SGD = Facts(
     steps={"fused": Step(0, 3), "foreach": Step(0, 5), "single": Step(0, 5)},  # in place
     spelled=Spelling(torch="torch.optim.SGD", openrlhf="", verl="", trl={"foreach": Optim("sgd")}),
 )
+_ADAFACTOR = Facts(
+    label="Adafactor",
+    moments=1,  # variance, of a vector or a flat partition; row_var and col_var of a matrix
+    factored=True,
+    implementations=("single", "foreach"),  # foreach only on request (`_adafactor.py`)
+    # one by one a single estimate, which becomes the update in place
+    steps={"fused": Step(0, 7), "foreach": Step(1, 14), "single": Step(1, 14)},
+    spelled=Spelling(torch="torch.optim.Adafactor", openrlhf="", verl="", trl={"single": Optim("adafactor")}),
+)
+_LION = Facts(
+    label="Lion",
+    moments=1,  # exp_avg
+    implementations=("single",),
+    # one by one a clone and a sum; foreach the updates
+    steps={"fused": Step(0, 5), "foreach": Step(1, 12), "single": Step(2, 12)},
+    spelled=Spelling(torch="lion_pytorch.Lion", openrlhf="", verl="", trl={"single": Optim("lion_32bit")}),
+)
 
 OPTIMIZERS: Mapping[str, Facts] = {
     "adamw": _ADAMW,
@@ -195,18 +215,14 @@ OPTIMIZERS: Mapping[str, Facts] = {
         steps=dict.fromkeys(("fused", "foreach", "single"), Step(2, 33)),
         spelled=Spelling(torch="llama_cookbook.policies.AnyPrecisionAdamW", openrlhf="", verl="", trl={}),
     ),
-    "adafactor": Facts(
-        label="Adafactor",
-        moments=1,  # variance, of a vector or a flat partition; row_var and col_var of a matrix
-        factored=True,
-        implementations=("single", "foreach"),  # foreach only on request (`_adafactor.py`)
-        # one by one a single estimate, which becomes the update in place
-        steps={"fused": Step(0, 7), "foreach": Step(1, 14), "single": Step(1, 14)},
-        spelled=Spelling(
-            torch="torch.optim.Adafactor",
-            openrlhf="",
-            verl="",
-            trl={"single": Optim("adafactor")},
+    "adafactor": replace(
+        _ADAFACTOR,
+        trainer=replace(
+            _ADAFACTOR,
+            wide=True,
+            # squares of the gradient, and beside them their sum with epsilon, then the estimate (`optimization.py`)
+            steps=dict.fromkeys(("fused", "foreach", "single"), Step(2, 20)),
+            spelled=_ADAFACTOR.spelled._replace(torch="transformers.optimization.Adafactor"),
         ),
     ),
     "sgd": _SGD,
@@ -218,13 +234,14 @@ OPTIMIZERS: Mapping[str, Facts] = {
         steps={"fused": Step(0, 5), "foreach": Step(0, 8), "single": Step(0, 8)},
         spelled=_SGD.spelled._replace(trl={"foreach": Optim("sgd", "momentum=0.9")}),
     ),
-    "lion": Facts(
-        label="Lion",
-        moments=1,  # exp_avg
-        implementations=("single",),
-        # one by one a clone and a sum; foreach the updates
-        steps={"fused": Step(0, 5), "foreach": Step(1, 12), "single": Step(2, 12)},
-        spelled=Spelling(torch="lion_pytorch.Lion", openrlhf="", verl="", trl={"single": Optim("lion_32bit")}),
+    "lion": replace(
+        _LION,
+        trainer=replace(
+            _LION,
+            wide=True,
+            steps=dict.fromkeys(("fused", "foreach", "single"), Step(0, 5)),  # one kernel, in place
+            spelled=_LION.spelled._replace(torch="bitsandbytes.optim.Lion"),
+        ),
     ),
     "lomo": Facts(
         label="LOMO",

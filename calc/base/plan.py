@@ -185,12 +185,12 @@ class Role:
     `dropout`: dropout is on while the role trains. `wrapped`: each forward runs under an autocast of its own, whatever
     the type of the weights. `unfrozen`: the weights of a model that is only scored require gradients all the same, as
     they were loaded. `unpacks`: bytes per element of a 4-bit weight while it multiplies; where it is 0, those of other
-    products. `wide_embeddings`: 8-bit optimizers leave the states of embeddings in 32 bits. `finds_unused`: DDP looks
-    for parameters without a gradient. `cut_scales`: the scales of 4-bit weights are sharded with them. `ends`: under
-    FSDP 2 the embedding is a unit of its own, and so are the final norm and the head, which stay gathered after forward
-    (`kept`) or do not (`freed`). `whole`: with sequence parallelism adapters of linears that are cut see all positions.
-    `masks`: the loader makes a mask of every pair of a sequence's positions. `hooks`: checkpointing is switched on by
-    Transformers, which makes input embeddings require a gradient then, a vision tower's patches among them.
+    products. `by_trainer`: Transformers' Trainer builds the optimizer. `finds_unused`: DDP looks for parameters without
+    a gradient. `cut_scales`: the scales of 4-bit weights are sharded with them. `ends`: under FSDP 2 the embedding is a
+    unit of its own, and so are the final norm and the head, which stay gathered after forward (`kept`) or do not
+    (`freed`). `whole`: with sequence parallelism adapters of linears that are cut see all positions. `masks`: the
+    loader makes a mask of every pair of a sequence's positions. `hooks`: checkpointing is switched on by Transformers,
+    which makes input embeddings require a gradient then, a vision tower's patches among them.
 
     `streams`: how checkpoints leave for the host and come back, if they do: `each` on its own, `stash` (a few wait on
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
@@ -220,7 +220,7 @@ class Role:
     wrapped: bool = False
     unfrozen: bool = False
     unpacks: int = 0
-    wide_embeddings: bool = False
+    by_trainer: bool = False
     streams: Streams = ""
     pageable: bool = False
     finds_unused: bool = False

@@ -37,7 +37,7 @@ def keeps(s: Scenario, *, placed: bool = False) -> dict[str, Any]:
     return {
         "reduce_bytes": 2 if s.precision == "fsdp-mixed" else 0,
         "wrapped": wrapped(s),
-        "wide_embeddings": True,
+        "by_trainer": True,
         "finds_unused": s.checkpointing == "none" or bool(s.lora),
         "loads": loads(s, placed=placed),
     }

@@ -648,13 +648,13 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         return self.tape
 
 
-def below_layers(run: Run, recompute: bool) -> Size:
+def below_layers(run: Run, recompute: bool, masked: bool = False) -> Size:
     """Bytes kept below the first layer: a dropout mask and, with checkpointing, embedding output and attention masks.
 
     PEFT makes the embedding's output a leaf that requires a gradient (`_prepare_model_for_gradient_checkpointing`); if
     a number or a dropout mask multiplies it, the first layer's input is another tensor, and the leaf counts here. Eager
     attention gets a mask in the type of the residual stream, and another one if some of the layers slide: checkpoints
-    keep both.
+    keep both. SDPA's mask of rows that lie end to end has a byte for each two positions.
     """
     dropped = run.arch.embedding_dropout and run.training
     masks = len({spec.slides for spec in run.arch.specs})
@@ -662,6 +662,8 @@ def below_layers(run: Run, recompute: bool) -> Size:
     kept = of(h=1) if dropped and (run.trained or leaf) else NOTHING
     if recompute and run.kernel == "eager":
         kept += Size({"S": masks * run.residual})
+    if recompute and masked and run.arch.end_to_end:
+        kept += Size({"S": 1})
     if recompute:
         kept += lent(run)
     if run.arch.names.embedding_norm:

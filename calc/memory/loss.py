@@ -337,8 +337,13 @@ class Head(Program):
 
         These are the maximum and the logarithm of the sum; the cast, the softmax and its gradient are never tensors.
         Backward writes one gradient, in the type of the logits (traced with torch 2.13 `_functorch/partitioners.py`).
+        Over a part of the vocabulary sums of other ranks come between the kernels, so that shifted logits and the
+        log-softmax are tensors in fp32, and the latter is kept (torch `distributed/tensor/parallel/loss.py`).
         """
-        self.tape.op("cross entropy", [x], ONE, 4, saves=[x, Tensor(ONE, 8)])
+        if self.run.sequences:
+            self.tape.op("cross entropy", [x], ONE, 4, saves=[Tensor(x.width, 4)], scratch=x.width * 4)
+        else:
+            self.tape.op("cross entropy", [x], ONE, 4, saves=[x, Tensor(ONE, 8)])
 
     def log_softmax(self, x: Tensor, path: Path) -> None:
         """`F.log_softmax(logits).gather(labels)`, in the type that the logits have by then."""

@@ -22,12 +22,13 @@ class Optimizer:
 
     kind: str
     impl: str
-    wide_embeddings: bool = False  # 8-bit optimizers leave the states of embeddings in 32 bits
+    by_trainer: bool = False  # Transformers' Trainer builds it
 
     @property
     def facts(self) -> Facts:
-        """The row of its kind in `OPTIMIZERS`."""
-        return OPTIMIZERS[self.kind]
+        """The row of its kind in `OPTIMIZERS`, or what Transformers' Trainer builds in its place."""
+        row = OPTIMIZERS[self.kind]
+        return (row.trainer or row) if self.by_trainer else row
 
 
 def state_bytes_per_parameter(optimizer: Optimizer, b: int) -> float:
@@ -54,7 +55,7 @@ def in_32_bits(optimizer: Optimizer, tensor: Tensor) -> bool:
 
     Transformers' Trainer names every embedding to bitsandbytes (5.23 `trainer.py`, `register_module_override`).
     """
-    named = optimizer.wide_embeddings and optimizer.facts.bitsandbytes
+    named = optimizer.by_trainer and optimizer.facts.bitsandbytes
     return tensor.elements < SMALL or (named and tensor.kind == "embedding")
 
 
@@ -66,7 +67,7 @@ def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Seque
     """
     facts = optimizer.facts
     if facts.factored and tensors:
-        total = adafactor_bytes(tensors, b)
+        total = adafactor_bytes(tensors, 4 if facts.wide else b)
         return Line(
             "optimizer_states", role, -(-total // shards), "F/N", {"F": total, "N": shards}, "optimizer#adafactor"
         )
@@ -90,6 +91,17 @@ def temporaries(optimizer: Optimizer) -> int:
     return optimizer.facts.steps[optimizer.impl].temporaries
 
 
+def scratch(optimizer: Optimizer, b: int) -> int:
+    """Bytes an element that the step of one parameter takes where they are not its type's, else 0.
+
+    With states in fp32 the temporaries are in fp32 as well; gradients and weights of fewer bytes are copied to it.
+    """
+    facts, n = optimizer.facts, temporaries(optimizer)
+    if facts.scratch or not (facts.wide and n):
+        return facts.scratch
+    return 4 * n + (8 if b < 4 else 0)
+
+
 def single_step(optimizer: Optimizer, role: str, elements: int, grad: int, b: int, *, part: bool = False) -> Line:
     """The temporaries of one parameter's own step, in backward: `b` bytes an element, times their number.
 
@@ -97,7 +109,7 @@ def single_step(optimizer: Optimizer, role: str, elements: int, grad: int, b: in
     16-bit one is copied to fp32 and dropped, then the weight is copied: 6 bytes, then 8. Of `part` of a weight, its
     rank's, the copy is small: 6.
     """
-    each = optimizer.facts.scratch or b * temporaries(optimizer)
+    each = scratch(optimizer, b) or b * temporaries(optimizer)
     if optimizer.facts.widens:
         each = grad if grad == 4 else 6 if part else 8
     return Line("temporary", role, each * elements, "b·W", {"b": each, "W": elements}, "optimizer#in-backward")
@@ -106,7 +118,7 @@ def single_step(optimizer: Optimizer, role: str, elements: int, grad: int, b: in
 def step_scratch(optimizer: Optimizer, role: str, trained: int, largest: int, b: int, shards: int = 1) -> Line:
     """The step's temporaries (see `temporaries`): foreach for all parameters, else for the largest."""
     n = temporaries(optimizer)
-    if own := optimizer.facts.scratch:
+    if own := scratch(optimizer, b):
         values = {"b": own, "P_max": largest, "N": shards}
         return Line("temporary", role, own * largest // shards, "b·P_max/N", values, "optimizer#step")
     if not n:

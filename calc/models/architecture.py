@@ -306,6 +306,7 @@ class Architecture:
     # expanded: stored in groups of queries with one key and one value, which are then copied for every query (Falcon)
     fused_qkv: Literal["", "sliced", "split", "expanded"] = ""
     masked: bool = False  # SDPA gets a mask even where it needs none
+    end_to_end: bool = False  # the rows of a batch are joined in one, whose sequences its positions tell apart
     # positions slope attention's scores (ALiBi), in Transformers' eager attention alone: by the product that makes the
     # scores (BLOOM), or by an fp32 tensor that is added to them (MPT)
     slopes: Literal["", "within", "added"] = ""

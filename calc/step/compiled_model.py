@@ -156,7 +156,7 @@ def stack(
         wrapped=run.wrapped,
         embedding_own=(0 if tied else embedding) + (layer_input_parameters(arch) if run.trained else 0),
         layers=arch.layers,
-        bottom=amount(activations.below_layers(run, recompute), dims) if arch.embeds else NO_BYTES,
+        bottom=amount(activations.below_layers(run, recompute, masked), dims) if arch.embeds else NO_BYTES,
         lent=activations.lent_again(run) if recompute else (),
         layer_inputs=amount(of(Lp=run.residual), dims)
         if arch.layer_inputs and (run.trained or recompute)

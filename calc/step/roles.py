@@ -79,7 +79,8 @@ class Roles(Memo):
         One GPU has the share of their tokens that context parallelism leaves it.
         """
         length = length or s.held_len(rows)
-        return Batch(-(-rows * length // s.context_parallel), length)
+        tokens = -(-rows * length // s.context_parallel)
+        return Batch(tokens, tokens if s.architecture.end_to_end else length)
 
     def step(self, r: Replica, s: Scenario, batch: Batch) -> Step:
         """The activations of a model on one micro-batch."""

@@ -173,9 +173,10 @@ def attending(s: Scenario, r: Rates, load: Load, c: work.Counts, p: work.Passes,
         yield work.attention(load.tokens, load.length, c, p, fused, n, r.flash)
         return
     near = c if s.architecture.masked else c._replace(attention=0)
+    seen = load.rows * load.length if s.architecture.end_to_end else load.length
     plain = c._replace(attention=c.attention - near.attention, windowed=0)
     yield work.attention(load.tokens, load.length, plain, p, fused, n, r.flash)
-    yield work.attention(load.tokens, load.length, near, p, False, n, r.masked)._replace(name="masked attention")
+    yield work.attention(load.tokens, seen, near, p, False, n, r.masked)._replace(name="masked attention")
 
 
 def ran(s: Scenario, role: Role, load: Load, trained: bool) -> work.Layers:

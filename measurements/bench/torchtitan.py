@@ -89,6 +89,8 @@ def _spec(config: Mapping[str, Any], s: Mapping[str, Any]) -> Any:
         "n_kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
         "vocab_size": config["vocab_size"],
         "attn_type": "varlen" if s["attention"] == "flash" else "sdpa",
+        # attention by lengths runs over documents alone, and each row is one here
+        "attn_mask_type": "block_causal" if s["attention"] == "flash" else "causal",
     }
     if family == "qwen3":
         shape |= {

@@ -200,7 +200,7 @@ def _trainer(model: Any, config: Mapping[str, Any], s: Mapping[str, Any], device
     if s["task"] == "sft":
         options["packing"] = s["packing"]
     if s["task"] == "simpo":
-        options |= {"loss_type": "simpo", "cpo_alpha": 0.0}
+        options["loss_type"] = "simpo"
     if s["offload"]["activations"]:
         options["activation_offloading"] = True
     if adapted:

@@ -125,8 +125,8 @@ def test_states_of_fewer_bits_by_hand() -> None:
     """
     packed = 2**20 + 2**21
     assert state("adamw-torchao-8bit").bytes == 2 * (packed + 4 * packed // 256) + 2 * 2 * 1024
-    assert state("adamw-torchao-8bit", wide_embeddings=True) == state("adamw-torchao-8bit")
-    assert state("adamw-8bit", wide_embeddings=True).bytes > state("adamw-8bit").bytes
+    assert state("adamw-torchao-8bit", by_trainer=True) == state("adamw-torchao-8bit")
+    assert state("adamw-8bit", by_trainer=True).bytes > state("adamw-8bit").bytes
     paged = state("adamw-paged")
     assert (paged.bytes, paged.allocated) == (8 * (packed + 1024), False)  # fp32 beside bf16 weights
 

@@ -14,7 +14,9 @@ from calc.estimate.estimate import estimate
 from calc.frameworks.trl import trl
 from calc.launch import launch
 from calc.launch.shell import LaunchError
+from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
+from calc.step.roles import Roles
 
 TILED = Path("tiled", tile=4096)
 HALF = Path("tiled", kept=0.5, tile=4096)  # 512 of 1024 tokens are the completion's
@@ -229,7 +231,7 @@ def test_what_the_release_runs_is_not_refused(fields: dict[str, Any]) -> None:
 def test_every_loss_but_the_reward_models_is_tiled() -> None:
     """`add_fused_lm_head` in sft, dpo and grpo; outputs are vectors, so nothing is held."""
     assert trl.keeps(run(task="sft")).roles[0].path == TILED
-    scalar, trained = Path("scalar"), {"wrapped": True, "wide_embeddings": True}
+    scalar, trained = Path("scalar"), {"wrapped": True, "by_trainer": True}
     assert trl.keeps(run(task="rm")).roles == (Role("reward", scalar, scalar, 16, 16, dropout=False, **trained),)
     assert trl.keeps(run(task="dpo")).roles == (
         Role("actor", TILED, TILED, 16, 16, dropout=False, **trained),
@@ -724,3 +726,17 @@ def test_one_engine_of_deepspeed_has_policy_and_critic() -> None:
     for phase in group.phases:
         buckets = [line.role for line in phase.moment.lines if line.formula == "n·b·E_b"]
         assert buckets in ([], ["actor"]), phase.name
+
+
+@pytest.mark.parametrize(
+    ("version", "transformers", "joined"),
+    [("1.16.0", "5.17", True), ("0.17.0", "4.57", False), ("0.19.0", "4.52", False)],
+)
+def test_packed_rows_are_one_row_under_a_mask(version: str, transformers: str, joined: bool) -> None:
+    """Eight packs of 2,048 tokens: SDPA's mask is of 16,384 positions squared, and tells sequences apart."""
+    packed = {"model": "llama-3.2-1b", "gpu": "h200", "task": "sft", "packing": True, "micro_batch": 8, "seq_len": 2048}
+    given = {**packed, "framework": f"trl=={version}", "versions": {"transformers": transformers}}
+    s = parse(given, where="job", catalog=load())
+    assert (s.architecture.masked, s.architecture.end_to_end) == (joined, joined)
+    batch = Roles(s).batch(s, 8)
+    assert batch == (16_384, 16_384 if joined else 2048)

@@ -78,7 +78,7 @@ def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architect
         case "torchtitan":
             return torchtitan.modelled(architecture, str(values["versions.torchtitan"]), str(values["versions.torch"]))
         case "torchtune":
-            return torchtune.modelled(architecture, packing=bool(values["packing"]))
+            return torchtune.modelled(architecture, str(values["versions.torchtune"]), packing=bool(values["packing"]))
         case "unsloth":
             return as_published(unsloth.modelled(architecture, str(values["versions.transformers"])), values)
         case _:

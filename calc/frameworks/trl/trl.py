@@ -10,6 +10,7 @@ autocast. REINFORCE++ is in no release, and RLOO runs as GRPO does since 0.22.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
@@ -33,6 +34,7 @@ from calc.frameworks.constraints import (
 from calc.frameworks.releases import NOTHING, pinned, stated
 from calc.frameworks.trl import paths, rl
 from calc.frameworks.trl.releases import ADAPTERS, DEFAULTS, FIRST, RELEASES, SUPERVISED
+from calc.models.architecture import Architecture
 from calc.models.families import UNSCORED
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, RL
@@ -51,7 +53,16 @@ OFFLOADS = {"sft": "0.18.0", "rm": "0.24.0", "dpo": "0.29.0"}
 PAIRS = "0.24.0"  # RewardTrainer has chosen and rejected in one batch, and images
 BF16 = "0.19.0"  # bf16 is true unless fp16 is, since then
 
-modelled = as_published
+
+def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
+    """The model as Transformers has it; packed rows lie end to end, and SDPA gets a mask of all their positions.
+
+    Packs are `padding_free` since 0.19.0 (trainer/sft_trainer.py:394), and Transformers finds sequences by their
+    positions since 4.53 (`masking_utils.py`, find_packed_sequence_indices).
+    """
+    published = as_published(architecture, values)
+    told = at_least(str(values["version"]), "0.19.0") and at_least(str(values["versions.transformers"]), "4.53")
+    return replace(published, masked=True, end_to_end=True) if values["packing"] and told else published
 
 
 def nearest(version: str) -> str:

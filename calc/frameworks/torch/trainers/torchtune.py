@@ -72,23 +72,27 @@ ACCUMULATION = {FIRST: (32, 64), "0.4.0": (8, 8), "0.5.0": (8, 8), "0.6.1": (8, 
 UNITS = ("llama-3-8b", "llama-3.1-8b", "llama-3-70b", "llama-3.1-70b")
 UNITS_WITH_ADAPTERS = ("llama-3-70b", "llama-3.1-70b", "qwen2.5-32b", "qwen2.5-72b")
 SPREAD_ENDS = "0.5.0"
+WIDE_NORMS = "0.5.0"
 # Families built of `TransformerSelfAttentionLayer` with its own rotation, of pairs or of Qwen's halves.
 ROTATED: Mapping[str, Literal["", "stacked"]] = {
     "llama": "stacked", "mistral": "stacked", "qwen2": "",
 }  # fmt: skip
 
 
-def modelled(arch: Architecture, *, packing: bool) -> Architecture:
+def modelled(arch: Architecture, version: str, *, packing: bool) -> Architecture:
     """The model as torchtune has it: keys and values for every query head, rotated before heads are put first.
 
     Packs pick cos and sin by the positions of their tokens; Qwen's halves else cast those of all positions, for queries
-    and for keys (modules/attention.py, modules/position_embeddings.py, models/qwen2/_positional_embeddings.py).
+    and for keys (modules/attention.py, modules/position_embeddings.py, models/qwen2/_positional_embeddings.py). Since
+    0.5.0 norms call `F.rms_norm` in fp32, and their weight multiplies before the cast (modules/rms_norm.py).
     """
     if arch.family not in ROTATED:
         return arch
     rotation = ROTATED[arch.family]
     tables = 0 if rotation or packing else 4 * arch.head_dim
-    return replace(arch, repeated=True, by_token=True, rotation=rotation, rotary_picked=packing, rotary_tables=tables)
+    wide = arch.norm_fp32 or at_least(version, WIDE_NORMS)
+    own = replace(arch, repeated=True, by_token=True, norm_fp32=wide)
+    return replace(own, rotation=rotation, rotary_picked=packing, rotary_tables=tables)
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:

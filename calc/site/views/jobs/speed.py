@@ -197,9 +197,9 @@ def _by_group(found: Sequence[Pace], table_id: str, title: str, caption: str, re
 def _errors(name: str, members: list[Pace], *, rank: bool) -> tuple[Cell, ...]:
     errors = [p.error for p in members]
     sizes = [100 * abs(error) for error in errors]
-    order = rank_correlation([(p.predicted, p.measured) for p in members]) if rank else None
+    order = rank_correlation([(p.predicted, p.measured) for p in members]) if rank and len(members) > 1 else None
     numbers = (median(sizes), max(sizes), 100 * mean(errors))
-    return (Cell(name), Cell(len(members)), *(Cell(n) for n in numbers), Cell(order, "" if rank else "—"))
+    return (Cell(name), Cell(len(members)), *(Cell(n) for n in numbers), Cell(order, "—" if order is None else ""))
 
 
 def each() -> Table:
