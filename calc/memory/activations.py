@@ -352,6 +352,9 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             shared = self.tape.op(
                 "shared: weigh", [gate, shared], WIDTH, self.c, saves=[gate, shared], backward_scratch=WIDTH * self.c
             )
+        if self.arch.shared_fp32:
+            wide = self.add(self.cast(y, 4, "experts"), self.cast(shared, 4, "shared"), "experts: add shared")
+            return self.cast(wide, self.run.residual, "experts: add shared")
         return self.add(y, shared, "experts: add shared")
 
     def all_experts(self, x: Tensor) -> Tensor:
