@@ -111,6 +111,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "mlp_layer_types", "moe_router_enable_expert_bias", "moe_router_use_sigmoid", "num_nextn_predict_layers",
         "qk_norm", "route_norm", "router_scaling_factor",
     ),
+    "youtu": ("embedding_initializer_range", "head_dim", "mlp_bias", "qk_head_dim", "rope_interleave"),
     "mistral4": (*_DEEPSEEK, "head_dim", "qk_head_dim"),
     "minimax_m2": (
         *_ROUTER, "attn_type_list", "attention_bias", "layernorm_full_attention_beta", "mlp_intermediate_size",

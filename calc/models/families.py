@@ -72,7 +72,7 @@ UNSCORED = (
     "granitemoehybrid", "idefics3", "lfm2", "lfm2_moe", "llama4_text", "minimax_m2", "mistral3",
     "nemotron_h",
     "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
-    "smolvlm", "solar_open",
+    "smolvlm", "solar_open", "youtu",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
@@ -500,6 +500,10 @@ FAMILIES: dict[str, Family] = {
              first_k_dense_replace=1, enable_moe_fp32_combine=True),
         dict(qk_norm="heads", routing="fp32", routing_uncast=True), biases=_ATTENTION, experts="num_experts",
         spelled=dict(n_shared_experts="num_shared_experts"),
+    ),
+    "youtu": Family(
+        dict(num_key_value_heads=16, max_position_embeddings=131072, tie_word_embeddings=True, v_head_dim=128, **_MLA),
+        biases=_ATTENTION, mla=True,
     ),
     "mistral4": Family(
         dict(num_key_value_heads=32, max_position_embeddings=1048576, n_routed_experts=128, num_experts_per_tok=4,

@@ -44,7 +44,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.56.0": ("apertus", "glm4v_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss"),
     "4.57.0": ("flex_olmo", "ministral", "olmo3", "qwen3_next", "qwen3_vl", "qwen3_vl_moe"),
     "5.0.0": ("afmoe", "cwm", "glm4_moe_lite", "lfm2_moe", "minimax_m2", "ministral3", "solar_open"),
-    "5.1.0": ("exaone_moe",),
+    "5.1.0": ("exaone_moe", "youtu"),
     "5.2.0": ("glm_moe_dsa", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
     "5.3.0": ("nemotron_h",),
     "5.4.0": ("mistral4",),

@@ -67,6 +67,7 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v32": INDEXED,
     "glm_moe_dsa": INDEXED | {"indexer_types": ["full", "full", "shared", "shared"]},
     "hy_v3": {**ROUTED, "num_experts": 8},
+    "youtu": LATENT | {"num_key_value_heads": 16, "head_dim": 32},
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "exaone_moe": {**ROUTED, "num_experts": 8, "sliding_window": 512},
     "afmoe": {**ROUTED, "num_experts": 8, "num_shared_experts": 1, "sliding_window": 512, "mup_enabled": True},
