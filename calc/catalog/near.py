@@ -123,7 +123,7 @@ UNMODELLED = tuple(
         "which is not modelled",
         r"(?:modern|distil|ro|al|de|electra)?bert[a-z]*|deberta|roberta|bge|[a-z0-9.]*embedding|"
         r"embeddinggemma": "is an encoder, which is not modelled",
-        r"llada|diffusiongemma": "makes text by diffusion, which is not modelled",
+        r"llada|diffusiongemma|labs-diffusion": "makes text by diffusion, which is not modelled",
         r"stable-?diffusion|sdxl|flux|qwen-image": "makes images, which is no job of this guide",
     }.items()
 )

@@ -199,6 +199,9 @@ TYPED = {
     "qwen3 moe 30b": "qwen3-30b-a3b",
     "tencent/Youtu-LLM-2B-Base": "youtu-llm-2b",
     "MiniMaxAI/MiniMax-M3": "",
+    "microsoft/Phi-3-medium-128k-instruct": "phi-3-medium",
+    "01-ai/Yi-6B-Chat-8bits": "yi-6b",
+    "tiiuae/Falcon-H1-1.5B-Deep-Instruct": "",
 }
 
 
@@ -214,7 +217,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 182
+    assert len(TYPED) == 185
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
