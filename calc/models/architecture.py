@@ -86,11 +86,15 @@ class Mla:
 
 
 class Indexer(NamedTuple):
-    """The part of sparse attention that chooses the keys that a query sees (DeepSeek V3.2)."""
+    """The part of sparse attention that chooses the keys that a query sees (DeepSeek V3.2).
+
+    `passed`: each layer hands the next what it has chosen (GLM-5).
+    """
 
     heads: int
     head_dim: int
     keys: int
+    passed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -520,7 +520,8 @@ def _layer_inputs(read: _Reader, layers: int) -> LayerInputs | None:
 def _indexer(read: _Reader) -> Indexer:
     if read.optional("q_lora_rank") is None:
         raise ConfigError("q_lora_rank", None, "a rank, from which the indexer makes its queries")
-    return Indexer(*(read.integer(name) for name in ("index_n_heads", "index_head_dim", "index_topk")))
+    heads, head_dim, keys = (read.integer(name) for name in ("index_n_heads", "index_head_dim", "index_topk"))
+    return Indexer(heads, head_dim, keys, passed=read.known("index_topk_freq"))
 
 
 CHOOSING = {"F": "full", "S": "shared"}  # letters of `index_topk_pattern` for the kinds in `indexer_types`
