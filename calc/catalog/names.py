@@ -33,7 +33,7 @@ _VERSION = re.compile(r"[0-9]+\.[0-9]+")
 # Formats of a checkpoint's weights other than 16 bits and the 4 of bitsandbytes that QLoRA loads: words in names of
 # quantised checkpoints (AWQ, GPTQ, GGUF with its kinds, compressed-tensors, MLX, EXL2 and 3).
 _STORED = re.compile(
-    r"(?<![^\W_])(?:quantized\.)?(awq|gptq|gguf|(?:nv|mx)?fp[48]|int[48]|w[0-9]+a[0-9]+|[2-8]bit|i?q[2-8](?:_[a-z0-9]+)*|exl[23]|mlx"
+    r"(?<![^\W_])(?:quantized\.)?(awq|gptq|gguf|(?:nv|mx)?fp[48]|int[48]|w[0-9]+a[0-9]+|[2-8]bits?|i?q[2-8](?:_[a-z0-9]+)*|exl[23]|mlx"
     r"|aqlm|hqq|autoround|compressed-tensors)(?![^\W_])(?:[-_]dynamic)?",
     re.ASCII,
 )

@@ -60,15 +60,20 @@ _SPEAKS = {
     r"intern[ _-]?s1[ _-]mini": "qwen3-8b",
     r"intern[ _-]?s1": "qwen3-235b-a22b",
     r"internvl[ _-]?2(?:[._]5)?[ _-]8b": "internlm2.5-7b",
+    r"mistral[ _-]?medium[ _-]?3[._]5": "devstral-2-123b",
 }
 UNMODELLED = tuple(
     (re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), what)
     for pattern, what in {
         **{pattern: f"{_IMAGES}; its language model has the shapes of {id}" for pattern, id in _SPEAKS.items()},
-        r"deepseek[ _-]?v4": "has attention of a kind that is not modelled; deepseek-v3.2 is the nearest",
+        **{
+            pattern: f"has attention of a kind that is not modelled; {id} is the nearest"
+            for pattern, id in {r"deepseek[ _-]?v4": "deepseek-v3.2", r"minimax[ _-]?m3": "minimax-m2"}.items()
+        },
         r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic": "is of an architecture that few train today, and "
         "that is not modelled",
-        r"kimi[ _-]?linear": "has Kimi's delta attention, which is not modelled; Qwen3-Next has a gated delta rule",
+        r"kimi[ _-]?(?:linear|k3)": "has Kimi's delta attention, which is not modelled; Qwen3-Next has a "
+        "gated delta rule",
         r"kimi[ _-]?audio": _SOUND,
         r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of another BailingMoE than the second, "
         "which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t",
@@ -82,6 +87,7 @@ UNMODELLED = tuple(
         "recurrence of another kind than Mamba-2's and the gated delta rule, which are modelled",
         r"baichuan2?-13b": "slopes attention's scores by position (ALiBi) in code that lies beside its weights; "
         "bloom-7b1 and mpt-7b do so, too",
+        r"laguna|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a kind that is not modelled",
         r"minimax[ _-]?m1|minimax[ _-]?text": "has lightning attention, which is not modelled; minimax-m2 is",
         r"mimo[ _-]?v2": "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is",
         r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled",
@@ -89,8 +95,9 @@ UNMODELLED = tuple(
             pattern: f"is of the family of {id}, but no file of the catalog describes it"
             for pattern, id in {
                 r"trinity[ _-]?large": "trinity-mini",
-                r"nemotron[ _-]?3[ _-]?ultra": "nemotron-3-super-120b-a12b",
                 r"lfm2[ _-]24b": "lfm2-8b-a1b",
+                r"exaone[ _-]?4[._]5": "exaone-4-32b",
+                r"qwen3[._][678][ _-](?:max|plus|[0-9.]+t)": "qwen3.5-397b-a17b",
                 r"eurollm[ _-]22b": "eurollm-9b",
                 r"granite[ _-]4[.0-9]*[ _-](?:350m|1b)": "granite-4-micro",
             }.items()
@@ -104,7 +111,7 @@ UNMODELLED = tuple(
         r"minicpm[ _-]?(?:v|o)": _IMAGES,
         r"minicpm": "has attention of a kind that is not modelled; qwen3-8b is of like size",
         r"deepseek[ _-]?ocr|[a-z0-9]*ocr": _IMAGES,
-        r"mistral[ _-]?large[ _-]?3|mistral[ _-]?(?:small|medium)[ _-]?[4-9]|pixtral|apriel": "reads images, and its "
+        r"mistral[ _-]?large[ _-]?3|mistral[ _-]?medium[ _-]?[4-9]|pixtral|apriel": "reads images, and its "
         "layers are not those of the Mistral models that are modelled",
         r"(?:glm[ _-]?4v|cogvlm[0-9]?|cogagent)": f"{_IMAGES}; glm-4.1v-9b is of a later kind",
         r"llava|bakllava|paligemma|idefics-?2?|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
@@ -116,7 +123,7 @@ UNMODELLED = tuple(
         "which is not modelled",
         r"(?:modern|distil|ro|al|de|electra)?bert[a-z]*|deberta|roberta|bge|[a-z0-9.]*embedding|"
         r"embeddinggemma": "is an encoder, which is not modelled",
-        r"llada|diffusiongemma": "makes text by diffusion, which is not modelled",
+        r"llada|diffusiongemma|labs-diffusion": "makes text by diffusion, which is not modelled",
         r"stable-?diffusion|sdxl|flux|qwen-image": "makes images, which is no job of this guide",
     }.items()
 )

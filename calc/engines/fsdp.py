@@ -367,7 +367,8 @@ class Fsdp(Holder):
             yield "optimizer step on the host", []
         elif r.optimizer:
             kept = self.reduced(self.differentiated)
-            scratch = optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.largest, r.step_bytes, r.ranks)
+            trained = self.stored(r.trained_tensors, r.trainable)
+            scratch = optimizer.step_scratch(r.optimizer, r.role, trained, r.largest, r.step_bytes, r.ranks)
             yield "optimizer step", [kept, scratch]
 
     def handing(self, word: Handed) -> Line:

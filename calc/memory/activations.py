@@ -352,6 +352,9 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             shared = self.tape.op(
                 "shared: weigh", [gate, shared], WIDTH, self.c, saves=[gate, shared], backward_scratch=WIDTH * self.c
             )
+        if self.arch.shared_fp32:
+            wide = self.add(self.cast(y, 4, "experts"), self.cast(shared, 4, "shared"), "experts: add shared")
+            return self.cast(wide, self.run.residual, "experts: add shared")
         return self.add(y, shared, "experts: add shared")
 
     def all_experts(self, x: Tensor) -> Tensor:
@@ -665,7 +668,7 @@ def below_layers(run: Run, recompute: bool, masked: bool = False) -> Size:
     if recompute and masked and run.arch.end_to_end:
         kept += Size({"S": 1})
     if recompute:
-        kept += lent(run)
+        kept += lent(run) + handed_on(run)
     if run.arch.names.embedding_norm:
         kept += Program(run, first=not run.trained and not leaf).embedding_norm().saved()
     if run.arch.layer_inputs:
@@ -681,6 +684,16 @@ def lent(run: Run) -> Size:
     """Bytes of the keys and values that several layers read, to whose checkpoints they are inputs."""
     kinds = [run.arch.at(spec) for spec, _ in layer_kinds(run.arch) if spec.borrows]
     return Size({"": sum([own.kv_heads * own.head_dim * (run.residual + run.compute) for own in kinds])})
+
+
+def handed_on(run: Run) -> Size:
+    """Bytes of the choices of keys, four a key, that layers hand on to the next, to whose checkpoint they are inputs.
+
+    A sequence shorter than the keys that are chosen has fewer, which is not followed (transformers 5.23
+    `models/glm_moe_dsa/modeling_glm_moe_dsa.py`, `prev_topk_indices`).
+    """
+    x = run.arch.indexer
+    return Size({"": 4 * x.keys * sum(spec.chooses for spec in run.arch.specs[:-1])}) if x and x.passed else NOTHING
 
 
 def lent_again(run: Run) -> tuple[tuple[int, Amount], ...]:

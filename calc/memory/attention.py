@@ -185,6 +185,7 @@ class Attention(Linears):
         latent = self.norm(latent, "kv_a_layernorm")
         q_rot, k_rot = self.rotate(q_rot, "q: rotate"), self.rotate(k_rot, "k: rotate")
         q = tape.op("q: join", [q_pass, q_rot], of(q=1), q_rot.b)
+        q = tape.op("q: tune", [q], of(q=1), q.b) if arch.tuned else q
         expanded = self.linear("kv_b_proj", latent, of(kvb=1))
         k_pass, v = tape.split("k: split", expanded, [of(kvb=1, o=-1), of(o=1)])
         k = tape.op("k: join", [k_pass, k_rot], of(q=1), k_rot.b)
@@ -193,12 +194,17 @@ class Attention(Linears):
         return q, k, v
 
     def chosen(self) -> None:
-        """DeepSeek V3.2's indexer, whose scores of all pairs are fp32: keys are copied for every query to make them.
+        """DeepSeek V3.2's indexer, whose scores of all pairs are fp32.
 
+        Of several sequences a product copies the keys for every query, of one it reads them again and again.
         Nothing is kept of it, and no gradients are made: it runs without them (transformers 5.23
-        `models/deepseek_v32/modeling_deepseek_v32.py`, `DeepseekV32Indexer`).
+        `models/deepseek_v32/modeling_deepseek_v32.py`, `DeepseekV32Indexer`). A layer that chooses no keys makes the
+        mask of those that one below it has chosen (`models/glm_moe_dsa`, `GlmMoeDsaAttention`).
         """
-        pairs = Size({"x·S": 4, "x_d·S": 4, "S": 1})  # scores, copied keys, and the causal mask
+        if not self.spec.chooses:
+            self.tape.returns(self.tape.op("indexer: mask", [], Size({"S": 1}), 1, scratch=Size({"S": 1})))
+            return
+        pairs = Size({"x·S": 4, "S": 1} | ({} if self.run.single else {"x_d·S": 4}))  # scores, the mask, copied keys
         # its queries, joined and in fp32; attention's before they were rotated, and what was
         named = of(x_q=8, q=2) + Size({"H·rope": 2})
         mask = self.tape.op("indexer", [], Size({"S": 1}), 1, scratch=pairs + named)

@@ -82,7 +82,7 @@ def cached(arch: Architecture, spec: LayerSpec, tensor_parallel: int = 1) -> int
         case "latent":
             assert arch.mla
             # an indexer's keys are kept in 8 bits, with a scale (vLLM's `DeepseekV32IndexerCache`)
-            indexed = (arch.indexer.head_dim + 4) // BYTES if arch.indexer else 0
+            indexed = (arch.indexer.head_dim + 4) // BYTES if arch.indexer and spec.chooses else 0
             return arch.mla.kv_lora_rank + arch.mla.qk_rope_head_dim + indexed
         case "delta" | "ssm" | "conv" | "none":
             return 0  # at most a state of fixed size

@@ -86,11 +86,15 @@ class Mla:
 
 
 class Indexer(NamedTuple):
-    """The part of sparse attention that chooses the keys that a query sees (DeepSeek V3.2)."""
+    """The part of sparse attention that chooses the keys that a query sees (DeepSeek V3.2).
+
+    `passed`: each layer hands the next what it has chosen (GLM-5).
+    """
 
     heads: int
     head_dim: int
     keys: int
+    passed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +234,8 @@ class LayerSpec(NamedTuple):
     attention and a state space, beside each other; or `none`. `mlp`: `dense`, or routed `experts`, or `none`.
     `slides`: attention sees the last `sliding_window` tokens alone. `rotated`: positions are rotary. `broad`: its heads
     are the architecture's `Broad` ones. `borrows`: keys and values are those of a lower layer. `sparse`: of the MLP's
-    gates only those far above their mean pass (Gemma 3n).
+    gates only those far above their mean pass (Gemma 3n). `chooses`: where attention is sparse, the layer chooses the
+    keys that its queries see, and not one below it.
     """
 
     mixer: Literal["attention", "latent", "delta", "ssm", "both", "conv", "none"] = "attention"
@@ -240,11 +245,12 @@ class LayerSpec(NamedTuple):
     broad: bool = False
     borrows: bool = False
     sparse: bool = False
+    chooses: bool = True
 
     @property
     def shapes(self) -> LayerSpec:
         """The parts of the kind that decide its tensors."""
-        return LayerSpec(self.mixer, self.mlp, broad=self.broad, borrows=self.borrows)
+        return LayerSpec(self.mixer, self.mlp, broad=self.broad, borrows=self.borrows, chooses=self.chooses)
 
 
 @dataclass(frozen=True)
@@ -311,7 +317,9 @@ class Architecture:
     # scores (BLOOM), or by an fp32 tensor that is added to them (MPT)
     slopes: Literal["", "within", "added"] = ""
     narrow_softmax: bool = False  # eager attention takes the softmax in its input's type (Llama 4)
-    tuned: bool = False  # queries without rotary positions are multiplied by their position's number (Llama 4)
+    # queries are multiplied by a number of their position: those without rotary ones (Llama 4), or latent attention's
+    # (Mistral Small 4)
+    tuned: bool = False
     own_eager: bool = False  # eager attention scales in place and takes the softmax in its input's type (Falcon)
     gated: bool = True  # the MLP has a gate beside its up projection
     fused_gate_up: bool = False
@@ -345,6 +353,7 @@ class Architecture:
     shared_name: str = "mlp.shared_experts"
     shared_gate: bool = False  # a sigmoid weighs the shared expert (Qwen2-MoE)
     shared_first: bool = False  # shared experts run before the router (ERNIE 4.5, Hunyuan)
+    shared_fp32: bool = False  # their output and that of routed experts are added in fp32 (Hy3)
     # experts' module, if it is not beside the router's; a dense MLP runs beside them, each with norms (Gemma 4)
     experts_name: str = ""
     experts_beside: bool = False
@@ -597,7 +606,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         yield from norm(f"{a}.kv_a_layernorm", m.kv_lora_rank, "attn")
         yield from linear(f"{a}.kv_b_proj", m.kv_lora_rank, heads * (m.qk_nope_head_dim + m.v_head_dim))
         yield from linear(f"{a}.{names.output}", heads * m.v_head_dim, h, arch.o_bias)
-        if x := arch.indexer:
+        if (x := arch.indexer) and spec.chooses:
             assert m.q_lora_rank
             yield from linear(f"{a}.indexer.wq_b", m.q_lora_rank, x.heads * x.head_dim)
             yield from linear(f"{a}.indexer.wk", h, x.head_dim)

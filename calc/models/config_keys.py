@@ -82,7 +82,10 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v32": (*_DEEPSEEK, "mlp_layer_types"),
-    "glm_moe_dsa": (*_DEEPSEEK, "indexer_rope_interleave", "mlp_layer_types", "qk_head_dim", "head_dim"),
+    "glm_moe_dsa": (
+        *_DEEPSEEK, "indexer_rope_interleave", "index_share_for_mtp_iteration", "mlp_layer_types", "moe_router_dtype",
+        "qk_head_dim", "head_dim",
+    ),
     "gpt_oss": (*_ROUTER, "experts_per_token", "initial_context_length", "swiglu_alpha", "swiglu_limit"),
     "granite": _GRANITE,
     "granitemoe": (*_GRANITE, *_ROUTER),
@@ -103,6 +106,13 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         *_ROUTER, "compression_ratio", "fuse_rope", "moe_capacity", "moe_gate", "moe_layer_end_index",
         "moe_layer_interval", "moe_norm_min", "moe_use_aux_free", "num_nextn_predict_layers", "use_aux_loss",
     ),
+    "hy_v3": (
+        *_ROUTER, "enable_attention_fp32_softmax", "enable_lm_head_fp32", "expert_hidden_dim", "mlp_bias",
+        "mlp_layer_types", "moe_router_enable_expert_bias", "moe_router_use_sigmoid", "num_nextn_predict_layers",
+        "qk_norm", "route_norm", "router_scaling_factor",
+    ),
+    "youtu": ("embedding_initializer_range", "head_dim", "mlp_bias", "qk_head_dim", "rope_interleave"),
+    "mistral4": (*_DEEPSEEK, "head_dim", "qk_head_dim"),
     "minimax_m2": (
         *_ROUTER, "attn_type_list", "attention_bias", "layernorm_full_attention_beta", "mlp_intermediate_size",
         "mtp_transformer_layers", "num_mtp_modules", "qk_norm_type", "rotary_dim", "scoring_func",
@@ -113,7 +123,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "mtp_hybrid_override_pattern", "mtp_layers_block_type", "norm_eps", "num_logits_to_keep",
         "partial_rotary_factor", "rescale_prenorm_residual", "residual_in_fp32", "sliding_window", "time_step_floor",
         "time_step_limit", "time_step_max", "time_step_min", "time_step_rank", "expand", "head_dim",
-        "n_shared_experts",
+        "n_shared_experts", "moe_shared_expert_overlap",
     ),
     "granitemoehybrid": (
         *_ROUTER, *_GRANITE, *_MAMBA, "init_method", "logits_to_keep", "mlp_bias", "normalization_function",

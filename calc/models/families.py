@@ -61,7 +61,7 @@ MXFP4 = ("gpt_oss",)
 # dense or shared MLPs have linears named as those experts': naming all linears to PEFT adapts the experts too.
 CONVERTED = (
     "afmoe", "bailing_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
-    "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "qwen3_next", "solar_open",
+    "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "hy_v3", "qwen3_next", "solar_open",
 )  # fmt: skip
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
@@ -69,9 +69,10 @@ UNSCORED = (
     "afmoe", "apertus", "bailing_moe", "bamba", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5",
     "ernie4_5_moe", "exaone_moe", "falcon_h1",
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
-    "granitemoehybrid", "idefics3", "lfm2", "lfm2_moe", "llama4_text", "minimax_m2", "mistral3", "nemotron_h",
+    "granitemoehybrid", "idefics3", "lfm2", "lfm2_moe", "llama4_text", "minimax_m2", "mistral3",
+    "nemotron_h",
     "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
-    "smolvlm", "solar_open",
+    "smolvlm", "solar_open", "youtu",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
@@ -334,7 +335,8 @@ FAMILIES: dict[str, Family] = {
     "glm_moe_dsa": Family(
         dict(max_position_embeddings=202752, num_key_value_heads=64, n_routed_experts=256, num_experts_per_tok=8,
              moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=3, v_head_dim=256,
-             index_n_heads=32, index_head_dim=128, index_topk=2048,
+             index_n_heads=32, index_head_dim=128, index_topk=2048, index_topk_freq=1, index_skip_topk_offset=2,
+             index_topk_pattern=None, indexer_types=None,
              **_MLA | dict(q_lora_rank=2048, qk_nope_head_dim=192)),
         dict(routing="fp32", routing_uncast=True, masked=True), biases=_ATTENTION, experts="n_routed_experts",
         mla=True,
@@ -491,6 +493,23 @@ FAMILIES: dict[str, Family] = {
              moe_intermediate_size=1536, n_shared_experts=1, first_k_dense_replace=1,
              **_MLA | dict(q_lora_rank=768, qk_nope_head_dim=192), v_head_dim=256),
         dict(routing="fp32", routing_uncast=True), biases=_ATTENTION, experts="n_routed_experts", mla=True,
+    ),
+    "hy_v3": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, attention_bias=False,
+             num_experts=192, num_experts_per_tok=8, num_shared_experts=1, moe_intermediate_size=1536,
+             first_k_dense_replace=1, enable_moe_fp32_combine=True),
+        dict(qk_norm="heads", routing="fp32", routing_uncast=True), biases=_ATTENTION, experts="num_experts",
+        spelled=dict(n_shared_experts="num_shared_experts"),
+    ),
+    "youtu": Family(
+        dict(num_key_value_heads=16, max_position_embeddings=131072, tie_word_embeddings=True, v_head_dim=128, **_MLA),
+        biases=_ATTENTION, mla=True,
+    ),
+    "mistral4": Family(
+        dict(num_key_value_heads=32, max_position_embeddings=1048576, n_routed_experts=128, num_experts_per_tok=4,
+             moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=0, v_head_dim=128,
+             **_MLA | dict(q_lora_rank=1024, kv_lora_rank=256, qk_nope_head_dim=64)),
+        dict(routing_uncast=True, tuned=True), biases=_ATTENTION, experts="n_routed_experts", mla=True,
     ),
     "minimax_m2": Family(
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=196608, num_local_experts=256,

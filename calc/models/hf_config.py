@@ -148,7 +148,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         "attention_dropout": 0.0,
     }
     read = _Reader(config, {**common, **family.defaults}, family.spelled)
-    hidden, layers, heads = map(read.integer, ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    hidden, layers, heads = read.integer("hidden_size"), _layers(read), read.integer("num_attention_heads")
     kinds = tuple(SSM_KINDS) if family.ssm else DELTA_KINDS if family.delta else KINDS
     kinds = CONV_KINDS if read.known("conv_L_cache") else kinds
     if family.window == "rotated":
@@ -203,6 +203,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
         weighed = "each" if family.fixed.get("norm") == "centred" else "heads"
         facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else weighed
+    if "enable_moe_fp32_combine" in family.defaults:
+        facts["shared_fp32"] = read.boolean("enable_moe_fp32_combine")
     if "mup_enabled" in family.defaults:
         facts["embedding_scaled"] = read.boolean("mup_enabled")
     if "lm_head_bias" in family.defaults:
@@ -219,6 +221,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     broad = _broad(read, heads, kv_heads) if read.known("global_head_dim") else None
     own = layers - _borrowing(read, layers)
     sparse = _sparse(read, layers) if read.known("activation_sparsity_pattern") else ()
+    choosing = _choosing(read, layers) if read.known("index_topk_freq") else range(layers)
     specs = (
         _blocks(read, layers)
         if family.ssm == "blocks"
@@ -231,6 +234,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
                 broad=broad is not None and n not in sliding,
                 borrows=n >= own,
                 sparse=n in sparse,
+                chooses=n in choosing,
             )
             for n in range(layers)
         )
@@ -413,6 +417,12 @@ def _listed(value: object) -> Sequence[object]:
     return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
+def _layers(read: _Reader) -> int:
+    """The number of layers, which a config that lists each may leave out (Nemotron-H)."""
+    listed = _listed(read.config.get("layers_block_type")) if read.known("layers_block_type") else ()
+    return len(listed) if listed and "num_hidden_layers" not in read.config else read.integer("num_hidden_layers")
+
+
 def _head_dim(read: _Reader, hidden: int, heads: int) -> int:
     given = read.optional("head_dim")
     if given is None and hidden % heads:
@@ -510,7 +520,24 @@ def _layer_inputs(read: _Reader, layers: int) -> LayerInputs | None:
 def _indexer(read: _Reader) -> Indexer:
     if read.optional("q_lora_rank") is None:
         raise ConfigError("q_lora_rank", None, "a rank, from which the indexer makes its queries")
-    return Indexer(*(read.integer(name) for name in ("index_n_heads", "index_head_dim", "index_topk")))
+    heads, head_dim, keys = (read.integer(name) for name in ("index_n_heads", "index_head_dim", "index_topk"))
+    return Indexer(heads, head_dim, keys, passed=read.known("index_topk_freq"))
+
+
+CHOOSING = {"F": "full", "S": "shared"}  # letters of `index_topk_pattern` for the kinds in `indexer_types`
+
+
+def _choosing(read: _Reader, layers: int) -> Collection[int]:
+    """The layers that choose keys: those listed, or one in `index_topk_freq` after the first (`GlmMoeDsaConfig`)."""
+    pattern = read.value("index_topk_pattern")
+    types = read.value("indexer_types") or ([CHOOSING.get(c, c) for c in pattern] if pattern else None)
+    if types is None:
+        every, first = read.integer("index_topk_freq"), read.integer("index_skip_topk_offset", 0)
+        return [n for n in range(layers) if max(n - first + 1, 0) % every == 0]
+    if not isinstance(types, Sequence) or len(types) != layers or {*types} - {*CHOOSING.values()} or types[0] != "full":
+        allowed = f"a list of num_hidden_layers = {layers} times full or shared, the first of them full"
+        raise ConfigError("indexer_types", types, allowed)
+    return [n for n, kind in enumerate(types) if kind == "full"]
 
 
 def _mixers(family: Family, read: _Reader, layers: int, latent: bool) -> list[Mixer]:

@@ -167,6 +167,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         again=s.recomputed,
         rotates=s.apply_rope_fusion,
         exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
+        single=arch.indexer is not None and max(role.rows, role.scoring_rows) == 1,
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank)),
         quantised=s.method == "qlora",
         nested=s.double_quantization,

@@ -189,6 +189,19 @@ TYPED = {
     "allenai/FlexOlmo-7x7B-1T": "flexolmo-7x7b",
     "LGAI-EXAONE/EXAONE-Deep-7.8B": "exaone-3.5-7.8b",
     "Llama-2-7b-instruct-tuned": "",
+    "zai-org/GLM-5.2": "glm-5.2",
+    "tencent/Hy3-preview": "hy3",
+    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": "nemotron-3-ultra-550b-a55b",
+    "nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-BF16": "nemotron-3-nano-30b-a3b",
+    "mistralai/Mistral-Small-4-119B-2603": "mistral-small-4-119b",
+    "moonshotai/Kimi-K2.7-Code": "kimi-k2.5",
+    "Qwen/Qwen-AgentWorld-35B-A3B": "qwen3.5-35b-a3b",
+    "qwen3 moe 30b": "qwen3-30b-a3b",
+    "tencent/Youtu-LLM-2B-Base": "youtu-llm-2b",
+    "MiniMaxAI/MiniMax-M3": "",
+    "microsoft/Phi-3-medium-128k-instruct": "phi-3-medium",
+    "01-ai/Yi-6B-Chat-8bits": "yi-6b",
+    "tiiuae/Falcon-H1-1.5B-Deep-Instruct": "",
 }
 
 
@@ -204,7 +217,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 172
+    assert len(TYPED) == 185
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -213,8 +226,9 @@ def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
     with pytest.raises(CatalogError) as caught:
         catalog.model("unsloth/llama-3.2-11b-vision-instruct-bnb-4bit")
     assert str(caught.value) == (
-        "model: given 'unsloth/llama-3.2-11b-vision-instruct-bnb-4bit', not llama-3.1-8b: it reads images, and its "
-        "vision tower is not modelled; allowed: a path to its config.json, or another model"
+        "model: given 'unsloth/llama-3.2-11b-vision-instruct-bnb-4bit', not llama-3.1-8b: it reads images through "
+        "eight more layers of cross-attention, which are not modelled; qwen3-vl-8b and gemma-3-12b read images, too, "
+        "and are; allowed: a path to its config.json, or another model"
     )
     for model in catalog.models.values():
         assert catalog.model(model.hf.partition("/")[2]) is catalog.model(model.name) is model

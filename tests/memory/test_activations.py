@@ -400,6 +400,25 @@ def test_checkpoints_keep_the_masks_of_eager_attention() -> None:
     )
 
 
+def test_layers_hand_on_the_keys_that_they_choose() -> None:
+    """2,048 keys of four bytes in GLM-5's 78 layers, but for the last, and in 21 of GLM-5.2's; DeepSeek's keep none."""
+
+    def kept(model: str, recompute: bool = True) -> float:
+        return amount(activations.below_layers(Run(arch(model)), recompute), dimensions(arch(model))).tokens
+
+    assert (kept("glm-5"), kept("glm-5.2"), kept("deepseek-v3.2")) == (77 * 8192, 21 * 8192, 0)
+    assert kept("glm-5", recompute=False) == 0
+
+
+def test_keys_are_copied_for_every_query_of_several_sequences_alone() -> None:
+    """128 numbers of a key in fp32 for each pair of positions: the product of one sequence reads them as they are."""
+    model = arch("deepseek-v3.2")
+    one, several = (Program(Run(model, single=single), model.specs[-1]).layer() for single in (True, False))
+    scratch = [next(op.scratch for op in tape.ops if op.name == "indexer") for tape in (one, several)]
+    apart = [amount(size, dimensions(model)).pairs for size in scratch]
+    assert apart[1] - apart[0] == 128 * 4
+
+
 @pytest.mark.parametrize(
     ("model", "elements"),
     [

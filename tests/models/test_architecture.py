@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calc.catalog.catalog import load
+from calc.memory.kv_cache import cached
 from calc.models import architecture as A
 from calc.models.architecture import Architecture, ConfigError
 from calc.models.families import FAMILIES
@@ -587,6 +588,32 @@ def test_layers_are_counted_by_kind_wherever_they_lie() -> None:
     assert (odd.dense_layers, odd.layers) == (31, 61)
     counts = {t.name.rpartition(".*.")[2]: t.count for t in A.tensors(odd)}
     assert (counts["mlp.gate.weight"], counts["mlp.gate_proj.weight"], counts["input_layernorm.weight"]) == (30, 31, 61)
+
+
+def test_a_layer_that_chooses_no_keys_has_no_indexer() -> None:
+    """GLM-5.2 has one in layers 0 to 2, then in every fourth (its config's `indexer_types`): 21 of 78."""
+    glm = published("glm-5.2")
+    choosing = [n for n, spec in enumerate(glm.specs) if spec.chooses]
+    assert choosing == [0, 1, *range(2, 78, 4)]
+    names = {t.name.rpartition(".self_attn.")[2]: t.count for t in A.tensors(glm)}
+    assert (names["indexer.wk.weight"], names["kv_b_proj.weight"]) == (21, 78)
+    one, other = (cached(glm, spec) for spec in (glm.specs[2], glm.specs[3]))
+    assert one - other == (128 + 4) // 2  # its keys in 8 bits, with a scale
+    listed = {**load().models["glm-5.2"].config, "indexer_types": ["full", "shared"] * 39}
+    assert sum(spec.chooses for spec in from_config(listed).specs) == 39
+    with pytest.raises(
+        A.ConfigError, match=r"^indexer_types: given .*, allowed: a list of num_hidden_layers = 78 times"
+    ):
+        from_config({**listed, "indexer_types": ["shared", "full"] * 39})
+
+
+def test_a_config_that_lists_each_layer_may_leave_out_their_number() -> None:
+    """As the published one of Nemotron 3 Ultra does."""
+    config = dict(load().models["nemotron-3-ultra-550b-a55b"].config)
+    kinds = {"M": "mamba", "E": "moe", "*": "attention"}
+    listed = [kinds[letter] for letter in config.pop("hybrid_override_pattern")]
+    assert config.pop("num_hidden_layers") == len(listed) == 108
+    assert from_config({**config, "layers_block_type": listed}) == published("nemotron-3-ultra-550b-a55b")
 
 
 def test_an_architecture_is_found_again_after_it_was_pickled() -> None:

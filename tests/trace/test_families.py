@@ -29,6 +29,7 @@ DEEPSEEK = {
     **ROUTED, **LATENT, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1,
     "topk_group": 1, "num_key_value_heads": 16, "head_dim": 32,
 }  # fmt: skip
+INDEXED = DEEPSEEK | {"index_n_heads": 4, "index_head_dim": 64, "index_topk": 256}
 OWN: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "llama4_text": {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 512,
@@ -63,8 +64,10 @@ OWN: dict[str, dict[str, Any]] = {
                      "moe_layer_end_index": 3},
     "dots1": {**ROUTED, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "glm4_moe_lite": DEEPSEEK,
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), DEEPSEEK | {"index_n_heads": 4, "index_head_dim": 64,
-                                                                 "index_topk": 256}),
+    "deepseek_v32": INDEXED,
+    "glm_moe_dsa": INDEXED | {"indexer_types": ["full", "full", "shared", "shared"]},
+    "hy_v3": {**ROUTED, "num_experts": 8},
+    "youtu": LATENT | {"num_key_value_heads": 16, "head_dim": 32},
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "exaone_moe": {**ROUTED, "num_experts": 8, "sliding_window": 512},
     "afmoe": {**ROUTED, "num_experts": 8, "num_shared_experts": 1, "sliding_window": 512, "mup_enabled": True},
@@ -94,8 +97,8 @@ OWN: dict[str, dict[str, Any]] = {
     "phimoe": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 32, "mamba_d_head": 64, "mamba_d_state": 64},
 }  # fmt: skip
-# those that Transformers runs; Ling's code lies beside its weights
-RUN = tuple(family for family in FAMILIES if family != "bailing_moe")
+# those that AutoModelForCausalLM runs; Ling's code lies beside its weights, Mistral 4's is a part of Mistral 3's class
+RUN = tuple(family for family in FAMILIES if family not in ("bailing_moe", "mistral4"))
 
 
 def config(family: str) -> dict[str, Any]:

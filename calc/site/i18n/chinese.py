@@ -1673,9 +1673,7 @@ REFUSALS = {
         "会读图像，它的层也不同于可计算的 Mistral 模型"
     ),
     "hears or speaks, which is not modelled": "处理语音，不在计算范围内",
-    "has attention of a kind that is not modelled; deepseek-v3.2 is the nearest": (
-        "的注意力不在计算范围内；最接近的是 deepseek-v3.2"
-    ),
+    "has attention of a kind that is not modelled; {id!} is the nearest": ("的注意力不在计算范围内；最接近的是 {id}"),
     "has attention of a kind that is not modelled; qwen3-8b is of like size": (
         "的注意力不在计算范围内；大小相近的有 qwen3-8b"
     ),
