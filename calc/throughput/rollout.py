@@ -38,6 +38,7 @@ ASLEEP = Constant(
     1.45 + 0.29, "seconds that vLLM takes to fall asleep and to wake, once an iteration", "published",
     "https://github.com/huggingface/trl/issues/4086: 1.30 to 1.60 and 0.29, as vLLM logs them",
 )  # fmt: skip
+SWAP = ": swap"  # ends the names of terms that copy what leaves the GPUs between phases
 DECODED = 14  # kernels of a layer: two norms, four products, the cache's two, attention's two, MLP and residuals
 REDUCE = Constant(
     9.2e-6, "seconds of a small all-reduce within a node, as a decoding step has two a layer", "published",
@@ -242,7 +243,7 @@ def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
         # Megatron-core's ranks share states alone, each with weights of its own
         shares = weights * (own.shards if own.sharding == "megatron" else 1) + states
         if shares:
-            yield traffic.copied(count, 2 * shares, own.shards, r.pcie)._replace(name=f"{name}: swap")
+            yield traffic.copied(count, 2 * shares, own.shards, r.pcie)._replace(name=f"{name}{SWAP}")
     if keeps.serving and s.rollout.sleep:
         yield Term("rollout: sleep", ASLEEP, "a", {"a": ASLEEP}, "throughput#rollout")
     if keeps.serving and s.rollout.sleep and keeps.serving.sleep_level == 1:
