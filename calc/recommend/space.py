@@ -613,6 +613,7 @@ def _accepted(base: Scenario, name: str, values: list[dict[str, Any]]) -> Iterat
 def _micro_batches(base: Scenario, given: Fields) -> Iterator[Axis]:
     """The smallest micro batch and its doublings that divide a GPU's share of the global batch, the largest first.
 
+    Where stages have several pieces, as many micro batches as stages take turns in these.
     The whole share is an axis of its own: without accumulation gradients need not outlive a micro batch, so that it may
     need less memory than half of it.
     """
@@ -620,7 +621,8 @@ def _micro_batches(base: Scenario, given: Fields) -> Iterator[Axis]:
         yield Axis("micro_batch", ({"micro_batch": base.micro_batch},))
         return
     share, n, found = base.global_batch // base.data_parallel, base.micro_batch, []
-    while n <= min(share, LARGEST_MICRO_BATCH) and share % n == 0:
+    together = base.pipeline_parallel if base.virtual_pipeline > 1 else 1
+    while n <= min(share, LARGEST_MICRO_BATCH) and share % (n * together) == 0:
         found.append({"micro_batch": n})
         n *= 2
     if found[-1]["micro_batch"] == share:
