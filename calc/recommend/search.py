@@ -412,8 +412,16 @@ class Search:
 
         `sharing=False` leaves out the branches that shard on one GPU, which shares with nobody.
         """
+        if sharing:
+            return self._every_group
+        alone = {b for b, branch in enumerate(self.branches) if branch.alone}
+        left = {effort: [at for at in group if at[0] not in alone] for effort, group in self._every_group.items()}
+        return {effort: group for effort, group in left.items() if group} if alone else self._every_group
+
+    @cached_property
+    def _every_group(self) -> Groups:
         found: Groups = {}
-        for b, branch in [(b, branch) for b, branch in enumerate(self.branches) if sharing or not branch.alone]:
+        for b, branch in enumerate(self.branches):
             for effort, turn in efforts(branch):
                 found.setdefault(effort, []).append((b, (*turn, *[0] * (len(branch.axes) - branch.turns))))
         return dict(sorted(found.items()))
@@ -428,7 +436,7 @@ class Search:
             return None
         limit = self.limit(fastest)
         for group in groups.values():
-            within = [at for at in group if self.reaches(*at, limit)]
+            within = [at for at in group if not self._overfull.get(self.held(*at)) and self.reaches(*at, limit)]
             if within and (found := self.fastest(within, limit)):
                 return found
         return fastest
