@@ -270,6 +270,27 @@ def test_what_a_framework_refuses_is_no_place_of_a_search() -> None:
     assert search.considered < search.size / 2
 
 
+@pytest.mark.parametrize("framework", ["verl", "slime"])
+def test_stages_of_megatron_core_are_searched_by_the_same_properties(framework: str) -> None:
+    """Bounds never fall, and what leaves the GPUs between two updates changes neither of them."""
+    job = {name: value for name, value in CUT.items() if name.startswith(("model", "task", "gpu", "method", "tensor"))}
+    cut = {"pipeline_parallel": 4, "expert_parallel": 4, "rollout.tensor_parallel": 2, "placement": "colocated"}
+    search = a_search({**job, **cut, "framework": framework, "sharding": "megatron"})
+    updates: dict[Any, set[bool]] = {}
+    for b, branch in enumerate(search.branches):
+        for place in [*branch.places()][:: max(1, branch.size // 20)]:
+            bound = search.bound(b, place)
+            for axis in [n for n, last in enumerate(branch.leanest) if place[n] < last]:
+                assert bound <= search.bound(b, (*place[:axis], place[axis] + 1, *place[axis + 1 :]))
+            judged, fit = search.judged(b, place), search.fit(b, place)
+            if judged and fit:
+                assert bound <= search.time(b, place)
+                assert fit.slack == min(room(g, p) for g in judged.estimate.groups for p in g.phases)
+                assert fit.updates or not fit.trains
+                updates.setdefault(search.updater(b, place), set()).add(fit.updates)
+    assert max(map(len, updates.values())) == 1
+
+
 @settings(max_examples=60)
 @given(searches(400), st.data())
 def test_along_the_lean_axes_the_host_never_needs_less(both: tuple[Search, Search], data: st.DataObject) -> None:
