@@ -13,6 +13,7 @@ from operator import add
 from typing import NamedTuple
 
 from calc.base.ledger import Line, Moment, Phase, Sums, staying, total
+from calc.base.plan import Leaves
 from calc.base.units import gib
 from calc.engines.rollout import STARTING, Cache
 from calc.estimate import verdict
@@ -115,7 +116,7 @@ class GpuGroup:
         """The job block by block; None where its blocks are not known, or no replay could let it fit."""
         if not self.replays or not self.replayable:
             return None
-        return self.job.roles.training.once("act", lambda: replay.act(self.job.roles))
+        return self.job.roles.training.once(("act", self.left), lambda: replay.act(self.job.roles))
 
     @cached_property
     def reserve(self) -> replay.Reserve:
@@ -189,7 +190,12 @@ class GpuGroup:
     def largest(self, *, serving: bool) -> list[tuple[Candidate, Sums]]:
         """The peak instants of the roles, whatever the card; see `Stages.largest`."""
         memo = self.job.roles.serving if serving else self.job.roles.training
-        return memo.once(("largest", *self.names), lambda: self.stages.largest(serving=serving))
+        return memo.once(("largest", *self.names, self.left), lambda: self.stages.largest(serving=serving))
+
+    @cached_property
+    def left(self) -> tuple[frozenset[Leaves], ...]:
+        """What of each role leaves the GPUs between its own phases."""
+        return tuple([role.leaves for role in self.job.keeps.roles])
 
     @cached_property
     def beside_resident(self) -> int:
@@ -216,8 +222,16 @@ class GpuGroup:
         # where tensors alone leave no room, nothing has to be replayed
         return enough(0) and self.reserve.meets(enough)
 
-    def room(self, *, serving: bool) -> int:
-        """Bytes free beside the peak and its error, in the phases with vLLM if `serving`, else in the others."""
+    @property
+    def updates(self) -> bool:
+        """False if the update of a role does not fit, whatever else a step has."""
+        return self.free_at_most >= 0 and (self.act is not None or self.room(serving=False, scoring=False) >= 0)
+
+    def room(self, *, serving: bool, scoring: bool = True) -> int:
+        """Bytes free beside the peak and its error, in the phases with vLLM if `serving`, else in the others.
+
+        `scoring`: those of forwards without gradient are among them.
+        """
         usable = self.job.gpu.usable_bytes
         beside: dict[tuple[bool, str], Sums] = {}
         rooms = [usable]
@@ -225,6 +239,8 @@ class GpuGroup:
             # PyTorch keeps what it has reserved: after the first step that is the same in all phases
             return verdict.room(self.replayed(self.reserved[1]), usable)
         for found, known in self.largest(serving=serving):
+            if found.phase == "score" and not scoring:
+                continue
             loading, engine = at = found.phase == "load", found.engine
             if at not in beside:
                 beside[at] = sums(self.card_lines(loading, engine), fragmenting=not loading)

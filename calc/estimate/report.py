@@ -140,6 +140,7 @@ def degrees(s: Scenario) -> list[str]:
     found = [
         ("tensor parallel", s.tensor_parallel),
         ("pipeline parallel", s.pipeline_parallel),
+        ("virtual pipeline", s.virtual_pipeline),
         ("context parallel", s.context_parallel),
         ("expert parallel", s.expert_parallel),
         ("expert tensor parallel", s.expert_tensor_parallel),

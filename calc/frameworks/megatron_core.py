@@ -104,3 +104,17 @@ def stages_fault(s: Scenario) -> Refusal | None:
     if s.pipeline_layers is None or len(set(s.pipeline_layers[1:-1])) < 2:
         return None
     return Refusal("pipeline_layers", f"{[*s.pipeline_layers]}", "as many in each stage between first and last")
+
+
+def chunks_fault(s: Scenario) -> Refusal | None:
+    """The reason why the pieces of a stage cannot take turns, in one line, or None.
+
+    Micro batches go through a piece in groups of as many as there are stages
+    (`forward_backward_pipelining_with_interleaving`). Dynamic batches are made that many times some number (verl 0.9.1
+    `workers/engine/megatron/transformer_impl.py`, `num_batches_divided_by`; slime 0.3.1 `utils/dp_schedule.py`).
+    """
+    if s.virtual_pipeline == 1 or s.max_tokens_per_gpu or s.accumulation % s.pipeline_parallel == 0:
+        return None
+    step, least = s.micro_batch * s.data_parallel, s.pipeline_parallel
+    given = f"{s.global_batch} with virtual_pipeline = {s.virtual_pipeline}"
+    return Refusal("global_batch", given, f"a multiple of {step * least}, so that stages take turns")

@@ -11,6 +11,8 @@ from calc.catalog.catalog import GPU, Node
 from calc.scenario.scenario import Scenario
 from calc.throughput import Throughput, Unrated, terms_of, throughput
 from calc.throughput.rates import rated
+from calc.throughput.rollout import SWAP
+from calc.throughput.traffic import BUBBLE
 from calc.throughput.work import SELECTION
 
 ROLLOUT = "rollout: "
@@ -20,9 +22,10 @@ TOLERANCE = 0.13
 
 
 class Split(NamedTuple):
-    """Seconds of a step: the rollout, and everything else."""
+    """Seconds of a step: the rollout, copies of what leaves the GPUs between roles' phases, and everything else."""
 
     rollout: float
+    swap: float
     rest: float
 
 
@@ -35,13 +38,14 @@ def digits(seconds: float) -> float:
 class Clock:
     """Step times on one kind of GPU and node.
 
-    vLLM's generation time follows from its own settings alone, all other time from the other settings: `bound` keeps
-    both apart, so that each is computed once.
+    vLLM's generation time follows from its own settings alone, that of copies from what leaves the GPUs, and all other
+    time from the other settings: `bound` keeps them apart, so that each is computed once.
     """
 
     gpu: GPU
     node: Node | None
     _rollouts: dict[Hashable, float] = field(default_factory=dict)
+    _swaps: dict[Hashable, float] = field(default_factory=dict)
     _rests: dict[Hashable, float] = field(default_factory=dict)
 
     def unrated(self, s: Scenario) -> str | None:
@@ -69,34 +73,43 @@ class Clock:
         known = self.full(s, cache_tokens)
         return digits(known.step_seconds) if known else 0.0
 
-    def split(self, s: Scenario, *, served: bool = True) -> Split:
+    def split(self, s: Scenario, *, served: bool = True, least: int | None = None) -> Split:
         """The step time as if vLLM had its card alone, so that no KV cache is larger; infinite if it cannot start.
 
-        A GPU's waits for selective checkpointing are left out, so that no axis makes a step quicker. If the time in
-        which vLLM generates is known already, `served` is false, and it is not counted again.
+        A GPU's waits for selective checkpointing are left out, so that no axis makes a step quicker; so is what stages
+        idle longer than with `least` sequences in a micro batch, if that is given. If the time in which vLLM generates
+        is known already, `served` is false, and it is not counted again.
         """
         try:
             terms = terms_of(s, self.gpu, self.node, served=served)
         except Unrated:
-            return Split(0.0 if self.unrated(s) else inf, 0.0)
+            return Split(0.0 if self.unrated(s) else inf, 0.0, 0.0)
         vllm = s.rollout is not None and s.rollout.serves
         rollout = sum([t.seconds for t in terms if vllm and t.name.startswith(ROLLOUT)])
+        swap = sum([t.seconds for t in terms if t.name.endswith(SWAP)])
+        idle = 1 - least / s.micro_batch if least else 0.0
         known = sum([t.seconds for t in terms if not t.name.endswith(SELECTION)])
-        return Split(rollout, known - rollout)
+        known -= idle * sum([t.seconds for t in terms if idle and t.name.endswith(BUBBLE)])
+        return Split(rollout, swap, known - rollout - swap)
 
-    def bound(self, rollout: Hashable, rest: Hashable, of: Callable[[], Scenario | None]) -> float:
-        """The step time as the sum of two cached parts, keyed by the settings of each; `of` makes the scenario."""
+    def bound(
+        self, rollout: Hashable, rest: Hashable, swap: Hashable, of: Callable[[], Scenario | None], least: int
+    ) -> float:
+        """A bound of the step time with micro batches of `least` to those of the scenario that `of` makes.
+
+        It is the sum of three cached parts, keyed by the settings of each.
+        """
         known = self._rollouts.get(rollout)
-        if known is not None and rest in self._rests:
-            return digits(known + self._rests[rest])
+        if known is not None and rest in self._rests and swap in self._swaps:
+            return digits(known + self._swaps[swap] + self._rests[rest])
         s = of()
         if s is None:
             return 0.0
         if known == inf:
             return inf
-        part = self.split(s, served=known is None)
+        part = self.split(s, served=known is None, least=least)
         if known is None:
             known = self._rollouts[rollout] = part.rollout
         if known < inf:
-            self._rests[rest] = part.rest
-        return digits(known + part.rest)
+            self._swaps[swap], self._rests[rest] = part.swap, part.rest
+        return digits(known + part.swap + part.rest)

@@ -40,15 +40,15 @@ def next_faster(search: Search, found: Found) -> Miss | None:
     near = []
     for axis, index in enumerate(found.place):
         faster = ((*found.place[:axis], n, *found.place[axis + 1 :]) for n in reversed(range(index)))
-        first = next((place for place in faster if search.bound(found.branch, place) < found.seconds), None)
+        first = next((place for place in faster if search.time(found.branch, place) < found.seconds), None)
         if first:
-            near.append((search.bound(found.branch, first), first))
+            near.append((search.time(found.branch, first), first))
     for _, place in sorted(near, reverse=True):
         fit = search.fit(found.branch, place)
         judged = search.judged(found.branch, place) if fit and not fit.fits else None
         if judged:
             return miss(search, judged)
-    return _least([search], lambda s, b, place: s.bound(b, place) < found.seconds)
+    return _least([search], lambda s, b, place: s.time(b, place) < found.seconds)
 
 
 def closest(problem: Problem) -> Miss | None:

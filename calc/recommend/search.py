@@ -1,15 +1,18 @@
 """The fastest configuration that fits, found without looking at most of them.
 
-Five properties let configurations be passed over, and tests hold each:
+Six properties let configurations be passed over, and tests hold each:
 
-- Along every axis of a branch the step time never falls. So a place's time is a lower bound for all places behind it:
-  places are taken in the order of their bounds, and once the best found is below all bounds it is the fastest.
+- Along every axis of a branch the step time never falls, but for the time that pipeline stages idle: of that, a bound
+  has what smallest micro batches leave. So a place's bound is one for all places behind it: places are taken in the
+  order of their bounds, and once the best found is below all bounds it is the fastest.
 - Along the lean axes no peak grows, and vLLM never runs short of room to start. So with the other settings unchanged,
   nothing fits if the leanest place does not; and a value that does not fit with the other axes at their leanest fits
   with none of their values.
 - While vLLM sleeps, or has GPUs of its own, training and scoring take the same memory whatever vLLM's share, and
   whatever its tensor parallelism but for NCCL's buffers where that is more than 1. Loading, generating, handing weights
-  over and saving take the same whatever the micro batch. So each half is computed once.
+  over and saving take the same whatever the micro batch, and whatever is recomputed. So each half is computed once.
+- What leaves the GPUs between the phases of a role that has them for itself takes the same from its update, wherever it
+  is in between.
 - What is resident as roles train is the same whatever they recompute and whatever vLLM does, for all micro batches of a
   branch. So where that alone is too much for a GPU, one place answers for all of them.
 - Sleep, shares and micro batches never lower what the host needs. So if host memory is too small for what is offloaded
@@ -41,7 +44,7 @@ from calc.estimate.gpu_group import GpuGroup, decisive
 from calc.estimate.host_memory import HostMemory
 from calc.estimate.host_nodes import Hosts
 from calc.estimate.result import Estimate, Group
-from calc.recommend.clock import TOLERANCE, Clock
+from calc.recommend.clock import TOLERANCE, Clock, digits
 from calc.recommend.simplicity import Effort, efforts
 from calc.recommend.space import SHARE, Branch
 from calc.scenario.scenario import Scenario, on_card
@@ -75,6 +78,11 @@ class Fit:
     def trains(self) -> bool:
         """True if the training phases fit; cheaper than `training`."""
         return all(each.trains for each in self._sets)
+
+    @cached_property
+    def updates(self) -> bool:
+        """False if the update of a role does not fit, whatever leaves the GPUs before it."""
+        return self.trains or all(each.updates for each in self._sets)
 
     @cached_property
     def training_at_most(self) -> int:
@@ -241,6 +249,7 @@ class Search:
     _found: dict[tuple[int, Place], Found | None] = field(default_factory=dict)
     _bounds: dict[tuple[int, Place], float] = field(default_factory=dict)
     _trains: dict[Hashable, bool] = field(default_factory=dict)
+    _updates: dict[Hashable, bool] = field(default_factory=dict)
     _serves: dict[Hashable, Fit] = field(default_factory=dict)
     _overfull: dict[Hashable, bool] = field(default_factory=dict)
     _hostless: dict[Hashable, bool] = field(default_factory=dict)
@@ -285,7 +294,8 @@ class Search:
             self._fits[key] = found = Fit(job, self.host) if job else None
             if found and found.apart:
                 self._trains[self.trainer(b, place)] = found.trains
-                self._serves[b, place[:-1]] = found
+                self._updates[self.updater(b, place)] = found.updates
+                self._serves[self.server(b, place)] = found
         return self._fits[key]
 
     def judged(self, b: int, place: Place) -> Judged | None:
@@ -318,7 +328,7 @@ class Search:
                 self._found[key] = None
         return self._found[key]
 
-    def trainer(self, b: int, place: Place, *, one_rank: bool = False) -> Hashable:
+    def trainer(self, b: int, place: Place, *, one_rank: bool = False) -> tuple[int, bool, Place, int]:
         """The key that decides the memory of training and scoring while vLLM sleeps or has GPUs of its own.
 
         `one_rank`: as if each engine had one GPU, which needs no more memory.
@@ -327,6 +337,16 @@ class Search:
         rollout = branch.base.rollout
         one_rank = one_rank or rollout is None or rollout.tensor_parallel == 1
         return branch.kin, one_rank, place[: branch.turns], branch.micro(place)
+
+    def server(self, b: int, place: Place) -> Hashable:
+        """The key that decides the memory of the phases in which such a vLLM has a part."""
+        branch = self.branches[b]
+        return b, branch.kept(place[: branch.turns]), place[branch.turns : -1]
+
+    def updater(self, b: int, place: Place, *, one_rank: bool = False) -> Hashable:
+        """The key that decides the memory of updates, and the time of scoring, too; otherwise as `trainer`."""
+        kin, alone, turn, micro = self.trainer(b, place, one_rank=one_rank)
+        return kin, alone, self.branches[b].own(turn), micro
 
     def bound(self, b: int, place: Place) -> float:
         """A lower bound of the step time at a place and at all behind it; 0 if the framework refuses it.
@@ -338,19 +358,29 @@ class Search:
             self._bounds[key] = self._bound(b, place)
         return self._bounds[key]
 
+    def time(self, b: int, place: Place) -> float:
+        """The step time at a place as if vLLM had its card alone: its bound, with all that pipeline stages idle."""
+        branch, s = self.branches[b], self.scenario(b, place)
+        if not self.rated or s is None or s.pipeline_parallel == 1 or place[-1] == branch.leanest[-1]:
+            return self.bound(b, place)
+        return digits(sum(self.clock.split(s)))
+
     def _bound(self, b: int, place: Place) -> float:
         if not self.rated:
             return float(sum(place[self.branches[b].turns :]))
         branch = self.branches[b]
         rollout = branch.base.rollout
+        least = branch.micro(branch.leanest)
         if rollout is None or not rollout.serves:
-            return self.clock.bound("", (b, place), lambda: self.scenario(b, place))
+            return self.clock.bound("", (b, place), "", lambda: self.scenario(b, place), least)
         leans = place[branch.turns : -1]
         asleep = leans[: len(leans) - bool(branch.shares)]
         return self.clock.bound(
             (rollout.gpus, rollout.tensor_parallel, leans),
-            (self.trainer(b, place, one_rank=True), asleep),
+            (self.updater(b, place, one_rank=True), asleep),
+            (branch.kin, branch.kept(place[: branch.turns]), asleep),
             lambda: self.scenario(b, place),
+            least,
         )
 
     # ---- the pruned search ----
@@ -382,8 +412,16 @@ class Search:
 
         `sharing=False` leaves out the branches that shard on one GPU, which shares with nobody.
         """
+        if sharing:
+            return self._every_group
+        alone = {b for b, branch in enumerate(self.branches) if branch.alone}
+        left = {effort: [at for at in group if at[0] not in alone] for effort, group in self._every_group.items()}
+        return {effort: group for effort, group in left.items() if group} if alone else self._every_group
+
+    @cached_property
+    def _every_group(self) -> Groups:
         found: Groups = {}
-        for b, branch in [(b, branch) for b, branch in enumerate(self.branches) if sharing or not branch.alone]:
+        for b, branch in enumerate(self.branches):
             for effort, turn in efforts(branch):
                 found.setdefault(effort, []).append((b, (*turn, *[0] * (len(branch.axes) - branch.turns))))
         return dict(sorted(found.items()))
@@ -398,7 +436,7 @@ class Search:
             return None
         limit = self.limit(fastest)
         for group in groups.values():
-            within = [at for at in group if self.reaches(*at, limit)]
+            within = [at for at in group if not self._overfull.get(self.held(*at)) and self.reaches(*at, limit)]
             if within and (found := self.fastest(within, limit)):
                 return found
         return fastest
@@ -436,17 +474,19 @@ class Search:
         heap: list[tuple[float, int, int, Place, int]] = []
         seen: set[tuple[int, Place, int]] = set()
 
-        def push(b: int, place: Place, cut: int, bound: float = 0.0) -> None:
+        def push(b: int, place: Place, cut: int, bound: float) -> None:
             if (b, place, cut) not in seen:
                 seen.add((b, place, cut))
-                # the bound of a place before it will do for one that is only passed through
-                bound = bound if self._overfull.get(self.held(b, place)) else self.bound(b, place)
                 heapq.heappush(heap, (bound, next(ticket), b, place, cut))
 
         for b, place in starts:
-            push(b, place, 0)
+            push(b, place, 0, 0.0)
         while heap and heap[0][0] < inf and heap[0][0] <= limit:
-            bound, _, b, place, cut = heapq.heappop(heap)
+            bound, turn, b, place, cut = heapq.heappop(heap)
+            # until its turn comes a place has the bound of one before it; one that is only passed through keeps that
+            if not self._overfull.get(self.held(b, place)) and bound < (own := self.bound(b, place)):
+                heapq.heappush(heap, (own, turn, b, place, cut))
+                continue
             turns, axes = self.branches[b].turns, len(place)
             if cut == 0:
                 for following in self.behind(b, place, range(turns)) if asked is not None else ():
@@ -463,13 +503,13 @@ class Search:
                         break
                     place = cutting
                 else:
-                    push(b, place, axes - turns if found is None else cut + 1)
+                    push(b, place, axes - turns if found is None else cut + 1, bound)
                     if found is None:
                         found, limit = self.sooner(self.settled(b, place), None, limit)
                 continue
             found, limit = self.sooner(self.settled(b, place), found, limit)
             for following in self.behind(b, place, range(turns, axes)):
-                push(b, following, cut)
+                push(b, following, cut, bound)
         return found
 
     @staticmethod
@@ -497,7 +537,7 @@ class Search:
                 at = (*turn, *branch.leanest[branch.turns :])
                 if not looking and self.overfull(b, at):
                     continue
-                if not self.possible(b, at) or self.too_much_for_the_host(b, at):
+                if not self.possible(b, at, looking=looking) or self.too_much_for_the_host(b, at):
                     continue
                 found = self.starting(b, at)
                 if found and found.fits:
@@ -559,12 +599,17 @@ class Search:
             ):
                 yield (*place[:axis], place[axis] + 1, *place[axis + 1 :])
 
-    def possible(self, b: int, place: Place) -> bool:
-        """True unless the device rules out a place and all that are hungrier."""
+    def possible(self, b: int, place: Place, *, looking: bool = False) -> bool:
+        """True unless the device rules out a place and all that are hungrier.
+
+        With `looking`, a place is looked at although another that leaves the GPUs otherwise has ruled it out.
+        """
+        if not looking and self._updates.get(self.updater(b, place)) is False:
+            return False
         trains = self._trains.get(self.trainer(b, place))
         if trains is False or self._trains.get(self.trainer(b, place, one_rank=True)) is False:
             return False
-        serves = self._serves.get((b, place[:-1]))
+        serves = self._serves.get(self.server(b, place))
         if trains is not None and serves is not None:
             return serves.serves
         found = self.fit(b, place)
@@ -573,7 +618,7 @@ class Search:
     def held(self, b: int, place: Place) -> Hashable:
         """The key that decides what is resident as roles train: a branch has all its micro batches for that."""
         branch = self.branches[b]
-        return branch.kin, branch.micro(branch.leanest), branch.kept(place[: branch.turns])
+        return branch.kin, branch.micro(branch.leanest), branch.kept(branch.own(place[: branch.turns]))
 
     def overfull(self, b: int, place: Place) -> bool:
         """True if what is resident is too much for a GPU, whatever is recomputed, and at every value of the lean axes.

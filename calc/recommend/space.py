@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from math import gcd, lcm, prod
@@ -45,6 +45,7 @@ from calc.scenario.words import (
     TOGETHER,
     Attention,
 )
+from calc.step import placement
 from calc.step.roles import Memo, Roles
 
 Fields = Mapping[str, Any]
@@ -113,10 +114,14 @@ FROZEN = "offload.parameters of the frozen roles"
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A setting with its values, each of them a change of fields, from hungry to lean."""
+    """A setting with its values, each of them a change of fields, from hungry to lean.
+
+    `between`: it says only what leaves the GPUs between the phases of a role that shares them with no other model.
+    """
 
     name: str
     values: tuple[Fields, ...]
+    between: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +166,10 @@ class Branch:
         """Those values of the turns that decide what stays on a GPU: all but what is recomputed."""
         return tuple([n for axis, n in zip(self.axes, turn, strict=False) if axis.name != "checkpointing"])
 
+    def own(self, turn: tuple[int, ...]) -> tuple[int, ...]:
+        """`turn` with the first values of the axes that change nothing within a role's own phases."""
+        return tuple([0 if axis.between else n for axis, n in zip(self.axes, turn, strict=False)])
+
     def at(self, place: tuple[int, ...]) -> Scenario | None:
         """The scenario with the values at `place`; None if the framework refuses them together."""
         roles = self.roles(place)
@@ -181,8 +190,8 @@ class Branch:
         except ScenarioError:
             return None
         turn, asleep = place[: self.turns], s.rollout and s.rollout.sleep
-        training = self.training.setdefault((turn, s.micro_batch, asleep), Memo())
-        return Roles(s, training, self._serving.setdefault((turn, asleep), Memo()))
+        training = self.training.setdefault((self.own(turn), s.micro_batch, asleep), Memo())
+        return Roles(s, training, self._serving.setdefault((self.kept(turn), asleep), Memo()))
 
     def places(self) -> Iterator[tuple[int, ...]]:
         """All places of the branch, the fastest first."""
@@ -402,7 +411,8 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
         base = _started(base, given)
         kind = (base.sharding, base.placement, base.rollout.engine if base.rollout else "")
         if kind not in axes:
-            axes[kind] = list(_turns(base, given)), list(_leans(base, given))
+            turns = [replace(axis, between=_between(base, axis)) for axis in _turns(base, given)]
+            axes[kind] = turns, list(_leans(base, given))
         turns, leans = axes[kind]
         turned = list(_by_ranks(base, given))
         training: dict[Hashable, Memo] = {}
@@ -562,13 +572,29 @@ def _turns(base: Scenario, given: Fields) -> Iterator[Axis]:
         yield from _accepted(base, FROZEN, [dict.fromkeys(movable, x) for x in (False, True)])
 
 
+def _between(base: Scenario, axis: Axis) -> bool:
+    """See `Axis`: whether the only model's engines are the same at every value, but for what leaves them."""
+    if base.rollout is None or len({role.model or role.name for role in base.keeps.roles}) > 1:
+        return False
+
+    def within(s: Scenario) -> tuple[Any, ...]:
+        engines: list[Any] = [placement.place(s, role, s.keeps).engine for role in s.keeps.roles]
+        return s.checkpointing, [replace(e, replica=replace(e.replica, leaves=frozenset())) for e in engines]
+
+    try:
+        first, *others = [within(vary(base, value)) for value in axis.values]
+    except ScenarioError:
+        return False
+    return all(other == first for other in others)
+
+
 def _leans(base: Scenario, given: Fields) -> Iterator[Axis]:
     """The open settings of vLLM; none if it does not serve. An engine sleeps only where others need its GPUs."""
     if not base.rollout or not base.rollout.serves:
         return
     for name, values in LEANS.items():
         if name not in given and (name == SHARE or base.placement == "colocated"):
-            yield Axis(name, tuple([{name: value} for value in values]))
+            yield from _accepted(base, name, [{name: value} for value in values])
 
 
 def _accepted(base: Scenario, name: str, values: list[dict[str, Any]]) -> Iterator[Axis]:
@@ -587,6 +613,7 @@ def _accepted(base: Scenario, name: str, values: list[dict[str, Any]]) -> Iterat
 def _micro_batches(base: Scenario, given: Fields) -> Iterator[Axis]:
     """The smallest micro batch and its doublings that divide a GPU's share of the global batch, the largest first.
 
+    Where stages have several pieces, as many micro batches as stages take turns in these.
     The whole share is an axis of its own: without accumulation gradients need not outlive a micro batch, so that it may
     need less memory than half of it.
     """
@@ -594,7 +621,8 @@ def _micro_batches(base: Scenario, given: Fields) -> Iterator[Axis]:
         yield Axis("micro_batch", ({"micro_batch": base.micro_batch},))
         return
     share, n, found = base.global_batch // base.data_parallel, base.micro_batch, []
-    while n <= min(share, LARGEST_MICRO_BATCH) and share % n == 0:
+    together = base.pipeline_parallel if base.virtual_pipeline > 1 else 1
+    while n <= min(share, LARGEST_MICRO_BATCH) and share % (n * together) == 0:
         found.append({"micro_batch": n})
         n *= 2
     if found[-1]["micro_batch"] == share:

@@ -44,6 +44,7 @@ ASLEEP = Constant(
     1.45 + 0.29, "seconds that vLLM takes to fall asleep and to wake, once an iteration", "published",
     "https://github.com/huggingface/trl/issues/4086: 1.30 to 1.60 and 0.29, as vLLM logs them",
 )  # fmt: skip
+SWAP = ": swap"  # ends the names of terms that copy what leaves the GPUs between phases
 # Kernels of a layer in an engine: two norms, which add the residual, four products, the rotary embedding, a write to
 # the cache, attention, and the MLP's activation (vLLM 0.24 model_executor/models/llama.py)
 DECODED = 10
@@ -262,7 +263,7 @@ def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
         # Megatron-core's ranks share states alone, each with weights of its own
         shares = weights * (own.shards if own.sharding == "megatron" else 1) + states
         if shares:
-            yield traffic.copied(count, 2 * shares, own.shards, r.pcie)._replace(name=f"{name}: swap")
+            yield traffic.copied(count, 2 * shares, own.shards, r.pcie)._replace(name=f"{name}{SWAP}")
     if keeps.serving and s.rollout.sleep:
         yield Term("rollout: sleep", ASLEEP, "a", {"a": ASLEEP}, "throughput#rollout")
     if keeps.serving and s.rollout.sleep and keeps.serving.sleep_level == 1:

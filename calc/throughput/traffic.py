@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from calc.throughput.terms import Term
 
+BUBBLE = "bubble"  # the term of idle pipeline stages, which more micro batches make shorter
+
 
 def collective(name: str, elements: float, b: float, times: float, ranks: int, bus: float) -> Term:
     """A ring's all-gather or reduce-scatter over `ranks` GPUs, `times` in a step; an all-reduce counts as two.
@@ -60,4 +62,4 @@ def bubble(stages: int, chunks: int, micro: int, busy: float) -> Term:
     With several chunks a stage it is that many times shorter (arXiv:2104.04473, section 2.2).
     """
     values = {"p": stages, "v": chunks, "m": micro, "G": busy}
-    return Term("bubble", busy * (stages - 1) / (chunks * micro), "G·(p - 1)/(v·m)", values, "throughput#pipeline")
+    return Term(BUBBLE, busy * (stages - 1) / (chunks * micro), "G·(p - 1)/(v·m)", values, "throughput#pipeline")

@@ -155,6 +155,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an engine that stays awake": ({"rollout": {"sleep": False}}, "rollout.sleep"),
     "no sequence parallelism": ({"sequence_parallel": False}, "sequence_parallel"),
     "linear attention of its own": ({"model": "qwen3-next-80b-a3b"}, "framework"),
+    "pieces that cannot take turns": (
+        {
+            "pipeline_parallel": 2,
+            "virtual_pipeline": 2,
+            "max_tokens_per_gpu": None,
+            "micro_batch": 4,
+            "global_batch": 8,
+        },
+        "global_batch",
+    ),
     "experts over more GPUs than a stage has": ({"model": "qwen3-30b-a3b", "expert_parallel": 16}, "expert_parallel"),
 }
 

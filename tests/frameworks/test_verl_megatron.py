@@ -203,6 +203,10 @@ def test_a_hybrids_ranks_of_a_ring_need_less_to_train() -> None:
         ({"expert_parallel": 2}, "expert_parallel: given 2, allowed: 1 for a model without experts"),
         ({"mtp_num_layers": 1}, "mtp_num_layers: given 1 with verl, allowed: null; not modelled"),
         (
+            {"pipeline_parallel": 2, "virtual_pipeline": 2, "global_batch": 4, "micro_batch": 4},
+            "global_batch: given 4 with virtual_pipeline = 2, allowed: a multiple of 8, so that stages take turns",
+        ),
+        (
             {"model": "qwen3-30b-a3b", "expert_parallel": 16, "gpus": 8},
             "expert_parallel: given 16 with sharding megatron, allowed: a divisor of a stage's 8 GPUs",
         ),

@@ -639,6 +639,19 @@ def test_stages_of_unequal_size_are_looked_at_where_equal_ones_are_few() -> None
     assert {branch.base.pipeline_parallel for branch in search.branches} == {1, 2, 4, 8}
 
 
+def test_stages_have_several_pieces_where_they_idle_for_want_of_micro_batches() -> None:
+    words = "--model qwen3-32b --task sft --gpu h100-sxm --gpus 64 --trainer megatron-swift --method full"
+    words += " --pipeline-parallel 8 --tensor-parallel 4 --context-parallel 1 --seq-len 4096"
+    r = ask(f"{words} --global-batch 16")
+    assert r.recommended
+    assert r.recommended.scenario.virtual_pipeline == 2
+    assert r.launch
+    assert "--virtual_pipeline_model_parallel_size 2" in r.launch.command
+    whole = ask(f"{words} --global-batch 16 --virtual-pipeline 1").recommended
+    assert seconds(r.recommended) * (1 + TOLERANCE) < seconds(whole)
+    assert run(f"{words} --global-batch 256").virtual_pipeline == 1
+
+
 def test_stages_and_ranks_that_are_given_have_megatron_core_train() -> None:
     """Once 'pipeline_parallel: given 8, allowed with verl: 1; it has no stages'."""
     s = run("--model qwen3-8b --task grpo --framework verl --gpu h100-sxm --gpus 8 --pipeline-parallel 2 --method full")

@@ -508,6 +508,21 @@ def test_a_pipeline_is_timed_with_its_bubble_and_gathers_its_weights_once_a_step
     assert longer["bubble"].seconds == pytest.approx(bubble.seconds, rel=0.01)
 
 
+def test_a_reference_in_stages_takes_the_time_of_one() -> None:
+    """Once a KeyError, as each of its stages has a name of its own."""
+    job = {
+        "model": "qwen3-8b",
+        "task": "dpo",
+        "gpu": "h100-sxm",
+        "gpus": 8,
+        "trainer": "megatron-swift",
+        "global_batch": 64,
+    }
+    found = {p: {t.name: t for t in speed(estimate(scenario(**job, pipeline_parallel=p))).terms} for p in (1, 2)}
+    whole, stage = (found[p]["reference: matrix work"].seconds for p in (1, 2))
+    assert stage == pytest.approx(whole)
+
+
 def test_a_ring_passes_keys_and_values_on() -> None:
     """Two tensors of 1024 numbers a token and layer in 16 bits, forward and backward, of all but the own tokens."""
     s = replace(scenario(**SFT, gpus=8, sharding="ddp"), context_parallel=4)

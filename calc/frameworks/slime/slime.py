@@ -91,7 +91,8 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.sequence_parallel is not (cut := s.tensor_parallel > 1):
         # "needed with MoE"; every script has it, too
         return Refusal("sequence_parallel", f"{show(s.sequence_parallel)} with slime", show(cut))
-    spread = placed_fault(s) or megatron_core.spread_fault(s.role("actor") or s, "with slime")
+    own = s.role("actor") or s
+    spread = placed_fault(s) or megatron_core.spread_fault(own, "with slime") or megatron_core.chunks_fault(own)
     return spread or megatron_core.stages_fault(s) or megatron_core.parts_fault(s, known=False)
 
 

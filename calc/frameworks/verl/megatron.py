@@ -94,7 +94,8 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.max_tokens_per_gpu and s.max_tokens_per_gpu * s.context_parallel < s.seq_len:
         least = -(-s.seq_len // s.context_parallel)
         return Refusal("max_tokens_per_gpu", s.max_tokens_per_gpu, f"at least {least}", "with verl")
-    return megatron_core.stages_fault(s) or megatron_core.linear_fault(s) or megatron_core.parts_fault(s, known=False)
+    stages = megatron_core.stages_fault(s) or megatron_core.chunks_fault(s)
+    return stages or megatron_core.linear_fault(s) or megatron_core.parts_fault(s, known=False)
 
 
 def unlike(s: Scenario) -> Refusal | None:

@@ -285,6 +285,7 @@ JOBS = {
     "pinned memory not rounded above {n#} MiB": "{n} MiB 以上的锁页内存不取整",
     "tensor parallel {n#}": "张量并行 {n}",
     "pipeline parallel {n#}": "流水线并行 {n}",
+    "virtual pipeline {n#}": "虚拟流水线 {n}",
     "context parallel {n#}": "上下文并行 {n}",
     "expert parallel {n#}": "专家并行 {n}",
     "tensor parallel": "张量并行",

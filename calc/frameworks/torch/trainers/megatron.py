@@ -82,21 +82,8 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
             return Refusal(f"offload.{field}", f"true {given}", "false; not modelled")
     if s.sequence_parallel and s.tensor_parallel == 1:
         return Refusal("sequence_parallel", f"true {given}", "with tensor_parallel above 1")
-    faults = (megatron_core.stages_fault, megatron_core.linear_fault, chunks_fault, length_fault, experts_fault)
-    return next(filter(None, (fault(s) for fault in faults)), None)
-
-
-def chunks_fault(s: Scenario) -> Refusal | None:
-    """The reason why the pieces of a stage cannot take turns, in one line, or None.
-
-    Micro batches go through a piece in groups of as many as there are stages
-    (`forward_backward_pipelining_with_interleaving`).
-    """
-    if s.virtual_pipeline == 1 or s.accumulation % s.pipeline_parallel == 0:
-        return None
-    step, least = s.micro_batch * s.data_parallel, s.pipeline_parallel
-    given = f"{s.global_batch} with virtual_pipeline = {s.virtual_pipeline}"
-    return Refusal("global_batch", given, f"a multiple of {step * least}, so that stages take turns")
+    cut = megatron_core.stages_fault(s) or megatron_core.chunks_fault(s) or megatron_core.linear_fault(s)
+    return cut or length_fault(s) or experts_fault(s)
 
 
 def length_fault(s: Scenario) -> Refusal | None:
