@@ -230,7 +230,7 @@ def steps_ahead(catalog: Catalog) -> Iterator[tuple[int, float]]:
     Steps that return log-probabilities are left out: those of 512 sequences wait for another process that reads them.
     """
     for gpu, model, row in rates(catalog, "vllm step"):
-        if not row["logprobs"]:
+        if row["op"] == "vllm step":
             arch, n, r = catalog.model(model).architecture, row["batch"], rated(gpu, None, 1, "bf16")
             token = kv_cache.read_bytes(arch, row["kv_len"], 1)
             host = arch.layers * DECODED * work.START

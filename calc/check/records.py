@@ -33,7 +33,7 @@ UNITS: Mapping[str, Mapping[str, int]] = {
 RATES: Mapping[str, tuple[str, ...]] = {
     "matmul": ("tokens", "inputs", "outputs", "seconds", "tflops"),
     "decode": ("batch", "kv_len", "seconds", "eager_seconds", "tokens_per_second"),
-    "vllm": ("batch", "kv_len", "logprobs", "seconds", "tokens_per_second"),
+    "vllm": ("batch", "kv_len", "seconds", "tokens_per_second"),
     "copy": ("bytes", "seconds", "gbs"),
 }
 # The fields from which each rate is computed; a copy within the device reads and writes its bytes.

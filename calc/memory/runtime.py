@@ -48,10 +48,10 @@ FRAGMENTATION = (
 MIDDLE = len(FRAGMENTATION) // 2
 # The share by which more was reserved on a GPU than `calc.replay` says: the same quantiles, of the measured records.
 REPLAYED = (
-    -0.0520, -0.0286, -0.0194, -0.0149, -0.0122, -0.0080, -0.0058, -0.0034, -0.0016, -0.0012,
-    -0.0009, -0.0005, -0.0001, 0.0000, 0.0000, 0.0000, 0.0001, 0.0001, 0.0002, 0.0003,
-    0.0004, 0.0005, 0.0006, 0.0007, 0.0009, 0.0010, 0.0012, 0.0014, 0.0017, 0.0021,
-    0.0022, 0.0025, 0.0034, 0.0042, 0.0058, 0.0090, 0.0133, 0.0185, 0.0243, 0.0467,
+    -0.0542, -0.0293, -0.0194, -0.0144, -0.0121, -0.0077, -0.0057, -0.0035, -0.0016, -0.0013,
+    -0.0009, -0.0005, -0.0002, 0.0000, 0.0000, 0.0000, 0.0001, 0.0001, 0.0002, 0.0003,
+    0.0004, 0.0005, 0.0006, 0.0007, 0.0009, 0.0010, 0.0012, 0.0015, 0.0017, 0.0021,
+    0.0022, 0.0025, 0.0035, 0.0042, 0.0058, 0.0090, 0.0132, 0.0185, 0.0227, 0.0462,
 )  # fmt: skip
 # Beyond that PyTorch caches freed blocks until memory is short, and releases them before it fails
 # (c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`): they do not decide whether memory runs out, but a
@@ -66,7 +66,7 @@ VARYING = frozenset({"activations", "checkpoints", "logits", "temporary"})
 # Gathers, buckets and partitions of shards come and go between those, in streams of their own. Beyond their peak the
 # measured jobs under DeepSpeed and FSDP, whose batches had one length each, reserved up to this many times what comes
 # and goes at an instant, at the 95th percentile.
-CACHED_SHARDED = 1.24
+CACHED_SHARDED = 0.98
 COMING = VARYING | {"communication", "gradients"}
 # Memory that a rollout engine takes at its start and never frees piecemeal leaves no holes.
 SERVING = "rollout"

@@ -52,10 +52,9 @@ def _rows(llm: Any, batches: tuple[int, ...]) -> Iterator[dict[str, Any]]:
             )
             taken = (long - short) / STEPS
             yield {
-                "op": "vllm step",
+                "op": "vllm step" if logprobs is None else "vllm step with log-probabilities",
                 "batch": batch,
                 "kv_len": PROMPT + STEPS // 2,
-                "logprobs": int(logprobs is not None),
                 "seconds": taken,
                 "tokens_per_second": batch / taken,
             }

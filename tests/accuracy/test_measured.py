@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 import pytest
@@ -160,6 +161,14 @@ def test_the_allocators_replay_is_the_records(catalog: Catalog) -> None:
     errors = sorted(map(abs, found))
     assert errors[len(errors) // 2] <= 0.01
     assert errors[-1] <= 0.08
+
+
+def test_what_chunks_of_logits_leave_in_the_allocator_is_known_to_be_missed(catalog: Catalog) -> None:
+    """torchtune's loss without the compiler: up to 23 % more is reserved than replayed, in the median 9 %."""
+    errors = sorted(error for s, error in calibration.replays(catalog) if calibration.holed(s))
+    assert len(errors) >= 20
+    assert errors[0] > -0.02 and errors[-1] < 0.23
+    assert 0.07 < median(errors) < 0.1
 
 
 # Searches that the estimate misses by more than 5 %, by how much, and why.
