@@ -60,25 +60,14 @@ def fragmentation(catalog: Catalog, without: str = "") -> tuple[float, ...]:
 
 
 def replayed(catalog: Catalog) -> tuple[float, ...]:
-    """The values of `runtime.REPLAYED`, computed from measured jobs whose allocator never had to retry.
-
-    Those that keep all logits of a loss in chunks are left out: their chunks leave holes that no replay follows.
-    """
-    return quantiles(error for s, error in replays(catalog) if not holed(s))
-
-
-def replays(catalog: Catalog) -> Iterator[tuple[Scenario, float]]:
-    """The measured jobs that are replayed, and the share by which each reserved more than its replay."""
+    """The values of `runtime.REPLAYED`, computed from measured jobs whose allocator never had to retry."""
+    found = []
     for record, s, on in quiet(catalog):
-        if act := replay.act(Roles(s)):
+        act = replay.act(Roles(s))
+        if act:
             whole = replay.Reserve(act, runtime.workspace(on.gpu(s.gpu).architecture)).undisturbed
-            yield s, record["observed"]["reserved_bytes"] / whole - 1
-
-
-def holed(s: Scenario) -> bool:
-    """True if the logits of a loss in chunks are kept, as torchtune's recipes do without the compiler."""
-    path = s.keeps.roles[0].path
-    return path.kind == "chunked-logits" and not path.compiled
+            found.append(record["observed"]["reserved_bytes"] / whole - 1)
+    return quantiles(found)
 
 
 def sharded_cache(catalog: Catalog) -> float:

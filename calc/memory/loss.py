@@ -577,26 +577,27 @@ class Head(Program):
         transposed view, to which autograd adds the next out of place (torch 2.13 `input_buffer.cpp`, `accumulate`):
         with the second chunk's there are two beside the gradients of seven chunks, then three beside those of six.
         """
-        tape, piece, trained = self.tape, V * (1 / CHUNKS), self.run.trained
-        weight = Size({}, {"W_lm_head": self.c if trained else 0})
-        shares = ((CHUNKS - 2) / CHUNKS, 1 / CHUNKS, 1 / CHUNKS)
-        chunks = tape.split("chunks", self.input, [WIDTH * share for share in shares])
+        tape, piece, trained, b = self.tape, V * (1 / CHUNKS), self.run.trained, self.c
+        weight = Size({}, {"W_lm_head": b if trained else 0})
         logits = list[Tensor]()
-        # the weight's gradient is there, for the engine, once the last of them has been added
-        for chunk, share, beside in zip(chunks, shares, (2, 2, 1), strict=True):
-            whole = trained and not logits
-            x = tape.op("lm_head", [chunk], V * share, self.c, saves=[chunk] if trained else [],
-                        backward_scratch=weight * beside, weight=self.elements["lm_head"] if whole else 0,
-                        product=True, flat=True)  # fmt: skip
+        for n, chunk in enumerate(tape.split("chunks", self.input, [WIDTH * (1 / CHUNKS)] * CHUNKS)):
+            # the weight's gradient is there, for the engine, once that of the first chunk has been added
+            beside = min(CHUNKS - n, 3) - (n == 0)
+            x = tape.op("lm_head", [chunk], piece, b, saves=[chunk] if trained else [],
+                        backward_scratch=weight * beside, backward_course=(weight,) * beside if trained else (),
+                        weight=self.elements["lm_head"] if trained and n == 0 else 0, product=True,
+                        flat=True)  # fmt: skip
             logits.append(tape.hold(x))
-        b = self.c
         if path.compiled:
             tape.op("losses of chunks", logits, ONE, 4, saves=[*logits, Tensor(ONE, 8)], backward_scratch=piece * b,
                     rowwise=True)  # fmt: skip
             return tape
-        cast = piece * 4 if b < 4 else NOTHING
-        tape.op("losses of chunks", logits, ONE, 4, saves=[Tensor(V, 4)], scratch=cast,
-                backward_scratch=piece * (4 + 4 + b), rowwise=True)  # fmt: skip
+        cast, each = piece * 4 if b < 4 else NOTHING, list[Tensor]()
+        for chunk in logits:
+            each.append(tape.op("loss of a chunk", [chunk], ONE, 4, saves=[Tensor(piece, 4)], scratch=cast,
+                                backward_scratch=piece * 8,
+                                backward_course=(piece * 4, piece * 4, None)))  # fmt: skip
+        tape.op("losses of chunks", each, ONE, 4)
         return tape
 
     def ahead(self, path: Path) -> Tape:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
 import pytest
@@ -163,17 +162,13 @@ def test_the_allocators_replay_is_the_records(catalog: Catalog) -> None:
     assert errors[-1] <= 0.08
 
 
-def test_what_chunks_of_logits_leave_in_the_allocator_is_known_to_be_missed(catalog: Catalog) -> None:
-    """torchtune's loss without the compiler: up to 23 % more is reserved than replayed, in the median 9 %."""
-    errors = sorted(error for s, error in calibration.replays(catalog) if calibration.holed(s))
-    assert len(errors) >= 20
-    assert errors[0] > -0.02 and errors[-1] < 0.23
-    assert 0.07 < median(errors) < 0.1
-
-
 # Searches that the estimate misses by more than 5 %, by how much, and why.
 MISSED = {
     "qwen2.5-1.5b/sft/mb-edge/framework=trl": (0.15, "22 sequences die as replayed, of 24 the replay just finds room"),
+    "llama-3.2-1b/dpo/mb-edge/framework=trl": (
+        -0.07,
+        "30 sequences ran; 29 are said to fit with 0.49, just below half",
+    ),
 }
 
 
