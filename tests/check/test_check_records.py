@@ -221,7 +221,7 @@ CASES: list[tuple[Rule[Any], str, dict[str, Any], dict[str, Any], str]] = [
         "matmul",
         {},
         {"rates": [{"op": "matmull", "seconds": 1}]},
-        "rates[0].op: given 'matmull', allowed: matmul, decode, copy; did you mean 'matmul'?",
+        "rates[0].op: given 'matmull', allowed: matmul, decode, vllm, copy; did you mean 'matmul'?",
     ),
     (
         records.rates,

@@ -153,13 +153,13 @@ def test_data_may_be_shorter_than_the_cap_unless_a_scenario_says_more() -> None:
 
 
 def test_shards_that_no_replay_has_followed_leave_blocks_in_the_cache() -> None:
-    """1.24 times each of 2 GiB of activations, 3 gathered, 1 of gradients; 3.65 of the first where lengths vary."""
+    """0.98 times each of 2 GiB of activations, 3 gathered, 1 of gradients; 3.65 of the first where lengths vary."""
     lines = [line("activations", 2 * GiB), line("communication", 3 * GiB), line("gradients", GiB)]
     assert runtime.coming(lines) == (2 * GiB, 4 * GiB)
-    assert runtime.cached(lines, "one segment", pools=True) == int(1.24 * 6 * GiB)
-    assert runtime.cached(lines, "lengths vary", pools=True) == int(3.65 * 2 * GiB + 1.24 * 4 * GiB)
+    assert runtime.cached(lines, "one segment", pools=True) == int(0.98 * 6 * GiB)
+    assert runtime.cached(lines, "lengths vary", pools=True) == int(3.65 * 2 * GiB + 0.98 * 4 * GiB)
     own = phase(*lines)
-    assert group(own, pools=True).device_range[1] - group(own).device_range[1] == int(1.24 * 6 * GiB) - 0.5 * GiB
+    assert group(own, pools=True).device_range[1] - group(own).device_range[1] == int(0.98 * 6 * GiB) - 0.5 * GiB
     assert on_card(scenario(**ZERO)).unknown.pools
     fsdp = {**ZERO, "sharding": "fsdp2", "framework": "torch"}
     assert not on_card(scenario(**fsdp)).unknown.pools
