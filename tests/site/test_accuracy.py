@@ -143,6 +143,13 @@ def test_every_measured_record_is_counted_once_and_in_every_table_of_its_kind() 
     assert len(rows("edges")) == sum(row["searches"] for row in machines) == int(measured.figure("searches"))
 
 
+def test_jobs_that_changed_formulas_are_nearer_now_than_at_first() -> None:
+    found = rows("trainers")
+    assert sum(row["records"] for row in found) == int(measured.figure("corrected")) > 0
+    for row in found:
+        assert abs(row["median"]) <= abs(row["first_median"]) and abs(row["worst"]) <= abs(row["first_worst"])
+
+
 def test_a_search_is_no_record_with_a_residual() -> None:
     searched = {r["id"] for r in answers.catalog().measurements if "edge" in r}
     assert searched and not searched & {r["id"] for r in accuracy.comparable(answers.catalog())}

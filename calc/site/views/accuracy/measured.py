@@ -21,6 +21,7 @@ RESTS_ON = (
 SEGMENTS = {False: "fixed", True: "expandable"}
 FURTHEST = 10
 FRESH = "measured/h200-2026-11-26/"  # the suite `families`, measured after the formulas of all its models were there
+OWN_LOOPS = ("torchtitan", "torchtune", "trl")
 LARGEST = {"micro_batch": "micro batch", "seq_len": "tokens a sequence"}
 
 
@@ -128,6 +129,38 @@ def reserved() -> Table:
     caption = "What PyTorch's allocator reserved at most, against the range and beside what was allocated"
     note = "Inside, more or less than the printed range, context left out: nine tenths of what a monitor may show."
     return table("measured-reserved", caption, columns, rows, RESTS_ON, note)
+
+
+def trainers() -> Table:
+    """Errors of jobs on whose sight formulas changed, by trainer: those of the code of their day, and now."""
+    columns = (
+        Column("trainer", "Trainer"),
+        Column("records", "Records", kind="number"),
+        Column("first_median", "Median at first", "%", "number", 2),
+        Column("first_worst", "Worst at first", "%", "number", 2),
+        Column("median", "Median now", "%", "number", 2),
+        Column("worst", "Worst now", "%", "number", 2),
+    )
+    ran = {r["id"]: r for r in _records() if "first" in r}
+    rows = []
+    for (trainer,), members in grouped([r for r in jobs() if r.id in ran], lambda r: (_trainer(ran[r.id]),)):
+        first = summed([_first(ran[r.id]) / r.measured - 1 for r in members])
+        now = summary(members)
+        figures = (first.median, first.worst, now.median, now.worst)
+        rows.append((Cell(trainer), Cell(len(members)), *(Cell(100 * value) for value in figures)))
+    caption = "Jobs of trainers' own loops: before any formula had seen them, and now"
+    return table("measured-trainers", caption, columns, rows, RESTS_ON)
+
+
+def _trainer(record: Record) -> str:
+    """The trainer that ran a record's job, with its release."""
+    name = next(name for name in OWN_LOOPS if name in record["versions"])
+    return f"{words.FRAMEWORKS.get(name, name)} {record['versions'][name]}"
+
+
+def _first(record: Record) -> int:
+    """The bytes that the code of its day estimated for a record's job."""
+    return int(record["first"]["estimated_bytes"])
 
 
 def worst() -> Table:
@@ -274,6 +307,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "machines": machines,
     "by-kind": by_kind,
     "rounding": rounding,
+    "trainers": trainers,
     "worst": worst,
     "reserved": reserved,
     "verdicts": verdicts,
@@ -335,7 +369,7 @@ def figure(what: str) -> str:
 
 def _corrected() -> tuple[list[float], list[float]]:
     """The errors of jobs on whose sight formulas have changed: today's, and those of the code of their day."""
-    then = {r["id"]: r["first"]["estimated_bytes"] for r in _records() if "first" in r}
+    then = {r["id"]: _first(r) for r in _records() if "first" in r}
     found = [r for r in jobs() if r.id in then]
     return [r.error for r in found], [then[r.id] / r.measured - 1 for r in found]
 
