@@ -668,7 +668,7 @@ def below_layers(run: Run, recompute: bool, masked: bool = False) -> Size:
     if recompute and masked and run.arch.end_to_end:
         kept += Size({"S": 1})
     if recompute:
-        kept += lent(run) + handed_on(run)
+        kept += lent(run)
     if run.arch.names.embedding_norm:
         kept += Program(run, first=not run.trained and not leaf).embedding_norm().saved()
     if run.arch.layer_inputs:
@@ -686,14 +686,14 @@ def lent(run: Run) -> Size:
     return Size({"": sum([own.kv_heads * own.head_dim * (run.residual + run.compute) for own in kinds])})
 
 
-def handed_on(run: Run) -> Size:
-    """Bytes of the choices of keys, four a key, that layers hand on to the next, to whose checkpoint they are inputs.
+def handed_on(run: Run, spec: LayerSpec) -> Size:
+    """Bytes of the choice of keys, four a key, that a layer hands on to the next, to whose checkpoint it is an input.
 
     A sequence shorter than the keys that are chosen has fewer, which is not followed (transformers 5.23
     `models/glm_moe_dsa/modeling_glm_moe_dsa.py`, `prev_topk_indices`).
     """
     x = run.arch.indexer
-    return Size({"": 4 * x.keys * sum(spec.chooses for spec in run.arch.specs[:-1])}) if x and x.passed else NOTHING
+    return Size({"": 4 * x.keys}) if x and x.passed and spec.chooses else NOTHING
 
 
 def lent_again(run: Run) -> tuple[tuple[int, Amount], ...]:

@@ -35,6 +35,8 @@ class Block(NamedTuple):
     segment: Segment
     trained: int  # elements a layer trains
     number: int
+    handed: Amount  # what a layer's checkpoint has as an input beside the residual stream, made by the layer below it
+    hands: int  # layers of the kind with one above them
 
 
 class Stop(NamedTuple):
@@ -112,6 +114,7 @@ def stack(
     table = embedding_parameters(arch) if run.trained else 0
     embedding, norm = table * arch.embeds, arch.norm_elements * (run.trained and arch.ends)
     head_trained = (arch.hidden if path.kind == "scalar" else table) * arch.ends
+    dims = dict(dimensions(arch, run.adapter.rank if run.adapter else 0))
     blocks = []
     for (own, counted, received), kind in kinds.items():
         count = order.count(kind)
@@ -121,7 +124,8 @@ def stack(
             own.run(within), own.spec, first=own.first, counted=counted, received=received,
             selective=checkpointing == "selective", reentrant=run.reentrant and checkpointing == "full",
         )  # fmt: skip
-        blocks.append(Block(segment, weights + adapters, count))
+        handed = amount(activations.handed_on(run, own.spec), dims) if recompute else NO_BYTES
+        blocks.append(Block(segment, weights + adapters, count, handed, count - (order[-1] == kind)))
     stops = []
     # a tied head's gradient waits for the embedding's
     tied = arch.tied and path.kind != "scalar"
@@ -134,7 +138,6 @@ def stack(
             above = sum(blocks[k].trained for k in order[layer + 1 :])
             stops.append(Stop(layer, kind, below, above))
     segment, held, waiting = head(run, path, checkpointing == "full" and bool(arch.depths))
-    dims = dict(dimensions(arch, run.adapter.rank if run.adapter else 0))
     stream = of(h=run.residual * run.share)
     streams = stream * (arch.altup.streams if arch.altup else 1)
     # the embedding's backward reads all positions

@@ -141,11 +141,12 @@ class Layout:
 
         With recomputation layers keep their inputs, `inputs` of them, and what selective checkpointing keeps.
         """
-        counted = [(block.segment, number) for block, number in zip(self.stack.blocks, numbers, strict=True) if number]
+        counted = [(block, number) for block, number in zip(self.stack.blocks, numbers, strict=True) if number]
         if not self.recompute:
-            return self.bottom() + [Part("activations", s.saved, "activations#saved", number) for s, number in counted]
-        kept = [Part("checkpoints", s.kept, "activations#selective", n) for s, n in counted if s.kept.formula != "0"]
-        return [*self.bottom(), *self.checkpoints(inputs, running), *kept]
+            return self.bottom() + [Part("activations", b.segment.saved, "activations#saved", n) for b, n in counted]
+        kept = [Part("checkpoints", b.segment.kept, "activations#selective", n) for b, n in counted]
+        kept += [Part("checkpoints", b.handed, "activations#checkpoints", min(n, b.hands)) for b, n in counted]
+        return [*self.bottom(), *self.checkpoints(inputs, running), *[p for p in kept if p.amount.formula != "0"]]
 
     def below(self, stop: Stop, running: Running) -> list[Part]:
         """The tensors that the layers below `stop` keep and, with recomputation, the input of the layer itself."""
