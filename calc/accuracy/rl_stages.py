@@ -8,8 +8,9 @@ from typing import Any
 from calc.catalog.catalog import Catalog
 from calc.resolve.parse import parse
 from calc.throughput import Term, node_of, throughput
+from calc.throughput.rollout import SWAP
 
-MAKING_ROOM = (": swap", ": wake", ": sleep")  # how terms of what goes to host memory and back end
+MAKING_ROOM = (SWAP, ": wake", ": sleep")  # how terms of what goes to host memory and back end
 
 
 def staged(record: Mapping[str, Any], catalog: Catalog) -> dict[str, list[Term]]:

@@ -17,12 +17,11 @@ from calc.memory import kv_cache
 from calc.resolve.parse import parse
 from calc.throughput import Term, throughput, work
 from calc.throughput.rates import FLASH, GIGA, MEMORY, PCIE, rated
-from calc.throughput.rollout import DECODED, ENGINE_STEP, decode, multiplied, read
+from calc.throughput.rollout import ENGINE_STEP, Engine, decode, multiplied, read, waits
 
 LONG = 32_768  # tokens of a product that runs long enough for a card to reach its power limit, as it does in training
-PLAIN = (
-    14  # kernels of a layer as `measurements.bench` decodes: residuals, and the halves of MLP and cache, on their own
-)
+# Kernels of a layer as `measurements.bench` decodes: residuals, and the halves of MLP and cache, on their own
+PLAIN = 14
 SHORT = 512  # tokens of a cache that takes no time to read beside the weights
 _H200, _H100 = "measured/h200-2026-11-22/", "measured/h100-2026-11-22/"
 _LENGTHS = "llama-3-8b/sft/s{}/mb1/optimizer_impl=fused/checkpointing=full"
@@ -232,8 +231,7 @@ def steps_ahead(catalog: Catalog) -> Iterator[tuple[int, float]]:
     for gpu, model, row in rates(catalog, "vllm step"):
         if row["op"] == "vllm step":
             arch, n, r = catalog.model(model).architecture, row["batch"], rated(gpu, None, 1, "bf16")
-            token = kv_cache.read_bytes(arch, row["kv_len"], 1)
-            host = arch.layers * DECODED * work.START
+            token, host = kv_cache.read_bytes(arch, row["kv_len"]), waits(arch, 1, r, Engine(n, n, ahead=True))
             known = decode(
                 n, 1, 1, row["kv_len"], n, read(arch, n, 1), token, r.memory, host, 0, multiplied(arch), r.matrix
             )

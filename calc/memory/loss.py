@@ -581,7 +581,7 @@ class Head(Program):
         weight = Size({}, {"W_lm_head": b if trained else 0})
         logits = list[Tensor]()
         for n, chunk in enumerate(tape.split("chunks", self.input, [WIDTH * (1 / CHUNKS)] * CHUNKS)):
-            # the weight's gradient is there, for the engine, once that of the first chunk has been added
+            # 1, 2, then 3 gradients of the weight, from the last chunk down; in the first one's one is the engine's
             beside = min(CHUNKS - n, 3) - (n == 0)
             x = tape.op("lm_head", [chunk], piece, b, saves=[chunk] if trained else [],
                         backward_scratch=weight * beside, backward_course=(weight,) * beside if trained else (),

@@ -102,6 +102,11 @@ def scratch(optimizer: Optimizer, b: int) -> int:
     return 4 * n + (8 if b < 4 else 0)
 
 
+def passing(optimizer: Optimizer, b: int) -> int:
+    """Bytes an element that the step of one parameter of `b` bytes an element takes."""
+    return scratch(optimizer, b) or b * temporaries(optimizer)
+
+
 def single_step(optimizer: Optimizer, role: str, elements: int, grad: int, b: int, *, part: bool = False) -> Line:
     """The temporaries of one parameter's own step, in backward: `b` bytes an element, times their number.
 
@@ -109,7 +114,7 @@ def single_step(optimizer: Optimizer, role: str, elements: int, grad: int, b: in
     16-bit one is copied to fp32 and dropped, then the weight is copied: 6 bytes, then 8. Of `part` of a weight, its
     rank's, the copy is small: 6.
     """
-    each = scratch(optimizer, b) or b * temporaries(optimizer)
+    each = passing(optimizer, b)
     if optimizer.facts.widens:
         each = grad if grad == 4 else 6 if part else 8
     return Line("temporary", role, each * elements, "b·W", {"b": each, "W": elements}, "optimizer#in-backward")

@@ -22,7 +22,7 @@ from calc.engines.replica import Replica, TrainingEngine
 from calc.engines.zero_partition import part_of
 from calc.memory.activations import Program, kinds, lifetimes
 from calc.memory.loss import head_dimensions, written
-from calc.memory.optimizer import in_32_bits, scratch, single_step, state_bytes_per_parameter, temporaries
+from calc.memory.optimizer import in_32_bits, passing, scratch, single_step, state_bytes_per_parameter
 from calc.memory.run import dimensions
 from calc.memory.weights import NF4, PACKED, is_quantised
 from calc.models.architecture import (
@@ -189,14 +189,13 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
     if isinstance(engine, Fsdp1) and engine.joined:
         # all views of a flat parameter that holds adapters get gradients
         r = replace(r, run=replace(run, trained=True))
-    apart = scratch(optimizer, r.step_bytes) if optimizer else 0
-    each = apart or (temporaries(optimizer) * r.step_bytes if optimizer else 0)
+    each = passing(optimizer, r.step_bytes) if optimizer else 0
     return Blocks(
         weights=(*(own if whole else _scales(r)), *(adapters if whole else ()), *_tables(engine)),
         units=units,
         states=tuple([_states(r, t) for t in changed]),
         passing=() if r.in_backward else tuple([t.elements * each for t in changed]),
-        at_once=optimizer is not None and optimizer.impl == "foreach" and not apart,
+        at_once=optimizer is not None and optimizer.impl == "foreach" and not scratch(optimizer, r.step_bytes),
         beside=_beside(r),
         stream=batch.tokens * arch.hidden * run.residual * (arch.altup.streams if arch.altup else 1),
         tables=tuple(

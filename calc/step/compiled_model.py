@@ -35,7 +35,7 @@ class Block(NamedTuple):
     segment: Segment
     trained: int  # elements a layer trains
     number: int
-    handed: Amount  # what a layer's checkpoint has as an input beside the residual stream, made by the layer below it
+    handed: Amount  # what each hands on beside the residual stream, an input of the next layer's checkpoint
     hands: int  # layers of the kind with one above them
 
 

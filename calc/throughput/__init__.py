@@ -84,7 +84,7 @@ def supervised(s: Scenario, r: Rates) -> list[Term]:
         terms += within("actor, scoring", list(update(s, own, r, load, head, trained=False)))
     for name in ("reference", "teacher"):
         if frozen := s.role(name):
-            first = next(role for role in keeps.roles if name in (role.name, role.model))  # of its pipeline's stages
+            first = next(role for role in keeps.roles if name == (role.model or role.name))  # of its pipeline's stages
             terms += within(name, list(update(frozen, first, r, scored, "lm", trained=False)))
     return terms
 

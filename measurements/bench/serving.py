@@ -12,6 +12,7 @@ from typing import Any
 
 BATCHES = (1, 32, 128, 256, 512)
 PROMPT, FIRST, STEPS, REPEATS = 64, 4, 64, 2  # tokens of a prompt, steps that are left out, that are timed, and runs
+LENGTH = 4096  # tokens that a sequence may have
 SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # frameworks for RL run the engine beside their own process, too
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -33,7 +34,7 @@ def serve(config: Mapping[str, Any], options: Mapping[str, Any]) -> list[dict[st
             load_format="dummy",
             skip_tokenizer_init=True,
             dtype="bfloat16",
-            max_model_len=max(2 * (PROMPT + FIRST + STEPS), 4096),
+            max_model_len=LENGTH,
             max_num_seqs=max(batches),
             enable_prefix_caching=False,
             disable_log_stats=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from typing import NamedTuple
 
 from calc.accuracy.largest_size import Search, search
 from calc.accuracy.residuals import Allocator, Outside, Residual, Summary, outside, summary, summed
@@ -141,26 +142,13 @@ def trainers() -> Table:
         Column("median", "Median now", "%", "number", 2),
         Column("worst", "Worst now", "%", "number", 2),
     )
-    ran = {r["id"]: r for r in _records() if "first" in r}
     rows = []
-    for (trainer,), members in grouped([r for r in jobs() if r.id in ran], lambda r: (_trainer(ran[r.id]),)):
-        first = summed([_first(ran[r.id]) / r.measured - 1 for r in members])
-        now = summary(members)
+    for (trainer,), members in grouped(_corrected(), lambda job: (job.trainer,)):
+        first, now = summed([job.first for job in members]), summed([job.now for job in members])
         figures = (first.median, first.worst, now.median, now.worst)
         rows.append((Cell(trainer), Cell(len(members)), *(Cell(100 * value) for value in figures)))
     caption = "Jobs of trainers' own loops: before any formula had seen them, and now"
     return table("measured-trainers", caption, columns, rows, RESTS_ON)
-
-
-def _trainer(record: Record) -> str:
-    """The trainer that ran a record's job, with its release."""
-    name = next(name for name in OWN_LOOPS if name in record["versions"])
-    return f"{words.FRAMEWORKS.get(name, name)} {record['versions'][name]}"
-
-
-def _first(record: Record) -> int:
-    """The bytes that the code of its day estimated for a record's job."""
-    return int(record["first"]["estimated_bytes"])
 
 
 def worst() -> Table:
@@ -340,7 +328,8 @@ def figure(what: str) -> str:
     every = [r for r in accuracy.residuals() if r.kind == "measured"]
     died = [r for r in every if r.reported == "oom"]
     fresh = [r for r in jobs() if r.id.startswith(FRESH)]
-    corrected, first = _corrected()
+    corrected = _corrected()
+    first, now = _summed([job.first for job in corrected]), _summed([job.now for job in corrected])
     known: dict[str, Callable[[], str]] = {
         "count": lambda: str(len(jobs())),
         "machines": lambda: str(len({r["machine"]["words"] for r in _records()})),
@@ -356,8 +345,8 @@ def figure(what: str) -> str:
         "fresh_median": partial(_per_cent, summary(fresh) if fresh else None, "median"),
         "fresh_worst": partial(_per_cent, summary(fresh) if fresh else None, "worst"),
         "corrected": lambda: str(len(corrected)),
-        **{f"corrected_{name}": partial(_per_cent, _summed(corrected), name) for name in ("median", "worst")},
-        **{f"first_{name}": partial(_per_cent, _summed(first), name) for name in ("median", "worst")},
+        **{f"corrected_{name}": partial(_per_cent, now, name) for name in ("median", "worst")},
+        **{f"first_{name}": partial(_per_cent, first, name) for name in ("median", "worst")},
         "replay_median": lambda: f"{100 * sorted(map(abs, REPLAYED))[MIDDLE]:.2f} %",
         **{name: partial(_per_cent, summary(jobs()) if jobs() else None, name) for name in ("median", "worst")},
         **{f"asked_{name}": partial(_per_cent, _asked(jobs()), name) for name in ("median", "worst")},
@@ -367,11 +356,28 @@ def figure(what: str) -> str:
     return known[what]()
 
 
-def _corrected() -> tuple[list[float], list[float]]:
-    """The errors of jobs on whose sight formulas have changed: today's, and those of the code of their day."""
-    then = {r["id"]: _first(r) for r in _records() if "first" in r}
-    found = [r for r in jobs() if r.id in then]
-    return [r.error for r in found], [then[r.id] / r.measured - 1 for r in found]
+class Corrected(NamedTuple):
+    """A job on whose sight formulas have changed: its trainer, and the errors of its day's code and of today's."""
+
+    trainer: str
+    first: float
+    now: float
+
+
+def _corrected() -> list[Corrected]:
+    """The jobs whose records have the estimate of the code of their day."""
+    then = {r["id"]: r for r in _records() if "first" in r}
+    return [
+        Corrected(_trainer(then[r.id]), then[r.id]["first"]["estimated_bytes"] / r.measured - 1, r.error)
+        for r in jobs()
+        if r.id in then
+    ]
+
+
+def _trainer(record: Record) -> str:
+    """The trainer that ran a record's job, with its release."""
+    name = next(name for name in OWN_LOOPS if name in record["versions"])
+    return f"{words.FRAMEWORKS.get(name, name)} {record['versions'][name]}"
 
 
 def _summed(errors: Sequence[float]) -> Summary | None:
