@@ -17,7 +17,7 @@ from calc.memory import kv_cache
 from calc.resolve.parse import parse
 from calc.throughput import Term, throughput, work
 from calc.throughput.rates import FLASH, GIGA, MEMORY, PCIE, rated
-from calc.throughput.rollout import ENGINE_STEP, Engine, decode, multiplied, read, waits
+from calc.throughput.rollout import AHEAD_STEP, ENGINE_STEP, Engine, decode, multiplied, read, waits
 
 LONG = 32_768  # tokens of a product that runs long enough for a card to reach its power limit, as it does in training
 # Kernels of a layer as `measurements.bench` decodes: residuals, and the halves of MLP and cache, on their own
@@ -216,6 +216,11 @@ def policy(catalog: Catalog) -> float:
         host = chosen["G"] + step.without("launch", work.SELECTION)  # of which all is the host's in steps so short
         found.append((host / chosen["m"] - chosen["k"] * chosen["t"]) / chosen["d"])
     return float(median(found))
+
+
+def ahead_step(catalog: Catalog) -> float:
+    """`rollout.AHEAD_STEP`: what a step of one sequence takes beyond its other terms."""
+    return AHEAD_STEP + dict(steps_ahead(catalog))[1]
 
 
 def ahead_sequence(catalog: Catalog) -> float:

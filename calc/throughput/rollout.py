@@ -11,7 +11,7 @@ from typing import NamedTuple
 from calc.base.plan import Keeps, Stage
 from calc.memory import kv_cache
 from calc.memory.run import Run
-from calc.models.architecture import Architecture, parameters, tensors
+from calc.models.architecture import Architecture, language, parameters, tensors
 from calc.scenario.scenario import Scenario
 from calc.step.placement import FORMATS
 from calc.throughput import traffic, work
@@ -23,16 +23,20 @@ ENGINE_STEP = Constant(
     "assumed", "no source",
 )  # fmt: skip
 SEQUENCE = Constant(
-    95.1e-6, "seconds more of such a step for each sequence in it: it is scheduled, and its token sampled and read",
+    99.8e-6, "seconds more of such a step for each sequence in it: it is scheduled, and its token sampled and read",
     "calibrated",
     "rollouts of Llama 3.1 8B on eight H100, which NeMo RL's release notes time: timing.sequence",
 )  # fmt: skip
+AHEAD_STEP = Constant(
+    0.239e-3, "seconds that a step's sampler takes where the engine prepares a step while the GPU runs the last",
+    "measured", "vLLM 0.24's step of Llama 3 8B with one sequence, on an H200: timing.ahead_step",
+)  # fmt: skip
 AHEAD_SEQUENCE = Constant(
-    9.72e-6, "the same where the engine prepares a step while the GPU runs the last, which then waits for nothing",
-    "measured", "vLLM 0.24's steps of Llama 3 8B with 32 to 512 sequences, on an H200: timing.ahead_sequence",
+    9.29e-6, "seconds more of such a step for each sequence in it", "measured",
+    "vLLM 0.24's steps of Llama 3 8B with 32 to 512 sequences, on an H200: timing.ahead_sequence",
 )  # fmt: skip
 EAGER = Constant(
-    2.07e-3, "seconds that the host takes for a layer of a decoding step without CUDA graphs", "calibrated",
+    2.06e-3, "seconds that the host takes for a layer of a decoding step without CUDA graphs", "calibrated",
     "rollouts with adapters of four models on eight H100, which verl's published logs time: timing.eager_layer",
 )  # fmt: skip
 HANDED = Constant(
@@ -116,8 +120,14 @@ def decode(
 
 
 def read(arch: Architecture, at_once: float, tensor_parallel: int) -> float:
-    """Bytes of weights that a decoding step reads on one rank; routed experts count only if a token is sent to them."""
-    whole = sum([share.elements * share.layers for share in kv_cache.shares(arch, tensor_parallel)])
+    """Bytes of weights that a decoding step reads on one rank: embeddings are looked up, not read, but a tied head is;
+    routed experts count only if a token is sent to them.
+    """
+    arch = language(arch)
+    tables = {t.name for t in tensors(arch) if t.kind == "embedding"}
+    shares = [share for share in kv_cache.shares(arch, tensor_parallel) if share.name not in tables]
+    whole: float = sum([share.elements * share.layers for share in shares])
+    whole += arch.tied * arch.vocab * arch.hidden / tensor_parallel
     if not arch.experts:
         return 2.0 * whole
     idle: float = (1 - arch.experts_per_token / arch.experts) ** at_once
@@ -141,7 +151,7 @@ def waits(arch: Architecture, tensor_parallel: int, r: Rates, engine: Engine, re
     if tensor_parallel > 1:
         reduce = 2 * (REDUCE if tensor_parallel <= r.per_node else FAR_REDUCE)
     known = arch.layers * (DECODED * work.START + reduce)
-    step = 0.0 if engine.ahead else ENGINE_STEP
+    step = AHEAD_STEP if engine.ahead else ENGINE_STEP
     return step + (known if engine.graphs else max(known, arch.layers * EAGER - reading))
 
 

@@ -39,14 +39,15 @@ def test_what_steps_set_is_what_the_records_say(catalog: Catalog) -> None:
     assert timing.masked(catalog) == pytest.approx(MASKED, rel=5e-3)
     assert timing.megatron_launch() == pytest.approx(MEGATRON_LAUNCH, rel=5e-3)
     assert timing.sequence(catalog) == pytest.approx(rollout.SEQUENCE, rel=5e-3)
+    assert timing.ahead_step(catalog) == pytest.approx(rollout.AHEAD_STEP, rel=5e-3)
     assert timing.ahead_sequence(catalog) == pytest.approx(rollout.AHEAD_SEQUENCE, rel=5e-3)
     assert timing.unit(catalog) == pytest.approx(UNIT, rel=5e-3)
     assert timing.eager_layer(catalog) == pytest.approx(rollout.EAGER, rel=5e-3)
     assert 1.5 < max(launches.values()) / min(launches.values()) < 2
 
 
-def test_measured_steps_of_vllm_are_met_without_a_constant_of_its_own_for_one_sequence(catalog: Catalog) -> None:
-    """Bytes, products and kernels say the step of one sequence; each further one takes the constant more."""
+def test_measured_steps_of_vllm_are_met_by_what_one_takes_and_each_sequence_more(catalog: Catalog) -> None:
+    """Bytes, products and kernels say the step of one sequence within 5 %, the sampler is the rest."""
     steps = {
         row["batch"]: row["seconds"] for _, _, row in timing.rates(catalog, "vllm step") if row["op"] == "vllm step"
     }
@@ -54,7 +55,11 @@ def test_measured_steps_of_vllm_are_met_without_a_constant_of_its_own_for_one_se
     assert steps.keys() == left.keys() == {1, 32, 128, 256, 512}
     errors = {n: (n > 1) * n * rollout.AHEAD_SEQUENCE / steps[n] - left[n] / steps[n] for n in steps}
     print(errors)
-    assert abs(errors[1]) < 0.005 and max(abs(error) for error in errors.values()) < 0.08
+    assert (
+        0.05 * steps[1] > rollout.AHEAD_STEP
+        and abs(errors[1]) < 0.005
+        and max(abs(error) for error in errors.values()) < 0.08
+    )
 
 
 def test_steps_of_megatron_that_wait_for_the_host_are_met_within_the_spread_of_hosts() -> None:
