@@ -19,6 +19,8 @@ from calc.answers.kept import Kept, of_gpu, of_model
 from calc.answers.workings import Shared, Working, of_phase
 from calc.base.units import gb
 from calc.catalog.catalog import GPU, Model
+from calc.estimate.estimate import host_verdict
+from calc.estimate.verdict import VERDICTS
 
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 LEARNING = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}  # the same within a sentence
@@ -64,10 +66,11 @@ SUPERVISED: Mapping[str, Any] = {
 SHOWN = (
     "A cell shows the first configuration that fits, of those its column may use, and what the fullest GPU then needs"
 )
+HOSTED = "where the catalog knows no such node and we must assume that it has less, the cell is tight"
 ASSUMPTIONS = (
     "OpenRLHF's newest known version and its defaults, 2048 tokens a sequence, micro batch 1 (a pair for the reward "
     "model and for DPO), full activation checkpointing, FlashAttention; LoRA and QLoRA on all linear layers. "
-    f"{SHOWN}; with offload also what a node must have of its own memory."
+    f"{SHOWN}; with offload also what a node must have of its own memory; {HOSTED}."
 )
 LADDERS = {
     ("full", 1): (ALONE, OFFLOAD2),
@@ -90,8 +93,8 @@ GRPO_ASSUMPTIONS = (
     "verl's newest known version on FSDP 2, all else its defaults (vLLM on the same GPUs with tensor parallel 2 and "
     "half of the card, asleep while others work), with a reference model, rewards from a function, prompts of 512 and "
     f"responses of 1536 tokens, micro batch 1, full activation checkpointing; LoRA on all linear layers. {SHOWN}. With "
-    "offload, weights and optimizer states wait in host memory, of which a node must have what is shown; TP 8: tensor "
-    "parallel 8 and 0.8 of the card for vLLM."
+    f"offload, weights and optimizer states wait in host memory, of which a node must have what is shown; {HOSTED}. "
+    "TP 8: tensor parallel 8 and 0.8 of the card for vLLM."
 )
 PPO: Mapping[str, Any] = {
     "framework": "openrlhf",
@@ -112,7 +115,7 @@ PPO_ASSUMPTIONS = (
     "reward model of the same size on the same GPUs, vLLM asleep while others work with half of the card, prompts of "
     f"512 and responses of 1536 tokens, micro batch 1, full activation checkpointing, FlashAttention. {SHOWN}. With "
     "offload, the optimizer and the weights of the reference and the reward model wait in host memory, of which a node "
-    "must have what is shown; TP 8: tensor parallel 8 and 0.8 of the card for vLLM."
+    f"must have what is shown; {HOSTED}. TP 8: tensor parallel 8 and 0.8 of the card for vLLM."
 )
 PPO_LADDER = (SHARED, Rung("offload", PPO_OFFLOADED), Rung("offload, TP 8", PPO_WIDE))
 TASKS = {
@@ -125,7 +128,9 @@ TASKS = {
 
 
 class Best(NamedTuple):
-    """The content of a cell: the verdict, the fullest GPU's need line by line, and the configuration that was asked."""
+    """The content of a cell: the worst verdict, of the GPUs or of the host, which is `tight` where a node merely is
+    assumed to have too little; the fullest GPU's need line by line; and the configuration that was asked.
+    """
 
     verdict: str
     working: Working
@@ -183,11 +188,11 @@ def _search(asked: Asked) -> Best | None:
         answer = answers.attempt(given)
         if answer is None:
             continue
-        found.append(Best(answer.estimate.verdict, of_phase(answer.peak), _name(rung, answer), given))
-        if found[-1].verdict == "fits":
+        worst = max(answer.estimate.verdict, host_verdict(answer.estimate), key=VERDICTS.index)
+        found.append(Best(worst, of_phase(answer.peak), _name(rung, answer), given))
+        if worst == "fits":
             return found[-1]
-    order = ("tight", "oom")
-    return min(found, key=lambda b: (order.index(b.verdict), b.needed), default=None)
+    return min(found, key=lambda b: (VERDICTS.index(b.verdict), b.needed), default=None)
 
 
 def _name(rung: Rung, answer: answers.Answer) -> str:

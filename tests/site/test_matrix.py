@@ -15,6 +15,7 @@ from figures import table_of
 from playwright.sync_api import Browser, Locator
 
 from calc.answers import answers, fits
+from calc.estimate.estimate import host_verdict
 from calc.site.views.fit import heat
 
 PAGE, TABLE = "what-fits/sft-full.html", "fits-sft-full-1"
@@ -159,3 +160,12 @@ def test_without_a_script_everything_is_shown_and_no_dead_field(browser: Browser
     models, cards = shown(page.locator(f"#{TABLE}"))
     assert len(models) > 5 and len(cards) > 5
     page.context.close()
+
+
+def test_a_cell_is_tight_where_no_known_node_has_the_host_memory_that_its_job_needs() -> None:
+    """Full fine-tuning of Llama 3.1 405B: eight H200 stand in a known node, MI325X merely in an assumed one."""
+    found = fits.best(fits.Asked("llama-3.1-405b", "mi325x", "sft", "full", 8))
+    assert found is not None
+    answer = answers.attempt(found.given)
+    assert answer is not None and answer.estimate.verdict == "fits" and host_verdict(answer.estimate) == "tight"
+    assert found.verdict == "tight" and "host 8," in found.rung

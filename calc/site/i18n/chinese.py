@@ -677,25 +677,28 @@ LINES = {
     "OpenRLHF's newest known version and its defaults, 2048 tokens a sequence, micro batch 1 (a pair for the reward "
     "model and for DPO), full activation checkpointing, FlashAttention; LoRA and QLoRA on all linear layers. A cell "
     "shows the first configuration that fits, of those its column may use, and what the fullest GPU then needs; with "
-    "offload also what a node must have of its own memory.": (
+    "offload also what a node must have of its own memory; where the catalog knows no such node and we must assume "
+    "that it has less, the cell is tight.": (
         "OpenRLHF 已知的最新版本及其默认值，每条序列 2048 个 token，微批次 1（奖励模型和 DPO 为一对样本），"
         "完整的激活重计算，FlashAttention；LoRA 和 QLoRA 作用于所有线性层。每格给出该列可用的配置中第一个放得下的，"
-        "以及占用最多的那张卡此时需要多少；有卸载时还给出节点自身须有的内存。"
+        "以及占用最多的那张卡此时需要多少；有卸载时还给出节点自身须有的内存，"
+        "若目录中没有这种节点、只能假定其内存不够，则标为勉强。"
     ),
     "verl's newest known version on FSDP 2, all else its defaults (vLLM on the same GPUs with tensor parallel 2 and "
     "half of the card, asleep while others work), with a reference model, rewards from a function, prompts of 512 and "
     "responses of 1536 tokens, micro batch 1, full activation checkpointing; LoRA on all linear layers. A cell shows "
     "the first configuration that fits, of those its column may use, and what the fullest GPU then "
     "needs. With offload, "
-    "weights and optimizer states wait in host memory, of which a node must have what is shown; TP "
-    "8: tensor parallel 8 "
+    "weights and optimizer states wait in host memory, of which a node must have what is shown; where the catalog "
+    "knows no such node and we must assume that it has less, the cell is tight. TP 8: tensor parallel 8 "
     "and 0.8 of the card for vLLM.": (
         "verl 已知的最新版本，用 FSDP 2，其余为默认值（vLLM 在同样的卡上，张量并行 2，占一半显存，"
         "别的角色工作时休眠）；"
         "有参考模型，奖励来自函数，提示 512、回答 1536 个 token，微批次 1，完整的激活重计算；LoRA 作用于所有线性层。"
         "每格给出该列可用的配置中第一个放得下的，以及占用最多的那张卡此时需要多少。有卸载时，"
         "权重和优化器状态放在主机内存，"
-        "节点须有所示的内存；TP 8：张量并行 8，显存的 0.8 给 vLLM。"
+        "节点须有所示的内存；若目录中没有这种节点、只能假定其内存不够，则标为勉强。"
+        "TP 8：张量并行 8，显存的 0.8 给 vLLM。"
     ),
 }
 # What time goes into.
