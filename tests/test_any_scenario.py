@@ -100,6 +100,16 @@ def test_a_scenario_written_out_in_full_is_the_same_scenario() -> None:
     each(judged)
 
 
+def test_a_note_is_said_once() -> None:
+    """However many groups of GPUs it holds for."""
+
+    def judged(job: Drawn) -> Iterator[str]:
+        notes = job.estimate.notes
+        yield from {note for note in notes if notes.count(note) > 1}
+
+    each(judged)
+
+
 def test_every_figure_is_finite() -> None:
     """In memory, in time and in the values that formulas are shown with: JSON has no word for what is not."""
 

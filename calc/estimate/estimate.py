@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 
 from calc import __version__
@@ -54,20 +53,24 @@ def estimate(s: Scenario, catalog: Catalog | None = None, *, replays: bool = Tru
         verdict_phase=None if first is None else PHASES[first],
         on_host=on_host,
         fit_probability=probability,
-        notes=(
-            *s.warnings,
-            *card_warnings(s, job.gpu),
-            *card_notes(s, job.gpu),
-            *linear_notes(s),
-            *job.keeps.notes,
-            *[str(g.refusal) for g in groups if g.refusal],
-            *paged_out(groups),
-            *chain.from_iterable(g.notes for g in groups),
-            *host_notes(host, needed, beside),
-        ),
+        notes=tuple(dict.fromkeys(_notes(s, job, groups, host_notes(host, needed, beside)))),
         catalog_version=catalog.version,
         calc_version=__version__,
     )
+
+
+def _notes(s: Scenario, job: Job, groups: Sequence[Group], on_host: Iterable[str]) -> Iterator[str]:
+    """The notes of an estimate; groups of GPUs that are alike say the same."""
+    yield from s.warnings
+    yield from card_warnings(s, job.gpu)
+    yield from card_notes(s, job.gpu)
+    yield from linear_notes(s)
+    yield from job.keeps.notes
+    yield from (str(g.refusal) for g in groups if g.refusal)
+    yield from paged_out(groups)
+    for g in groups:
+        yield from g.notes
+    yield from on_host
 
 
 def on_gpus(s: Scenario, groups: Sequence[Group]) -> int:
