@@ -287,8 +287,8 @@ def machines() -> Table:
 
 def _libraries(record: Record) -> str:
     """The versions of libraries that the machine's description leaves out."""
-    names = ("transformers", "peft", "bitsandbytes")
-    return ", ".join(f"{name} {record['versions'][name]}" for name in names if name in record["versions"])
+    told = ("python", "torch", "cuda", "driver")
+    return ", ".join(f"{name} {version}" for name, version in record["versions"].items() if name not in told)
 
 
 TABLES: Mapping[str, Callable[[], Table]] = {
