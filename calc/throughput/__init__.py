@@ -140,11 +140,12 @@ def role(s: Scenario, keeps: Keeps, r: Rates, name: str, *, trained: bool) -> li
         stepping = own.offload.optimizer and "states" not in known.leaves
         own = changed(own, {"offload": Offload(stepping, False, fraction=own.offload.fraction)})
     rows = known.rows if trained else known.scoring_rows
-    mine = max(1, _responses(s) // own.data_parallel)
+    steps = max(1, _responses(s) // s.global_batch) if trained else 1
+    mine = max(1, _responses(s) // (own.data_parallel * steps))  # in each step
     rows = min(rows, mine)
     if own.max_tokens_per_gpu:  # dynamic batches are balanced
         rows = -(-mine // -(-mine // rows))
-    load = Load(rows, s.expected_len, -(-mine // rows), max(1, _responses(s) // s.global_batch))
+    load = Load(rows, s.expected_len, steps * -(-mine // rows), steps)
     return list(update(own, known, r, load, "scalar" if name in VALUED else "lm", trained=trained))
 
 

@@ -56,8 +56,9 @@ def copied(elements: float, per_element: float, ranks: int, pcie: float) -> Term
     return Term("offload", elements * per_element / (ranks * pcie), "b·P/(N·B)", values, "throughput#offload")
 
 
-def bubble(stages: int, chunks: int, micro: int, busy: float) -> Term:
-    """The pipeline bubble: stages idle while the first micro batch comes down and the last goes up.
+def bubble(stages: int, chunks: int, micro: float, busy: float) -> Term:
+    """The pipeline bubble: stages idle while the first micro batch comes down and the last of an optimizer step's
+    `micro` goes up.
 
     With several chunks a stage it is that many times shorter (arXiv:2104.04473, section 2.2).
     """

@@ -149,7 +149,8 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
         adapted = work.adapters(s.architecture, s.lora.rank, s.lora.modules)
         yield work.united(2 * adapted.linears, load.micro, p)
     if s.pipeline_parallel > 1:
-        computed.append(traffic.bubble(s.pipeline_parallel, s.virtual_pipeline, load.micro, busy))
+        flushed = load.micro / load.steps  # the pipeline drains for each optimizer step
+        computed.append(traffic.bubble(s.pipeline_parallel, s.virtual_pipeline, flushed, busy))
     moved = list(sharded(s, r, load, elements * here, given * here, p))
     exchanged = sum([t.seconds for t in moved])
     if exchanged:

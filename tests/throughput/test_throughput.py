@@ -519,6 +519,27 @@ def test_a_pipeline_is_timed_with_its_bubble_and_gathers_its_weights_once_a_step
     assert longer["bubble"].seconds == pytest.approx(bubble.seconds, rel=0.01)
 
 
+def test_a_pipeline_drains_for_each_optimizer_step_of_an_iteration_and_once_for_scoring() -> None:
+    """1,024 responses over two replicas, one at a time: 512 micro batches in four steps of 128, or all at once."""
+    job = {
+        "model": "qwen3-8b",
+        "task": "grpo",
+        "gpu": "h100-sxm",
+        "gpus": 8,
+        "framework": "verl",
+        "sharding": "megatron",
+        "pipeline_parallel": 4,
+        "prompt_len": 512,
+        "response_len": 1536,
+        "micro_batch": 1,
+        "global_batch": 256,
+        "rollout": {"batch": 128, "n": 8, "tensor_parallel": 1},
+    }
+    terms = {t.name: t for t in speed(estimate(scenario(**job))).terms}
+    assert (terms["actor: bubble"].values["m"], terms["actor, scoring: bubble"].values["m"]) == (128, 512)
+    assert terms["actor: bubble"].seconds == pytest.approx(terms["actor: bubble"].values["G"] * 3 / 128)
+
+
 def test_a_reference_in_stages_takes_the_time_of_one() -> None:
     """Once a KeyError, as each of its stages has a name of its own."""
     job = {
