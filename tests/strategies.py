@@ -123,6 +123,9 @@ def rl_fields(draw: st.DrawFn, frameworks: tuple[str, ...] = tuple(RL)) -> dict[
     if task == "ppo" and framework == "openrlhf":
         data["rollout.n"] = 1
     data["expected_len"] = draw(st.integers(1, data["prompt_len"] + data["response_len"]))
+    most = min(data["response_len"], data["expected_len"] - 1)
+    if most and draw(st.booleans()):
+        data["rollout.expected_len"] = draw(st.integers(max(1, data["expected_len"] - data["prompt_len"]), most))
     apart = framework in ("openrlhf", "trl") and draw(st.booleans())
     trainers = draw(st.sampled_from((1, 2, 4, 8)))
     if apart:

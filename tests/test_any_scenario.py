@@ -288,6 +288,9 @@ def larger(job: Drawn) -> Iterator[tuple[str, Scenario]]:
         f"{times} times as long": batches | {name: int(times * getattr(s, name)) for name in lengths}
         for times in (1.25, 2)
     }
+    if response := fields.get("rollout.expected_len"):
+        for times, changed in zip((1.25, 2), changes.values(), strict=True):
+            changed["rollout.expected_len"] = int(times * response)
     changes["twice the rows"] = {name: 2 * count for name, count in (batches | own).items()}
     for name, changed in changes.items():
         try:

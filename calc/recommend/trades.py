@@ -195,7 +195,7 @@ def _counted(problem: Problem, s: Scenario, gpus: int) -> dict[str, Any]:
 def _longer(problem: Problem, rung: Fields, search: Search, found: Found) -> Configuration | None:
     """The longest sequences for which the model has positions and that fit, in doublings of the given length."""
     s = search.chosen(found).scenario
-    if s.lengths or "expected_len" in problem.job:
+    if s.lengths or "expected_len" in problem.job or "rollout.expected_len" in problem.job:
         return None
     for factor in LONGER:
         names = ("prompt_len", "response_len") if s.rollout else ("seq_len",)

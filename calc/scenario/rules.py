@@ -92,6 +92,8 @@ def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
         if "seq_len" in values:
             raise Objection(Refusal("seq_len", f"for {task}", "prompt_len and response_len"))
         values["seq_len"] = values["prompt_len"] + values["response_len"]
+        if (response := values.get("rollout.expected_len")) and "expected_len" not in given:
+            values["expected_len"] = values["prompt_len"] + response
         if values["rollout.engine"] not in SERVERS and "rollout.sleep" not in given:
             values["rollout.sleep"] = False
     else:
@@ -153,6 +155,11 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if expected > cap:
         named = "prompt_len + response_len" if task in RL else "seq_len"
         raise Objection(Refusal("expected_len", expected, f"at most {named} = {cap}"))
+    if response := values.get("rollout.expected_len"):
+        least, most = max(1, expected - values["prompt_len"]), min(values["response_len"], expected - 1)
+        if not least <= response <= most:
+            allowed = f"{least} to {most}, a part of expected_len = {expected}"
+            raise Objection(Refusal("rollout.expected_len", response, allowed))
 
 
 def tower_of(architecture: Architecture) -> Tower:

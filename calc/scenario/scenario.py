@@ -104,7 +104,8 @@ class Rollout:
     `micro_batch` sequences are scored at once, as many as the actor trains at once if it is None; if batches are
     dynamic, as many as `max_tokens_per_gpu` hold, by default the actor's. `v0`: vLLM's first engine runs, where a
     release has two. `max_model_len` is None if the framework decides, `max_num_seqs` and `max_num_batched_tokens` are
-    None if vLLM does. `layered_summon`: adapters are gathered for the engine a layer at a time.
+    None if vLLM does. `layered_summon`: adapters are gathered for the engine a layer at a time. `expected_len` is the
+    mean length of a response, None where it is not known.
     """
 
     engine: Generates
@@ -120,6 +121,7 @@ class Rollout:
     max_num_batched_tokens: int | None
     layered_summon: bool
     batch: int
+    expected_len: int | None
     gpus: int
 
     @property

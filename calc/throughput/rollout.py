@@ -23,7 +23,7 @@ ENGINE_STEP = Constant(
     "assumed", "no source",
 )  # fmt: skip
 SEQUENCE = Constant(
-    99.8e-6, "seconds more of such a step for each sequence in it: it is scheduled, and its token sampled and read",
+    103e-6, "seconds more of such a step for each sequence in it: it is scheduled, and its token sampled and read",
     "calibrated",
     "rollouts of Llama 3.1 8B on eight H100, which NeMo RL's release notes time: timing.sequence",
 )  # fmt: skip
@@ -36,7 +36,7 @@ AHEAD_SEQUENCE = Constant(
     "vLLM 0.24's steps of Llama 3 8B with 32 to 512 sequences, on an H200: timing.ahead_sequence",
 )  # fmt: skip
 EAGER = Constant(
-    2.06e-3, "seconds that the host takes for a layer of a decoding step without CUDA graphs", "calibrated",
+    1.99e-3, "seconds that the host takes for a layer of a decoding step without CUDA graphs", "calibrated",
     "rollouts with adapters of four models on eight H100, which verl's published logs time: timing.eager_layer",
 )  # fmt: skip
 HANDED = Constant(
@@ -228,8 +228,9 @@ def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]
 
 
 def lengths(s: Scenario) -> tuple[float, float]:
-    """Mean lengths of prompt and response: the mean of both together, divided as their caps are."""
-    response = s.expected_len * s.response_len / s.seq_len
+    """Mean lengths of prompt and response: as given, or the mean of both together, divided as their caps are."""
+    known = s.rollout and s.rollout.expected_len
+    response = float(known or s.expected_len * s.response_len / s.seq_len)
     return s.expected_len - response, response
 
 

@@ -103,7 +103,7 @@ def test_rollouts_of_other_models_are_met_with_what_an_8b_set() -> None:
     errors = {name.removeprefix("published/stages-nemo-v03-"): p.error for name, p in found.items()}
     print(errors)
     assert len(errors) == 5
-    assert all(abs(errors[f"qwen3-{name}-megatron: rollout"]) < 0.05 for name in ("32b", "30ba3b"))
+    assert all(abs(errors[f"qwen3-{name}-megatron: rollout"]) < 0.09 for name in ("32b", "30ba3b"))
     assert min(errors.values()) > -0.35
 
 

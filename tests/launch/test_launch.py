@@ -247,7 +247,7 @@ CHANGES: dict[str, Any] = {
     "max_tokens_per_gpu": 16_384, "entropy_coeff": 0.01, "on_policy": 0.25,
     "rollout.max_model_len": 4096, "rollout.max_num_seqs": 512, "rollout.max_num_batched_tokens": 4096,
     "rollout.max_tokens_per_gpu": {"max_tokens_per_gpu": 16_384, "rollout.max_tokens_per_gpu": 32_768},
-    "rollout.gpus": 6, "gpus_per_node": 4,
+    "rollout.gpus": 6, "gpus_per_node": 4, "rollout.expected_len": 99,
     "expandable_segments": "other", "pinned_max_round_threshold_mb": 64,
     "placement": {"placement": "separate", "rollout.gpus": 4},
     "context_parallel": {"context_parallel": 2, "packing": True, "attention": "flash"},
@@ -310,7 +310,10 @@ def test_every_field_of_a_scenario_is_tried() -> None:
 
 
 # What only a note says, whatever the framework
-NOTED = {"expected_len", "logprob", "lora.dtype", "versions.transformers", "roles.reference.attention"}
+NOTED = {
+    "expected_len", "rollout.expected_len", "logprob", "lora.dtype", "versions.transformers",
+    "roles.reference.attention",
+}  # fmt: skip
 
 
 def altered(start: dict[str, Any]) -> set[str]:

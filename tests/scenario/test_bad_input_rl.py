@@ -269,6 +269,11 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"response_len": "1k"},
         "response_len: given '1k', allowed: an integer of at least 1",
     ),
+    "a mean response too short for its prompt": (
+        GRPO,
+        {"prompt_len": 512, "response_len": 512, "expected_len": 600, "rollout.expected_len": 87},
+        "rollout.expected_len: given 87, allowed: 88 to 512, a part of expected_len = 600",
+    ),
     "a mean beyond the cap": (
         GRPO,
         {"prompt_len": 512, "response_len": 512, "expected_len": 1025},

@@ -441,7 +441,7 @@ def test_without_cuda_graphs_a_step_takes_the_host_a_layer_at_a_time_unless_it_r
     arch = load().model("qwen2.5-7b").architecture
     captured, launched = Engine(1, 1), Engine(1, 1, graphs=False)
     graphs = waits(arch, 1, UNIT, captured)
-    assert waits(arch, 1, UNIT, launched, 0.01) == pytest.approx(ENGINE_STEP + 28 * 2.06e-3 - 0.01)
+    assert waits(arch, 1, UNIT, launched, 0.01) == pytest.approx(ENGINE_STEP + 28 * 1.99e-3 - 0.01)
     assert waits(arch, 1, UNIT, launched, 1.0) == graphs == waits(arch, 1, UNIT, captured, 0.01)
 
 
@@ -580,6 +580,13 @@ def test_heads_of_linear_attention_go_to_other_ranks_and_come_back() -> None:
 def test_the_mean_length_is_divided_as_the_caps_are() -> None:
     s = scenario(**PPO, prompt_len=300, response_len=900, expected_len=800)
     assert lengths(s) == (200, 600)
+
+
+def test_the_mean_length_of_a_response_is_taken_as_given_and_alone_goes_with_whole_prompts() -> None:
+    caps = {"prompt_len": 300, "response_len": 900}
+    assert lengths(scenario(**PPO, **caps, expected_len=800, **{"rollout.expected_len": 700})) == (100, 700)
+    alone = scenario(**PPO, **caps, **{"rollout.expected_len": 700})
+    assert (alone.expected_len, lengths(alone)) == (1000, (300, 700))
 
 
 def test_tensors_split_over_ranks_pay_with_all_reduces() -> None:

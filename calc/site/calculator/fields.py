@@ -96,6 +96,7 @@ GROUPS = (
             Field("prompt_len", "Tokens a prompt", tasks=RL),
             Field("response_len", "Tokens a response", tasks=RL),
             Field("expected_len", "Mean real length, tokens"),
+            Field("rollout.expected_len", "Mean response, tokens", tasks=RL),
             Field("packing", "Packing"),
             Field("global_batch", "Sequences or pairs a step"),
             Field("images.count", "Images a sample", "1, if there are any"),

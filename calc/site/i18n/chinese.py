@@ -1073,6 +1073,7 @@ CALCULATOR = {
     "Framework and version": "框架与版本",
     "newest": "最新",
     "Mean real length, tokens": "平均实际长度（token）",
+    "Mean response, tokens": "平均回答长度（token）",
     "Images a sample": "每条样本的图片数",
     "1, if there are any": "有图片时为 1",
     "Width of an image, pixels": "图片宽度（像素）",
@@ -1136,6 +1137,11 @@ CALCULATOR = {
     ),
     "Length cap of a prompt, in tokens, for RL tasks.": "强化学习任务中一条提示的长度上限，以 token 计。",
     "Length cap of a response, in tokens, for RL tasks.": "强化学习任务中一个回答的长度上限，以 token 计。",
+    "Mean length of a response, in tokens; where it is left open, expected_len is divided between prompt and response "
+    "as their caps are. Alone it says expected_len, with prompts of prompt_len.": (
+        "回答的平均长度（token）；不给定时，expected_len 按提示与回答的上限之比分给两者。"
+        "单独给定时，expected_len 取 prompt_len 加上它。"
+    ),
     "Mean real length of a sequence, in tokens, where padding is removed or batches are packed; the cap when absent, "
     "or what lengths say. With max_tokens_per_gpu a forward pass holds max_tokens_per_gpu / expected_len sequences of "
     "it. Step times count sequences with it in any case.": (
@@ -2074,6 +2080,7 @@ REFUSALS = {
     "false; it came with {version}": "false；自 {version} 起才有",
     "false, until {version}": "{version} 之前须为 false",
     "{least#}, prompt and response, to {most#}": "提示加回答的 {least} 到 {most}",
+    "{least#} to {most#}, a part of expected_len = {n#}": "{least} 到 {most}，是 expected_len = {n} 的一部分",
     "full; adapters came with {version}": "full；适配器自 {version} 起才有",
     "a model, as PPOTrainer takes all four": "一个模型，PPOTrainer 四个都要",
     "hf, or vllm with placement separate": "hf；placement separate 时也可用 vllm",
