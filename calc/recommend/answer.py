@@ -135,7 +135,10 @@ def _notes(problem: Problem, search: Search, best: Configuration) -> Iterator[st
     yield from best.judged.estimate.notes
     if reason := search.clock.unrated(s):
         yield f"{reason}: configurations are ranked by how simple they are"
-    yield f"host memory: {gb(best.judged.estimate.host_peak)} needed of {search.host}"
+    needed = best.judged.estimate.host_peak
+    yield (
+        f"host memory: {gb(needed)} needed of {search.host}" if needed else f"host memory: none needed of {search.host}"
+    )
     if s.precision == "bf16" and s.method == "full" and "precision" not in problem.job:
         yield "precision bf16: no weight has an fp32 copy, and updates of less than 1/512 of it are rounded away"
     if s.task in RL and not s.has("reference"):

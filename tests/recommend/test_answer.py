@@ -222,6 +222,8 @@ def test_where_nobody_knows_a_nodes_memory_offload_is_held_against_that_of_its_g
     )
     assert small.recommended
     assert any("needed of 48 GB a node, assumed: 2 times the memory" in note for note in small.notes)
+    light = recommend(SFT | {"model": "qwen2.5-0.5b", "gpus": 1, "gpu": "l4", "framework": "trl"})
+    assert any(note.startswith("host memory: none needed of 48 GB a node, assumed") for note in light.notes)
 
 
 @pytest.mark.parametrize(

@@ -818,6 +818,7 @@ ADVICE = {
         "估算了 {n} 种配置，另有 {pruned} 种由快速检查排除。"
     ),
     "host memory: {size} needed of {host*}": "主机内存：需要 {size}，共有{host}",
+    "host memory: none needed of {host*}": "主机内存：无需占用，共有{host}",
     "host memory: {size} needed, compared with {host*}": "主机内存：需要 {size}，对照{host}",
     "host memory: compared with {host*}": "主机内存：对照{host}",
     "{size} GB a node, {basis*}": "每节点 {size} GB，{basis}",
