@@ -269,8 +269,11 @@ def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
         count = parameters(own.architecture) // (own.tensor_parallel * own.pipeline_parallel)
         weight, _, master, _ = FORMATS[own.layout]
         weights = weight * ("weights" in role.leaves)
-        # states that Adam steps on the host stay there
+        # states that Adam steps on the host stay there; with adapters there are states of them alone
         states = (1 - own.offload.fraction) * (master + 2 * 4) * ("states" in role.leaves)
+        if own.lora:
+            a = work.adapters(own.architecture, own.lora.rank, own.lora.modules)
+            states *= a.elements / parameters(own.architecture)
         # Megatron-core's ranks share states alone, each with weights of its own
         shares = weights * (own.shards if own.sharding == "megatron" else 1) + states
         if shares:

@@ -577,6 +577,26 @@ def test_heads_of_linear_attention_go_to_other_ranks_and_come_back() -> None:
     assert terms["context parallel"].values["P"] == tokens * 2 * 4 * 256 * 8
 
 
+def test_states_that_swap_are_those_of_adapters_where_adapters_are_trained() -> None:
+    """Weights of 4 bytes, to the host and back, beside 8 bytes of moments for what is trained, over eight shards."""
+    job = {
+        "model": "llama-3-8b",
+        "task": "grpo",
+        "gpu": "h100-sxm",
+        "gpus": 8,
+        "framework": "verl",
+        "sharding": "fsdp1",
+    }
+    job |= {"offload.parameters": True, "offload.optimizer": True}
+    for lora in ({}, {"method": "lora", "lora.rank": 16}):
+        s = scenario(**job, **lora)
+        t = next(t for t in speed(estimate(s)).terms if t.name == "actor: swap")
+        whole = parameters(s.architecture)
+        trained = work.adapters(s.architecture, 16, s.lora.modules).elements if s.lora else whole
+        moved = t.values["P"] * t.values["b"] / 2
+        assert t.values["N"] == 8 and moved == pytest.approx(4 * whole + 8 * trained)
+
+
 def test_the_mean_length_is_divided_as_the_caps_are() -> None:
     s = scenario(**PPO, prompt_len=300, response_len=900, expected_len=800)
     assert lengths(s) == (200, 600)
