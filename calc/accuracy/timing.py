@@ -52,7 +52,14 @@ CHOSEN = tuple(
     for model in ("opt-1.3b", "gemma-3-270m", "falcon-h1-0.5b", "olmoe-1b-7b", "stablelm-2-1.6b", "phi-1.5")
 )
 WINDOWED = _FAMILIES.format("starcoder2-3b", 8192, 2, "full")
+# 8-bit moments: one model whose steps wait for the host, and one whose do not
+PACKED = (
+    _H200 + "qwen2.5-1.5b/sft/s2048/mb1/checkpointing=full/optimizer=adamw-8bit",
+    "measured/h200-torchtune-2026-11-27/llama-3.2-1b/sft/s2048/mb2/trainer=torchtune/optimizer_in_backward=False/"
+    "optimizer=adamw-8bit",
+)
 SET = {
+    "EIGHT_BIT_STEP": frozenset(PACKED),
     "POLICY": frozenset(CHOSEN),
     "MASKED": frozenset({WINDOWED}),
     "FLASH": frozenset(name for pair in PAIRS for name in pair),
@@ -254,6 +261,16 @@ def eager_layer(catalog: Catalog) -> float:
     for left, decoded in _rollouts(catalog, "EAGER", "t"):
         found.append((left / decoded["steps"] - ENGINE_STEP + decoded["W"] / decoded["B"]) / decoded["layers"])
     return float(median(found))
+
+
+def eight_bit_step(catalog: Catalog) -> float:
+    """`training.EIGHT_BIT_STEP`: what steps of `PACKED` take beyond their other terms, for each parameter: the mean."""
+    found = []
+    for name in PACKED:
+        step = ran(catalog, name)
+        known = step.terms["8-bit states"].values
+        found.append(step.without("8-bit states") * known["N"] / known["P"])
+    return float(mean(found))
 
 
 def unit(catalog: Catalog) -> float:

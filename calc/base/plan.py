@@ -186,11 +186,12 @@ class Role:
     the type of the weights. `unfrozen`: the weights of a model that is only scored require gradients all the same, as
     they were loaded. `unpacks`: bytes per element of a 4-bit weight while it multiplies; where it is 0, those of other
     products. `by_trainer`: Transformers' Trainer builds the optimizer. `finds_unused`: DDP looks for parameters without
-    a gradient. `cut_scales`: the scales of 4-bit weights are sharded with them. `ends`: under FSDP 2 the embedding is a
-    unit of its own, and so are the final norm and the head, which stay gathered after forward (`kept`) or do not
-    (`freed`). `whole`: with sequence parallelism adapters of linears that are cut see all positions. `masks`: the
-    loader makes a mask of every pair of a sequence's positions. `hooks`: checkpointing is switched on by Transformers,
-    which makes input embeddings require a gradient then, a vision tower's patches among them.
+    a gradient. `cut_scales`: the scales of 4-bit weights are sharded with them, and PyTorch's operations unpack them
+    (torchao's NF4Tensor). `ends`: under FSDP 2 the embedding is a unit of its own, and so are the final norm and the
+    head, which stay gathered after forward (`kept`) or do not (`freed`). `whole`: with sequence parallelism adapters of
+    linears that are cut see all positions. `masks`: the loader makes a mask of every pair of a sequence's positions.
+    `hooks`: checkpointing is switched on by Transformers, which makes input embeddings require a gradient then, and a
+    vision tower's patches.
 
     `streams`: how checkpoints leave for the host and come back, if they do: `each` on its own, `stash` (a few wait on
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not

@@ -40,6 +40,10 @@ OVERLAP: Mapping[Sharding, Constant] = {
 }
 CLIPPED = 3  # numbers for each parameter: clipping by the norm reads the gradient, then reads and writes it
 EIGHT_BIT = 2  # bytes: a moment of one, read and written
+EIGHT_BIT_STEP = Constant(
+    33.9e-12, "seconds more for each parameter where moments are unpacked from 8 bits and packed again, block by block",
+    "measured", "steps of two models with bitsandbytes' AdamW8bit on an H200: timing.eight_bit_step",
+)  # fmt: skip
 # DeepSpeed's flat partitions, but for its fused kernel, in order: cast bf16 gradients to fp32, norm, unscale, cast
 # weights to bf16
 FLAT = 6 + 4 + 8 + 6
@@ -124,9 +128,8 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
         read = tokens * (1 + len(s.architecture.depths))
         computed.append(work.vocabulary(read, s.architecture.vocab, per_logit, n, r.memory))
     if s.method == "qlora":
-        in_fp32 = any(role.unpacks for role in s.keeps.roles)
         packed = c.layers + (c.experts - c.routed if s.quantize_moe_experts else 0)
-        computed.append(work.dequantised(packed / n, load.micro, p, r.memory, in_fp32=in_fp32))
+        computed.append(work.dequantised(packed / n, load.micro, p, *unpacking(s, r)))
     there, back = layers.kernels
     computed.append(work.starts(work.operations((there, there, back), p), load.micro))
     elements = parameters(s.architecture, head=head) + a.elements
@@ -165,6 +168,14 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
         stored = PACKED if s.method == "qlora" else 2
         up = traffic.copied(elements / n, stored * load.micro * (1 + p.inputs), s.shards, r.pcie)
         yield up._replace(name="parameters")
+
+
+def unpacking(s: Scenario, r: Rates) -> tuple[float, float]:
+    """The bandwidth at which 4-bit weights are unpacked, and the bytes that move for an element."""
+    if any(role.cut_scales for role in s.keeps.roles):
+        return r.eager, work.UNPACKED_EAGERLY
+    in_fp32 = any(role.unpacks for role in s.keeps.roles)
+    return r.memory, work.UNPACKED_IN_FP32 if in_fp32 else work.UNPACKED
 
 
 def attending(s: Scenario, r: Rates, load: Load, c: work.Counts, p: work.Passes, n: int) -> Iterator[Term]:
@@ -316,7 +327,16 @@ def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term
         down = 4 * load.steps if s.sharded.family == "megatron" else 2 * load.micro
         yield traffic.copied(hosted * changed, down + 2 * load.steps, ranks, r.pcie)
     if hosted < 1:
-        yield traffic.stepped((1 - hosted) * changed * load.steps, optimizer_bytes(s), ranks, r.memory)
+        stepped = (1 - hosted) * changed * load.steps
+        yield traffic.stepped(stepped, optimizer_bytes(s), ranks, r.memory)
+        if OPTIMIZERS[s.optimizer].eight_bit:
+            yield packed(stepped, ranks)
+
+
+def packed(elements: float, ranks: int) -> Term:
+    """An optimizer's moments of 8 bits, whose kernel computes for longer than it moves bytes."""
+    values = {"P": elements, "e": EIGHT_BIT_STEP, "N": ranks}
+    return Term("8-bit states", elements * EIGHT_BIT_STEP / ranks, "P·e/N", values, "throughput#optimizer")
 
 
 def optimizer_bytes(s: Scenario) -> float:

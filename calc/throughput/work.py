@@ -45,6 +45,17 @@ class Views(NamedTuple):
 # test_operations.py counts again: in a layer, more in one whose state space or linear attention PyTorch's operations
 # run, and for each adapter.
 LAYER, BY_OPERATIONS, ADAPTER = Views(39, 71), Views(95, 100), Views(6, 10)
+# More for each 4-bit linear (bitsandbytes 0.50.2, its kernels' own calls included): two views, its operator, room for
+# the weights and their kernel (nn/modules.py, autograd/_functions.py `MatMul4Bit`, backends/cuda/ops.py
+# `_dequant_linear_fallback`), in backward an operator, room and a kernel but no view; and for scales that are quantised
+# themselves room, a kernel and a sum, in backward an operator, too.
+FOUR_BIT, NESTED = Views(5, 2), Views(3, 4)
+# Bytes that move where a 4-bit weight becomes bf16: half a byte is read and two are written, by one kernel; four more
+# are written and read where it becomes fp32 first.
+UNPACKED, UNPACKED_IN_FP32 = 2.5, 10.5
+# By PyTorch's operations (torchao 0.14.1 dtypes/nf4tensor.py, `get_original_weight`): 2 to cut half a byte out, 9 to
+# make it an int64, 10 to look it up, 2 for its scale and 6 to multiply them; 4 to put the halves together.
+UNPACKED_EAGERLY = 2 + 9 + 10 + 2 + 6 + 4
 # Checkpointing calls a Python hook three times for each tensor that a layer keeps, each of which counts as an
 # operation, and dispatches 1.4 more for it. Reentrant checkpointing, Transformers' own before 5 (its pull request
 # 43203), runs a layer again without hooks.
@@ -366,6 +377,8 @@ def kernels(run: Run, masked: bool) -> tuple[tuple[tuple[int, Traffic], ...], La
         back += number * t.kernels[1]
         views = [LAYER, BY_OPERATIONS] if kind.spec.mixer in RECURRENT and not run.linear_kernels else [LAYER]
         views += [ADAPTER] * len(adapted(run.arch, kind.spec, run.adapter.targets) if run.adapter else ())
+        if run.quantised:
+            views += [FOUR_BIT, *([NESTED] if run.nested else [])] * len(linears(run.arch, kind.spec))
         host = t.kernels[0] + sum([v.forward for v in views])
         again = host if run.reentrant else host + HOOKED * t.kept
         each = (host, again, t.kernels[1] + sum([v.backward for v in views]))
@@ -402,12 +415,9 @@ def vocabulary(tokens: float, vocab: int, per_logit: float, shards: int, bandwid
     return Term("loss", tokens * vocab * per_logit / (shards * bandwidth), "T·V·l/(N·B)", values, "throughput#loss")
 
 
-def dequantised(elements: float, micro: int, p: Passes, bandwidth: float, *, in_fp32: bool = False) -> Term:
-    """4-bit weights, made bf16 for each pass of each micro batch: half a byte read, two written.
-
-    `in_fp32`: they become fp32 first, four bytes that are written and read.
-    """
-    passes, each = p.forward + p.again + p.inputs, 10.5 if in_fp32 else 2.5
+def dequantised(elements: float, micro: int, p: Passes, bandwidth: float, each: float = UNPACKED) -> Term:
+    """4-bit weights, made bf16 for each pass of each micro batch, which moves `each` bytes for an element."""
+    passes = p.forward + p.again + p.inputs
     values = {"b": each, "m": micro, "Q": elements, "n": passes, "B": bandwidth}
     return Term("dequantise", each * micro * elements * passes / bandwidth, "b·m·Q·n/B", values, "throughput#matrix")
 

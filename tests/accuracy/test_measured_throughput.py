@@ -16,11 +16,11 @@ from calc.resolve.parse import parse
 HOST = "launch"
 # What the model lacks, or a host that was slower than the constant: groups whose median is further off.
 FURTHER = {
-    "one rank of ZeRO": 0.43, "H100 SXM 80GB HBM3: QLoRA": 0.43, "TRL, with generation": 0.31,
-    "torchtune": 0.38,  # steps of 8-bit optimizers and the unpacking of torchao's NF4
+    "one rank of ZeRO": 0.43, "H100 SXM 80GB HBM3: QLoRA": 0.37, "TRL, with generation": 0.31,
+    "torchtune": 0.17,  # paged optimizers that step in backward
 }  # fmt: skip
 
-LOOSER = {"generation": 0.5, "torchtune": 0.75}  # the order of their steps, where parts are not counted
+LOOSER = {"generation": 0.5}  # the order of their steps, where parts are not counted
 
 
 @pytest.fixture(scope="module")

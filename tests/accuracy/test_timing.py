@@ -11,6 +11,7 @@ from calc.accuracy.megatron_golden import dispatched, records
 from calc.catalog.catalog import Catalog, load
 from calc.throughput import rollout
 from calc.throughput.rates import EAGER, FLASH, MASKED, MATRIX, MEMORY, PCIE_COPY
+from calc.throughput.training import EIGHT_BIT_STEP
 from calc.throughput.work import LAUNCH, MEGATRON_LAUNCH, POLICY, START, UNIT
 
 
@@ -41,6 +42,7 @@ def test_what_steps_set_is_what_the_records_say(catalog: Catalog) -> None:
     assert timing.sequence(catalog) == pytest.approx(rollout.SEQUENCE, rel=5e-3)
     assert timing.ahead_step(catalog) == pytest.approx(rollout.AHEAD_STEP, rel=5e-3)
     assert timing.ahead_sequence(catalog) == pytest.approx(rollout.AHEAD_SEQUENCE, rel=5e-3)
+    assert timing.eight_bit_step(catalog) == pytest.approx(EIGHT_BIT_STEP, rel=5e-3)
     assert timing.unit(catalog) == pytest.approx(UNIT, rel=5e-3)
     assert timing.eager_layer(catalog) == pytest.approx(rollout.EAGER, rel=5e-3)
     assert 1.5 < max(launches.values()) / min(launches.values()) < 2
@@ -100,4 +102,12 @@ def test_decoding_steps_take_what_their_bytes_and_kernels_do(catalog: Catalog) -
 def test_every_record_that_sets_a_constant_is_there(catalog: Catalog) -> None:
     known = {r["id"] for r in catalog.measurements}
     assert all(ids <= known for ids in timing.SET.values())
-    assert timing.SET.keys() == {"FLASH", "EAGER", "LAUNCH", "POLICY", "MASKED"}
+    assert timing.SET.keys() == {"FLASH", "EAGER", "LAUNCH", "POLICY", "MASKED", "EIGHT_BIT_STEP"}
+
+
+def test_4_bit_linears_dispatch_what_was_counted(catalog: Catalog) -> None:
+    """Steps of a 1.5B that wait for their host: no record has set the operations of bitsandbytes' linears."""
+    whole = "measured/h200-2026-11-22/qwen2.5-1.5b/sft/s2048/mb1/method=qlora/lora.rank=16/lora.targets=all-linear/"
+    for again in ("none", "full"):
+        step = timing.ran(catalog, f"{whole}lora.dtype=bf16/checkpointing={again}")
+        assert sum([t.seconds for t in step.terms.values()]) == pytest.approx(step.seconds, rel=0.02)

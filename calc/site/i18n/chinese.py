@@ -720,6 +720,7 @@ TERMS = {
     "experts": "专家",
     "element-wise": "逐元素运算",
     "dequantise": "反量化",
+    "8-bit states": "8 位状态",
     "casts": "类型转换",
     "weight sync": "权重同步",
     "{role}: {term}": "{role}：{term}",
