@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from calc.base.plan import Keeps, Stage
 from calc.memory import kv_cache
-from calc.memory.run import Run
+from calc.memory.run import Adapter, Run
 from calc.models.architecture import Architecture, language, parameters, tensors
 from calc.scenario.scenario import Scenario
 from calc.step.placement import FORMATS
@@ -201,7 +201,9 @@ def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]
     prompt, response = lengths(s)
     c = work.counts(arch, "lm")
     terms = [t._replace(name=f"prefill, {t.name}") for t in prefill(arch, sequences, prompt, 1, r)]
-    layers = work.layers(Run(arch, trained=False), False, rows, 1)
+    adapter = Adapter(own.lora.rank, own.lora.modules, False, 2) if own.lora else None
+    run = Run(arch, trained=False, adapter=adapter, quantised=own.method == "qlora", nested=own.double_quantization)
+    layers = work.layers(run, False, rows, 1)
     host = work.operations(layers.dispatched, work.Passes()) * work.LAUNCH
     weights = 2.0 * (c.layers + c.head)
     terms.append(

@@ -577,6 +577,19 @@ def test_heads_of_linear_attention_go_to_other_ranks_and_come_back() -> None:
     assert terms["context parallel"].values["P"] == tokens * 2 * 4 * 256 * 8
 
 
+def test_generation_by_transformers_dispatches_adapters_too() -> None:
+    """Seven adapters of two linears a layer, each with its views; and 4-bit linears."""
+    job = {"model": "llama-3.2-1b", "task": "grpo", "gpu": "h100-sxm", "gpus": 1, "framework": "trl"}
+    job |= {"rollout.engine": "hf", "precision": "bf16", "prompt_len": 64, "response_len": 64}
+    waits = {}
+    for method in ("full", "lora", "qlora"):
+        more = {} if method == "full" else {"lora.targets": "all-linear"}
+        terms = {t.name: t for t in speed(estimate(scenario(**job, method=method, **more))).terms}
+        waits[method] = terms["rollout: decode"].values["t"] / work.LAUNCH / 16
+    adapters, four = waits["lora"] - waits["full"], waits["qlora"] - waits["lora"]
+    assert adapters >= 7 * (work.ADAPTER.forward + 3) and four >= 7 * work.FOUR_BIT.forward
+
+
 def test_states_that_swap_are_those_of_adapters_where_adapters_are_trained() -> None:
     """Weights of 4 bytes, to the host and back, beside 8 bytes of moments for what is trained, over eight shards."""
     job = {
