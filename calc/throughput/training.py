@@ -14,7 +14,7 @@ from calc.memory.run import Adapter, Run
 from calc.memory.weights import PACKED
 from calc.models.architecture import Head, parameters, routed_parameters
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import Loss, Sharding
+from calc.scenario.words import TRAINED_ROLES, Loss, Sharding
 from calc.step.placement import architecture, masked, run_of
 from calc.throughput import traffic, work
 from calc.throughput.rates import CPU_ADAM, CPU_CORES, Rates
@@ -148,7 +148,10 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
     if s.checkpointing == "selective" and not s.recomputed and p.again:
         yield work.selected((p.forward + p.again) * layers.dispatched[0], load.micro, dispatched, busy)
     busy += computed[-1].seconds
-    if s.sharding == "fsdp1" and s.shards > 1 and s.lora and s.lora.units == "own":
+    adapts = (
+        trained or (role.model or role.name) in TRAINED_ROLES
+    )  # a reference is the policy whose adapters are switched off
+    if adapts and s.sharding == "fsdp1" and s.shards > 1 and s.lora and s.lora.units == "own":
         adapted = work.adapters(s.architecture, s.lora.rank, s.lora.modules)
         yield work.united(2 * adapted.linears, load.micro, p)
     if s.pipeline_parallel > 1:

@@ -488,6 +488,11 @@ def test_adapters_in_fsdp_1_units_of_their_own_stop_every_pass() -> None:
     assert [x.seconds for x in units] == [pytest.approx(2 * 7 * 28 * 3 * work.UNIT)]
     for other in ({"sharding": "fsdp2"}, {"sharding": "ddp"}, {"sharding": "fsdp1", "method": "full"}):
         assert not [x for x in answer({**lora, **other}).terms if x.name == "units"]
+    ppo = {"task": "grpo", "framework": "verl==0.4", "sharding": "fsdp1", "roles.reference": {}}
+    named = {
+        x.name for x in answer({"gpu": "h100-sxm", "gpus": 8, "model": "qwen2.5-7b", "method": "lora", **ppo}).terms
+    }
+    assert "actor, scoring: units" in named and "reference, scoring: units" not in named  # it runs without adapters
 
 
 def test_weights_go_to_the_engine_tensor_by_tensor() -> None:
