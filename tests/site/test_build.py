@@ -181,12 +181,16 @@ def test_a_gpu_that_is_gone_loses_its_page_and_a_published_table_that_is_gone_fa
     project, before = tiny, digest(tiny / "site")
     page, table = project / "docs/hardware/gpus/a100-80-sxm.md", project / "build/data/tables/gpu-a100-80-sxm.csv"
     assert page.exists() and table.exists()
-    for name in ("gpus/a100-80-sxm", "nodes/hgx-a100"):  # the card, and the only node with it
-        (project / f"hardware/{name}.yaml").unlink()
+    files = [project / "hardware/gpus/a100-80-sxm.yaml", project / "hardware/nodes/hgx-a100.yaml"]  # its only node
+    gone = {path: path.read_bytes() for path in files}
+    for path in files:
+        path.unlink()
     run = command(project, "write")
     assert run.returncode == 0, run.stderr
     assert not page.exists() and not table.exists()
     assert command(project, "ids").returncode == 0
+    for path, content in gone.items():
+        path.write_bytes(content)
     listed = project / "calc/site/build/ids.txt"
     assert "job-phases" in listed.read_text("utf-8").split()
     page = project / "docs/index.md"
