@@ -37,6 +37,12 @@ BUILDING = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are cores: there is always a test that waits for a browser, or for the built site."""
+    return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
     """The site that tests look at is built beside the first tests, so that no worker waits for it.
 

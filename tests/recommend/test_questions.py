@@ -10,10 +10,11 @@ import pytest
 from calc.base.optimizers import OPTIMIZERS
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
+from calc.launch import Launch, launch
 from calc.recommend import Recommendation, options, recommend, text
 from calc.recommend.answer import fitting
 from calc.recommend.clock import TOLERANCE
-from calc.recommend.problem import PATIENCE, Problem
+from calc.recommend.problem import PATIENCE, Configuration, Problem
 from calc.recommend.trades import SENSIBLE
 from calc.scenario.rules import flash_faults
 from calc.scenario.scenario import Scenario, ScenarioError
@@ -24,11 +25,21 @@ def ask(words: str) -> Recommendation:
     return recommend(options.read(shlex.split(words), "recommend"))
 
 
-def run(words: str) -> Scenario:
+def best(words: str) -> Configuration:
     """What is recommended, without what stands beside it, which takes longer: `test_answer` holds both together."""
     found = fitting(options.read(shlex.split(words), "recommend"), load()) or ask(words).recommended
     assert found, words
-    return found.scenario
+    return found
+
+
+def run(words: str) -> Scenario:
+    """The scenario of what is recommended."""
+    return best(words).scenario
+
+
+def made(words: str) -> Launch:
+    """The command of what is recommended."""
+    return launch(run(words))
 
 
 def seconds(c: Any) -> float:
@@ -64,8 +75,7 @@ def test_nothing_is_offloaded_where_the_card_has_room(words: str) -> None:
 )
 def test_what_is_published_as_running_with_offload_is_recommended(words: str) -> None:
     """Once refused for want of host memory: PPO of an 8B on four A40, QLoRA of a 70B on two cards of 24 GB."""
-    found = ask(words).recommended
-    assert found
+    found = best(words)
     assert found.judged.estimate.verdict == "fits"
     assert found.scenario.offload.optimizer
 
@@ -90,10 +100,9 @@ def test_frozen_weights_in_four_bits_stay_on_the_card_rather_than_come_from_the_
 
 def test_a_trainers_own_optimizer_has_a_command() -> None:
     """Once the fp32 Adam, for which `unsloth train` has no setting."""
-    r = ask("--model qwen2.5-7b --task sft --gpu rtx4090 --gpus 1 --trainer unsloth")
-    assert r.recommended
-    assert r.recommended.scenario.optimizer == "adamw-8bit"
-    assert r.launch
+    s = run("--model qwen2.5-7b --task sft --gpu rtx4090 --gpus 1 --trainer unsloth")
+    assert s.optimizer == "adamw-8bit"
+    assert launch(s)
 
 
 def test_what_is_refused_for_want_of_bf16_says_so() -> None:
@@ -221,10 +230,10 @@ def test_adapters_of_16_bits_come_before_a_refusal_where_the_loop_can_have_them(
     assert r.recommended.scenario.lora.dtype == "bf16"
     assert "adapters in bf16, " in text.text(r, load())
     assert ask(f"{words} --sharding none --lora.dtype fp32").recommended is None
-    smaller = ask(f"{words.replace('256', '8')} --sharding none").recommended
-    assert smaller and smaller.scenario.lora and smaller.scenario.lora.dtype == "fp32"
-    made = ask(f"{words} --sharding none --trainer axolotl").launch
-    assert made and "peft_autocast_adapter_dtype: false" in "".join(made.files.values())
+    smaller = run(f"{words.replace('256', '8')} --sharding none")
+    assert smaller.lora and smaller.lora.dtype == "fp32"
+    files = made(f"{words} --sharding none --trainer axolotl").files
+    assert "peft_autocast_adapter_dtype: false" in "".join(files.values())
 
 
 def test_a_task_is_answered_in_a_framework_that_can_do_it_well() -> None:
@@ -321,8 +330,7 @@ def test_a_larger_card_is_not_given_adapters_where_a_smaller_one_trains_all_weig
     """On two A100 with 40 GB TRL's full fine-tuning once gave way to LoRA, and on two RTX 4090 it did not."""
     words = "--model llama-3.1-8b --task sft --gpus 2 --framework trl --seq-len 2048 --gpu "
     for gpu in ("a100-40-sxm", "rtx4090"):
-        best = ask(words + gpu).recommended
-        assert best and best.scenario.method == "full"
+        assert run(words + gpu).method == "full"
 
 
 def test_a_share_that_keeps_vllm_from_starting_is_named_with_one_that_would_do() -> None:
@@ -409,9 +417,7 @@ def test_a_card_without_bf16_computes_in_fp16_where_the_framework_can(gpus: int,
 def test_a_setting_of_the_allocator_is_spelled_for_the_card() -> None:
     words = "--model qwen2.5-3b --task sft --gpus 1 --framework trl --seq-len 2048 --gpu "
     for gpu, device in (("ascend910b", "NPU"), ("h100-sxm", "CUDA")):
-        made = ask(words + gpu).launch
-        assert made
-        assert f"PYTORCH_{device}_ALLOC_CONF=expandable_segments:True " in made.command
+        assert f"PYTORCH_{device}_ALLOC_CONF=expandable_segments:True " in made(words + gpu).command
 
 
 def test_every_known_rate_is_known() -> None:
@@ -431,12 +437,11 @@ def test_every_known_rate_is_known() -> None:
 def test_a_mixture_of_experts_too_large_for_whole_copies_is_cut(words: str) -> None:
     """Six bytes a parameter of weights and fp32 gradients on every GPU would be 171 GiB for the 30B; verl's FSDP leaves
     no room for the 235B. The answer is full fine-tuning, fits by its own estimate, and has a command."""
-    r = ask(words)
-    best = r.recommended
-    assert best and best.scenario.method == "full" and best.scenario.sharding == "megatron"
-    assert best.scenario.expert_parallel > 1
-    assert estimate(best.scenario).verdict == "fits"
-    assert r.launch
+    s = run(words)
+    assert (s.method, s.sharding) == ("full", "megatron")
+    assert s.expert_parallel > 1
+    assert estimate(s).verdict == "fits"
+    assert launch(s)
 
 
 def test_experts_train_on_megatron_core_where_that_is_told_to_be_quicker_than_fsdp() -> None:
@@ -463,12 +468,10 @@ def test_experts_train_on_megatron_core_where_that_is_told_to_be_quicker_than_fs
 )
 def test_adapters_train_in_fp16_on_cards_without_bf16(words: str, said: str) -> None:
     """Once refused, or without a command, though notebooks of Unsloth's run on a T4: the base was taken for fp32."""
-    r = ask(f"{words} --task sft")
-    assert r.recommended
-    s = r.recommended.scenario
+    s = run(f"{words} --task sft")
     assert (s.precision, s.layout) == ("fp16", "bf16")
-    assert r.launch
-    assert any(said in text for text in (r.launch.command, *r.launch.files.values()))
+    command = launch(s)
+    assert any(said in text for text in (command.command, *command.files.values()))
 
 
 @pytest.mark.parametrize("model", ["gpt-oss-20b", "qwen3-30b-a3b"])
@@ -485,18 +488,14 @@ def test_what_a_command_cannot_say_is_not_recommended() -> None:
         "--model qwen2.5-72b --task dpo --gpu h20 --gpus 16 --trainer ms-swift --seq-len 4096",
         "--model llama-3.2-1b --task sft --gpu rtx3060 --gpus 1 --trainer torchtune",
     ):
-        made = ask(words).launch
-        assert made
-        assert not [note for note in made.notes if "has no flag for it" in note]
+        assert not [note for note in made(words).notes if "has no flag for it" in note]
 
 
 def test_the_recipe_for_one_card_is_found() -> None:
     """torchtune's 8B_full_single_device.yaml, once 'nothing fits' on the card that it is published for."""
-    r = ask("--model llama-3.1-8b --task sft --gpu rtx4090 --gpus 1 --trainer torchtune --method full")
-    assert r.recommended
-    s = r.recommended.scenario
+    s = run("--model llama-3.1-8b --task sft --gpu rtx4090 --gpus 1 --trainer torchtune --method full")
     assert (s.optimizer, s.optimizer_in_backward, s.sharding) == ("adamw-paged-8bit", True, "none")
-    assert r.launch and "optimizer_in_bwd=True" in r.launch.command
+    assert "optimizer_in_bwd=True" in launch(s).command
 
 
 @pytest.mark.parametrize("trainer", ["transformers", "llamafactory", "axolotl", "ms-swift"])
@@ -521,11 +520,10 @@ def test_a_fused_loss_comes_before_a_refusal() -> None:
 
 def test_memory_that_cpu_and_gpu_share_is_counted_once() -> None:
     """Once 163 GiB of host memory beside 52 on the card, of a DGX Spark that has 128 GB for both."""
-    r = ask("--model qwen3-8b --task sft --gpu gb10 --gpus 1 --framework trl")
-    assert r.recommended
-    e = r.recommended.judged.estimate
+    found = best("--model qwen3-8b --task sft --gpu gb10 --gpus 1 --framework trl")
+    e = found.judged.estimate
     assert e.host_peak + e.groups[0].peak.moment.device_bytes <= 128e9
-    assert not r.recommended.scenario.offload.optimizer
+    assert not found.scenario.offload.optimizer
 
 
 def test_generating_without_an_engine_is_no_engine_of_one_gpu() -> None:
@@ -574,10 +572,9 @@ def test_an_alternative_gains_something() -> None:
 def test_vllm_is_started_for_the_sequences_of_the_job() -> None:
     """Once 'vLLM does not start', for want of a cache of 131,072 tokens, in a job of 1,024: TRL names no length."""
     words = "--model qwen2.5-7b --task grpo --gpu rtx4090 --gpus 2 --framework trl --method lora --placement separate"
-    r = ask(words)
-    assert r.recommended and r.recommended.scenario.rollout
-    assert r.recommended.scenario.rollout.max_model_len == 1024
-    assert r.launch and "--max_model_len 1024" in r.launch.command
+    s = run(words)
+    assert s.rollout and s.rollout.max_model_len == 1024
+    assert "--max_model_len 1024" in launch(s).command
     verl = run("--model qwen2.5-7b --task grpo --gpu h100-sxm --gpus 8").rollout
     assert verl and verl.max_model_len is None
 
@@ -642,13 +639,11 @@ def test_stages_of_unequal_size_are_looked_at_where_equal_ones_are_few() -> None
 def test_stages_have_several_pieces_where_they_idle_for_want_of_micro_batches() -> None:
     words = "--model qwen3-32b --task sft --gpu h100-sxm --gpus 64 --trainer megatron-swift --method full"
     words += " --pipeline-parallel 8 --tensor-parallel 4 --context-parallel 1 --seq-len 4096"
-    r = ask(f"{words} --global-batch 16")
-    assert r.recommended
-    assert r.recommended.scenario.virtual_pipeline == 2
-    assert r.launch
-    assert "--virtual_pipeline_model_parallel_size 2" in r.launch.command
-    whole = ask(f"{words} --global-batch 16 --virtual-pipeline 1").recommended
-    assert seconds(r.recommended) * (1 + TOLERANCE) < seconds(whole)
+    found = best(f"{words} --global-batch 16")
+    assert found.scenario.virtual_pipeline == 2
+    assert "--virtual_pipeline_model_parallel_size 2" in launch(found.scenario).command
+    whole = best(f"{words} --global-batch 16 --virtual-pipeline 1")
+    assert seconds(found) * (1 + TOLERANCE) < seconds(whole)
     assert run(f"{words} --global-batch 256").virtual_pipeline == 1
 
 
@@ -661,18 +656,17 @@ def test_stages_and_ranks_that_are_given_have_megatron_core_train() -> None:
 def test_weights_of_16_bits_alone_are_tried_where_a_trainer_has_a_switch_for_them() -> None:
     """Once 'tight' with paged states of 8 bits beside weights in fp32, which `pure_bf16` halves."""
     words = "--model gemma-3-4b --task sft --trainer llamafactory --gpu rtx4090 --gpus 1 --seq-len 2048 --method full"
-    r = ask(words)
-    assert r.verdict == "fits"
-    assert r.launch
-    assert "pure_bf16: true" in "".join(r.launch.files.values())
+    found = best(words)
+    assert found.judged.estimate.verdict == "fits"
+    assert "pure_bf16: true" in "".join(launch(found.scenario).files.values())
 
 
 def test_torchtunes_configurations_of_70b_are_for_several_gpus() -> None:
     """Once 'no command', though its registry has llama3_1/70B_full."""
-    r = ask("--model llama-3.1-70b --task sft --trainer torchtune --gpu mi300x --gpus 8 --seq-len 4096 --method full")
-    assert r.launch
-    assert "full_finetune_distributed" in r.launch.command
-    assert "--config llama3_1/70B_full " in r.launch.command
+    words = "--model llama-3.1-70b --task sft --trainer torchtune --gpu mi300x --gpus 8 --seq-len 4096 --method full"
+    command = made(words).command
+    assert "full_finetune_distributed" in command
+    assert "--config llama3_1/70B_full " in command
     alone = ask("--model llama-3.1-70b --task sft --trainer torchtune --gpu mi300x --gpus 1 --method lora")
     assert alone.launch is None
 

@@ -36,7 +36,7 @@ KINDS = [
     "hardware/index.html",
     "hardware/gpus/rtx4090.html",
     "models/index.html",
-    "models/llama-3-8b.html",
+    "models/gemma-2-2b.html",
     "recipes/index.html",
     "recipes/grpo.html",
     "strategies/model-parallelism.html",

@@ -1,10 +1,14 @@
-"""The built site: every page there, no broken link, nothing leaked; and a failed build that leaves the old one."""
+"""The built site: every page there, every derivation at its anchor; and a failed build that leaves the old one.
+
+That there is no broken link and nothing leaked is asked by the build of the site itself.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +26,6 @@ def digest(folder: Path) -> str:
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         whole.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     return whole.hexdigest()
-
-
-def test_no_leak_no_broken_link_no_request_elsewhere(site: Path) -> None:
-    assert list(checks.faults(site)) == []
 
 
 def test_every_gpu_and_model_has_its_page(project: Path, site: Path) -> None:
@@ -66,6 +66,7 @@ def test_data_package_has_the_hash_of_each_file(site: Path) -> None:
         assert resource["bytes"] == len(raw)
 
 
+@cache
 def anchors(site: Path) -> dict[str, set[str]]:
     """The anchors of each method page."""
     return {page.stem: set(checks.Page(page.read_text("utf-8")).ids) for page in (site / "method").glob("*.html")}
@@ -181,12 +182,16 @@ def test_a_gpu_that_is_gone_loses_its_page_and_a_published_table_that_is_gone_fa
     project, before = tiny, digest(tiny / "site")
     page, table = project / "docs/hardware/gpus/a100-80-sxm.md", project / "build/data/tables/gpu-a100-80-sxm.csv"
     assert page.exists() and table.exists()
-    for name in ("gpus/a100-80-sxm", "nodes/hgx-a100"):  # the card, and the only node with it
-        (project / f"hardware/{name}.yaml").unlink()
+    files = [project / "hardware/gpus/a100-80-sxm.yaml", project / "hardware/nodes/hgx-a100.yaml"]  # its only node
+    gone = {path: path.read_bytes() for path in files}
+    for path in files:
+        path.unlink()
     run = command(project, "write")
     assert run.returncode == 0, run.stderr
     assert not page.exists() and not table.exists()
     assert command(project, "ids").returncode == 0
+    for path, content in gone.items():
+        path.write_bytes(content)
     listed = project / "calc/site/build/ids.txt"
     assert "job-phases" in listed.read_text("utf-8").split()
     page = project / "docs/index.md"

@@ -47,13 +47,14 @@ def record() -> Record:
 
 @pytest.fixture(scope="module", autouse=True)
 def answered(project: Path) -> Iterator[None]:
-    """The catalog of the sample, whose build has searched all of these recipes and kept them.
+    """The catalog and the pages of the sample, whose build has searched all of these recipes and kept them.
 
     Its cards are all that alternatives are made of.
     """
     catalog = load(project)
-    known = (kept.of_gpu, kept.of_model, kept.of_models, searched.catalog, record)
+    known = (kept.of_gpu, kept.of_model, kept.of_models, searched.catalog, record, front)
     with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(globals(), "DOCS", project / "docs/recipes")
         patched.setattr(answers, "catalog", lambda: catalog)
         for each in known:
             each.cache_clear()

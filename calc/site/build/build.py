@@ -41,24 +41,18 @@ UNDATED = "0"  # overrides/sitemap.xml leaves this date out
 
 
 def write() -> None:
-    """Writes the generated files, and nothing else."""
+    """Writes the generated pages and the data, and nothing else."""
     with swap.alone(ROOT), writing():
         pass
 
 
 @contextlib.contextmanager
 def writing(docs: Path = DOCS) -> Iterator[None]:
-    """Writes the generated files, all in places that git ignores: pages, the calculator's engine, data.
+    """Writes the generated pages and the data, all in places that git ignores.
 
     The data is complete only when the context ends: the files of tables are written while the caller works.
     """
-    try:
-        pages.write(docs)
-        browser_engine.write(docs / "assets" / "calculator")
-    except FileNotFoundError as error:
-        raise BuildError(
-            f"{error.filename}: given no such file, allowed: after `make site`, which installs it"
-        ) from None
+    pages.write(docs)
     last = Guide(rendered.pages(docs), exports.FOLDER)
     if last.recall():
         yield
@@ -115,6 +109,12 @@ def _into(fresh: Path, engine: str) -> None:
     for template in sorted((ROOT / "overrides").rglob("*.html")):
         decode(template.read_bytes(), short(template))
     made = strict.Strict(engine, ROOT / "mkdocs.yml", fresh)  # so that its faults are reported before the computing
+    try:
+        browser_engine.write(DOCS / "assets" / "calculator")
+    except FileNotFoundError as error:
+        raise BuildError(
+            f"{error.filename}: given no such file, allowed: after `make site`, which installs it"
+        ) from None
     with writing():
         made.build()
         search.set_aside(fresh)

@@ -19,7 +19,7 @@ UNKNOWN = "(counted by make site)"  # while pages may still add tables; the prev
 
 def kinds(table: Table) -> tuple[str, ...]:
     """The kinds of file of a table; a table that can be drawn has pictures, too."""
-    return ("csv", *ALTERNATES, *(DRAWN if drawn.of(table) else ()))
+    return ("csv", *ALTERNATES, *(DRAWN if drawn.drawable(table) else ()))
 
 
 class Home(NamedTuple):

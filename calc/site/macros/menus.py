@@ -36,7 +36,8 @@ def _far_off(table: Table, root: str) -> str:
 
 
 def _take(table: Table, root: str) -> str:
-    offered = {end: name for end, name in FILES.items() if end in published.kinds(table)}
+    kinds = published.kinds(table)
+    offered = {end: name for end, name in FILES.items() if end in kinds}
     files = " ".join(
         f'<a href="{root}data/tables/{table.id}.{end}" download>{name}</a>' for end, name in offered.items()
     )

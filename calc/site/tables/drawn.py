@@ -24,6 +24,15 @@ def of(table: Table) -> Picture | None:
     return table.picture or _of_bars(table) or _of_verdicts(table)
 
 
+def drawable(table: Table) -> bool:
+    """True if there is something in a table to draw, which is known sooner than its drawing."""
+    bars, verdicts = ([n for n, c in enumerate(table.columns) if c.kind == kind] for kind in ("bar", "verdict"))
+    return table.picture is not None or any(
+        [row[n].bar for row in table.rows for n in bars]
+        + [row[n].style.startswith("heat") for row in table.rows for n in verdicts]
+    )
+
+
 class Bars(NamedTuple):
     """The bars of one row, each under its name, if it has more than one."""
 
