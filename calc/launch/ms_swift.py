@@ -58,6 +58,7 @@ def flags(s: Scenario) -> Iterator[Words]:
     yield option("--attn_impl", ATTENTION[s.attention])
     yield option("--max_length", s.seq_len)
     yield option("--packing", s.packing)
+    yield option("--padding_free", s.padding_free)
     yield option("--per_device_train_batch_size", s.micro_batch)
     yield option("--use_liger_kernel", s.loss == "fused" or s.kernels == "liger")
     for name, value in hugging_face.arguments(s).items():

@@ -208,6 +208,7 @@ class Scenario:
     lengths: Lengths | None
     expected_len: int
     packing: bool
+    padding_free: bool
     expandable_segments: bool
     pinned_max_round_threshold_mb: int | None
     counts_prompts: bool
@@ -311,6 +312,11 @@ class Scenario:
         return max(1, min(held, -(-sequences // self.data_parallel)))
 
     @property
+    def unpadded(self) -> bool:
+        """True if the sequences of a batch lie end to end, packed or as they come."""
+        return self.packing or self.padding_free
+
+    @property
     def longest_len(self) -> int:
         """Tokens of the longest sequence: the cap, unless `lengths` say that the data has none so long."""
         return self.lengths.longest_below(self.seq_len) if self.lengths else self.seq_len
@@ -327,10 +333,10 @@ class Scenario:
     def held_len(self, rows: int) -> int:
         """Tokens of a sequence, padding included, in the fullest batch of `rows`, the whole batch over `rows`.
 
-        With packing each has its mean length, unless `lengths` say how full the fullest batch is; without, each is
+        Without padding each has its mean length, unless `lengths` say how full the fullest batch is; else each is
         padded to the longest. A dynamic batch is no fuller than its bound, but for a single sequence that is longer.
         """
-        if not self.packing:
+        if not self.unpadded:
             return self.longest_len
         if self.lengths is None:
             return self.expected_len
@@ -340,7 +346,7 @@ class Scenario:
 
     def computed_len(self, rows: int) -> float:
         """Tokens of a sequence in an average batch of `rows`, with its padding, which only `lengths` tell."""
-        if self.lengths is None or self.packing:
+        if self.lengths is None or self.unpadded:
             return self.expected_len
         return self.lengths.padded(self.seq_len, rows)
 
