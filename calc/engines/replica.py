@@ -113,7 +113,13 @@ class Replica:
 
         Autocast's cast has written it anew, or the loss makes it itself; else it is a view of a transposed product.
         """
-        return self.run.precision == "autocast" or self.path.kind in ("fused", "cut", "tiled", "vocab-chunked")
+        return self.run.precision == "autocast" or self.path.kind in (
+            "fused",
+            "fused-rows",
+            "cut",
+            "tiled",
+            "vocab-chunked",
+        )
 
     @property
     def embedding(self) -> int:

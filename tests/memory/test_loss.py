@@ -743,6 +743,15 @@ def test_fp32_logits_are_copied_where_the_softmax_is_given_a_slice() -> None:
     assert "logits: shift" not in ops(path)
 
 
+def test_ligers_loss_of_grpo_makes_the_gradient_of_a_head_that_is_frozen() -> None:
+    """Of 256 tokens, a third of all: logits in 16 bits, then 4 bytes each or a second gradient of the head."""
+    (op,) = [op for op in tape(Path("fused-rows", kept=1 / 3, tile=256), trained=False).ops if op.name == "fused loss"]
+    assert [(t.size.tokens, t.size.fixed) for t in op.saves] == [({"h": 2 / 3}, {}), ({}, {"W_lm_head": 2})]
+    assert op.scratch.fixed == {"V": 512, "W_lm_head": 2}  # 2 · 4096 · V is more than 4 · 256 · V
+    (long,) = [op for op in tape(Path("fused-rows", tile=4096)).ops if op.name == "fused loss"]
+    assert long.scratch.fixed == {"V": 6 * 4096}
+
+
 def test_a_fused_loss_in_fp32_passes_two_fp32_hidden_states() -> None:
     """2 · 4 bytes of h a token."""
     assert ops(Path("fused"), precision="fp32")["fused loss"].scratch.tokens == {"h": 8}

@@ -107,6 +107,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "no_sync": trainer.reduces_once(sharding, known),
         "reentrant": reentrant(version, known, peft_in_shards=adapters and sharding == "zero3"),
     }
+    if paths.by_liger(task, version, str(given.get("kernels", "eager"))):
+        values["loss"] = "fused"
     if adapters:
         # peft makes adapters fp32; DeepSpeed casts them, under ZeRO-3 the trainers ask for the base's type, and those
         # of a 4-bit base are cast to bf16 (trainer/grpo_trainer.py, __init__)
@@ -158,7 +160,7 @@ def refuse(s: Scenario) -> Refusal | None:
         return _absent(s)
     if s.task == "rm" and s.architecture.family in UNSCORED:
         return Refusal("model", f"{s.model!r} for rm", "one that Transformers can make score sequences", "with trl")
-    usual = defaults(s.task, version, {})
+    usual = defaults(s.task, version, {"kernels": s.kernels})
     if s.loss != usual["loss"]:
         return Refusal("loss", repr(s.loss), usual["loss"], f"with trl for {s.task}")
     if s.logprob != usual["logprob"]:
