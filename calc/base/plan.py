@@ -191,6 +191,8 @@ class Role:
     loader makes a mask of every pair of a sequence's positions. `hooks`: checkpointing is switched on by Transformers,
     which makes input embeddings require a gradient then, a vision tower's patches among them.
 
+    `keeps_originals`: modules of which copies are trained beside adapters stay on the GPU themselves.
+
     `streams`: how checkpoints leave for the host and come back, if they do: `each` on its own, `stash` (a few wait on
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
     leave). `pageable`: the copies lie in host memory that is not pinned.
@@ -230,6 +232,7 @@ class Role:
     varlen: bool = False
     handed: int = 1
     hooks: bool = True
+    keeps_originals: bool = True
     pipeline: tuple[int, int] = (0, 1)
     model: str = ""
     process: str = "trainer"

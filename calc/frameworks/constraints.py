@@ -12,6 +12,7 @@ from calc.models.kernels import SDPA_FLASH_HEAD, replaced
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS, Generates
 
+ON_PEFT = ("transformers", "llamafactory", "axolotl", "ms-swift", "unsloth")  # trainers that call PEFT
 ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a model's own operations were read
 HYBRID = ("verl",)  # frameworks with which Megatron-core's hybrid device optimizer was read
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
@@ -484,6 +485,20 @@ def float8_fault(s: Scenario) -> Refusal | None:
     tokens = s.micro_batch * s.seq_len // s.context_parallel
     if s.float8 in BLOCKS and tokens % n:
         return Refusal("float8", f"{s.float8!r} with {tokens} tokens a GPU", f"with a multiple of {n}")
+    return None
+
+
+def saved_fault(s: Scenario) -> Refusal | None:
+    """The reason why no copies of modules are trained beside adapters, in one line, or None."""
+    if not s.lora or not s.lora.modules_to_save:
+        return None
+    field, asked = "lora.modules_to_save", f"[{', '.join(s.lora.modules_to_save)}]"
+    if s.framework not in ON_KERNELS or s.trainer not in ("own", *ON_PEFT) or s.task == "ppo":
+        return Refusal(field, f"{asked} with {_loop(s)}", "none; not modelled there")
+    if s.sharding not in ("none", "ddp") or s.together > 1:
+        return Refusal(field, f"{asked} with sharding {s.sharding}", "none, or with sharding none, ddp")
+    if s.precision == "fp16" and s.trainer != "unsloth":
+        return Refusal(field, f"{asked} with precision 'fp16'", "none, or with bf16; copies in fp32 are not modelled")
     return None
 
 

@@ -75,6 +75,8 @@ def settings(s: Scenario) -> dict[str, Any]:
             "lora_dropout": s.lora.dropout,
             "lora_target": "all" if isinstance(s.lora.targets, str) else ",".join(s.lora.targets),
         }
+        if s.lora.modules_to_save:
+            told["additional_target"] = ",".join(s.lora.modules_to_save)
     if s.method == "qlora":
         told |= {"quantization_bit": 4, "double_quantization": s.double_quantization}
     return told

@@ -49,7 +49,7 @@ def settings(s: Scenario) -> dict[str, Any]:
         found["lora"] = {
             "lora_r": s.lora.rank,
             "lora_dropout": s.lora.dropout,
-            "target_modules": ",".join(s.lora.targets),
+            "target_modules": ",".join((*s.lora.targets, *s.lora.modules_to_save)),
         }
     return found
 

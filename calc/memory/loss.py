@@ -714,7 +714,7 @@ def _detached(x: Tensor) -> Tensor:
 
 def written(run: Run, path: Path, *, grad: bool = True, again: bool = False) -> Head:
     """The head of `run` with the loss of `path` on its tape; `again`: layers before it run again for backward."""
-    program = Head(run)
+    program = Head(run.head)
     # a tied head's gradient is the embedding's
     program.elements = {"lm_head": embedding_parameters(run.arch), "score": run.arch.hidden}
     program.grad, program.again = grad, again

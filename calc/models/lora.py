@@ -100,6 +100,13 @@ def adapter_matrices(
         yield Tensor(f"{linear.name}.lora_B", (*each, linear.outputs, rank), count, kind, linear.kind)
 
 
+def saved_modules(arch: Architecture, names: Sequence[str]) -> tuple[Tensor, ...]:
+    """The copies of embedding and head that PEFT trains whole beside adapters, a tied one of each."""
+    kinds = {"embed_tokens": ("embedding", "embed"), "lm_head": ("head", "head")}
+    shape = (arch.vocab_part, arch.hidden)
+    return tuple([Tensor(f"{name}.modules_to_save", shape, 1, *kinds[name]) for name in names])
+
+
 @lru_cache(maxsize=4096)
 def vision_matrices(arch: Architecture, rank: int, part: Literal["blocks", "projector"]) -> tuple[Tensor, ...]:
     """LoRA's two matrices for each linear of the vision tower's blocks, or of its projectors."""

@@ -61,13 +61,17 @@ class ScenarioError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """Adapters beside frozen weights: `rank` r, the `targets` that get one, input `dropout`, format, FSDP unit."""
+    """Adapters beside frozen weights: `rank` r, the `targets` that get one, input `dropout`, format, FSDP unit.
+
+    `modules_to_save`: modules of which copies are trained whole.
+    """
 
     rank: int
     targets: str | tuple[str, ...]
     dropout: float
     dtype: AdapterDtype
     units: AdapterUnits
+    modules_to_save: tuple[str, ...] = ()
 
     @property
     def modules(self) -> str | tuple[str, ...]:
@@ -449,10 +453,8 @@ class Scenario:
         if differs.get("method") == "full":
             differs["lora"] = None
         elif lora:
-            targets = lora.get("targets")
-            differs["lora"] = replace(
-                self.lora or Lora(**lora), **lora | ({"targets": tuple(targets)} if isinstance(targets, list) else {})
-            )
+            lists = {name: tuple(value) for name, value in lora.items() if isinstance(value, list)}
+            differs["lora"] = replace(self.lora or Lora(**lora), **lora | lists)
         differs["architecture"] = self.architectures.get(name, self.architecture)
         if offload:
             differs["offload"] = replace(self.offload, **offload)
@@ -478,7 +480,7 @@ class Scenario:
             targets = self.lora.targets if isinstance(self.lora.targets, str) else list(self.lora.targets)
             data["lora"] = {
                 "rank": self.lora.rank, "targets": targets, "dropout": self.lora.dropout, "dtype": self.lora.dtype,
-                "units": self.lora.units,
+                "units": self.lora.units, "modules_to_save": list(self.lora.modules_to_save),
             }  # fmt: skip
         for name in ("pipeline_layers", "recompute_modules"):
             data[name] = list(data[name]) if data[name] else None

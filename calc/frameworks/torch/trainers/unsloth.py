@@ -110,10 +110,12 @@ def keeps(s: Scenario) -> dict[str, Any]:
     Checkpoints went to host memory one at a time (`hidden_states.to("cpu", non_blocking = True)`, models/_utils.py:657
     of 2024.8) until 2024.11.10 had buffers for them.
     """
+    # embedding and head leave the card for their trained copies (models/llama.py:1930-1960 of 2024.8)
+    own = trainer.keeps(s, placed=True) | {"keeps_originals": False}
     if not s.offload.activations:
-        return trainer.keeps(s, placed=True)
+        return own
     early: dict[str, Any] = {"streams": "each", "pageable": True}
-    return trainer.keeps(s, placed=True) | ({"streams": "buffers"} if at_least(shared.ran(s, RELEASES), CUT) else early)
+    return own | ({"streams": "buffers"} if at_least(shared.ran(s, RELEASES), CUT) else early)
 
 
 def path(s: Scenario, usual: Path) -> Path:
