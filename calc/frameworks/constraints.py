@@ -9,6 +9,7 @@ from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.models.architecture import BEFORE
 from calc.models.kernels import SDPA_FLASH_HEAD, replaced
+from calc.models.lora import HEAD
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS, Generates
 
@@ -499,6 +500,24 @@ def saved_fault(s: Scenario) -> Refusal | None:
         return Refusal(field, f"{asked} with sharding {s.sharding}", "none, or with sharding none, ddp")
     if s.precision == "fp16" and s.trainer != "unsloth":
         return Refusal(field, f"{asked} with precision 'fp16'", "none, or with bf16; copies in fp32 are not modelled")
+    return None
+
+
+def head_fault(s: Scenario) -> Refusal | None:
+    """The reason why no adapter stands beside the head, in one line, or None: of losses that read its weight itself."""
+    if not s.lora or HEAD not in s.lora.modules:
+        return None
+    given = "lm_head"
+    if HEAD in s.lora.modules_to_save:
+        return Refusal("lora.targets", f"{given} with lora.modules_to_save {given}", "one of them")
+    if s.framework != "torch" or s.architecture.megatron:
+        return Refusal("lora.targets", f"{given} with {_loop(s)}", "any but the head; not modelled there")
+    if s.loss != "full":
+        return Refusal("lora.targets", f"{given} with loss {s.loss}", "any but the head, or with loss full")
+    if s.sharding not in ("none", "ddp") or s.together > 1:
+        return Refusal(
+            "lora.targets", f"{given} with sharding {s.sharding}", "any but the head, or with sharding none, ddp"
+        )
     return None
 
 

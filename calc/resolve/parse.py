@@ -302,6 +302,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         or rules.exchange_fault(scenario)
         or constraints.mask_fault(scenario)
         or constraints.saved_fault(scenario)
+        or constraints.head_fault(scenario)
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)

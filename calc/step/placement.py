@@ -31,7 +31,7 @@ from calc.memory.runtime import process, symmetric
 from calc.memory.weights import Experts
 from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors, vision_tensors
 from calc.models.kernels import SDPA_FLASH_HEAD, replaced
-from calc.models.lora import adapter_matrices, lora_parameters, saved_modules, vision_matrices
+from calc.models.lora import adapter_matrices, head_matrices, lora_parameters, saved_modules, vision_matrices
 from calc.models.slices import part, stage
 from calc.scenario.scenario import Rollout, Scenario
 from calc.scenario.words import Attention, ContextExchange, Float8, Generates, Layout
@@ -84,8 +84,9 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
 
 @lru_cache(maxsize=1024)
 def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> tuple[Tensor, ...]:
-    """LoRA's two matrices beside each adapted linear."""
-    return tuple(t for spec, n in layer_kinds(arch) for t in adapter_matrices(arch, spec, rank, targets, n))
+    """LoRA's two matrices beside each adapted linear, the head's first."""
+    layers = [t for spec, n in layer_kinds(arch) for t in adapter_matrices(arch, spec, rank, targets, n)]
+    return (*head_matrices(arch, rank, targets), *layers)
 
 
 def seeing_adapters(s: Scenario, arch: Architecture, rank: int) -> tuple[Tensor, ...]:

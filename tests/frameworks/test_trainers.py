@@ -378,3 +378,22 @@ def test_a_batch_without_padding_has_the_tokens_of_its_sequences() -> None:
         run("ms-swift", padding_free=True)
     with pytest.raises(ScenarioError, match="padding_free: given true, allowed"):
         run("own", padding_free=True)
+
+
+def test_what_is_trained_at_the_ends_is_refused_where_it_is_not_modelled() -> None:
+    named = {"rank": 8, "targets": ["q_proj", "lm_head"]}
+    assert run("torchtune", method="lora", lora=named, loss="full").lora
+    saved = {"rank": 8, "modules_to_save": ["lm_head"]}
+    for trainer, fields, words in (
+        ("torchtune", {"lora": named}, "lora.targets: given lm_head with loss chunked"),
+        ("own", {"lora": named, "gpus": 2, "sharding": "fsdp2"}, "lora.targets: given lm_head with sharding fsdp2"),
+        ("own", {"lora": {**named, **saved}}, "lora.targets: given lm_head with lora.modules_to_save lm_head"),
+        (
+            "ms-swift",
+            {"lora": saved, "gpus": 2, "sharding": "zero2"},
+            "lora.modules_to_save: given .lm_head. with shard",
+        ),
+        ("torchtune", {"lora": saved}, "lora.modules_to_save: given .lm_head. with trainer torchtune"),
+    ):
+        with pytest.raises(ScenarioError, match=words):
+            run(trainer, method="lora", **fields)
