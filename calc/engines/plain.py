@@ -35,6 +35,8 @@ class Plain(Holder):
         r = self.replica
         if r.run.four_bit_experts == "whole":
             yield "experts before four bits", [*self.weights(), weights.stacked_experts(r.role, r.arch, r.run.compute)]
+        if starting := r.starting():
+            yield "adapters decomposed from weights", [*self.weights(), *starting]
         yield "weights on the GPU", self.weights()
 
     def states(self) -> list[Line]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal, NamedTuple, Protocol
 
 from calc.base.ledger import Line
@@ -38,6 +39,7 @@ class Replica:
     gradients. `pins`: the allocator of pinned host memory. `in_backward`: each parameter steps as soon as its
     gradient is there, which then goes. `streams` and `ends`: see `calc.base.plan.Role`. `gathers`: bytes of an
     element that FSDP gathers of a layer, 0 for the compute type's. `saved`: elements trained whole beside adapters.
+    `init`: the decomposition from which adapters start on the card, if any.
     """
 
     role: str
@@ -74,6 +76,7 @@ class Replica:
     cut_scales: bool = False
     ends: Ends = ""
     saved: int = 0
+    init: Literal["", "pissa", "olora"] = ""
 
     def built(self, ranks: int) -> list[Line]:
         """Host memory of a node's `ranks` while they load; 4-bit weights go to the card one by one."""
@@ -91,6 +94,14 @@ class Replica:
     def adds_singly(self) -> bool:
         """True if FSDP 2 adds deferred gradients one by one, as they are made in the type in which it keeps them."""
         return self.defers and self.accumulates and self.reduce_bytes == self.run.compute
+
+    def starting(self) -> list[Line]:
+        """The largest decomposition of a weight from which an adapter starts, where the weight is on the card then."""
+        if not self.init or self.loads:
+            return []
+        pairs = self.parts[0].tensors
+        m, n = max([(b.shape[0], a.shape[1]) for a, b in zip(pairs[::2], pairs[1::2], strict=True)], key=prod)
+        return [weights.decomposed(self.role, self.init, m, n)]
 
     @property
     def saved_bytes(self) -> int:

@@ -521,6 +521,20 @@ def head_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def init_fault(s: Scenario) -> Refusal | None:
+    """The reason why adapters do not start from a decomposition of weights, in one line, or None.
+
+    PEFT refuses PiSSA beside packed weights (0.14 `tuners/lora/layer.py`, `pissa_init`).
+    """
+    if not s.lora or s.lora.init == "random":
+        return None
+    if s.framework not in ON_KERNELS or s.trainer not in ("own", *ON_PEFT):
+        return Refusal("lora.init", f"{s.lora.init!r} with {_loop(s)}", "random")
+    if s.lora.init == "pissa" and s.method == "qlora":
+        return Refusal("lora.init", "'pissa' with method qlora", "random, olora")
+    return None
+
+
 def mask_fault(s: Scenario) -> Refusal | None:
     """The reason why no data loader makes masks of all pairs of positions, in one line, or None."""
     if not s.create_attention_mask_in_dataloader or s.trainer in MASKS:

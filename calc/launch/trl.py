@@ -287,7 +287,7 @@ def notes(s: Scenario, trainer: Scenario, files: Iterable[str]) -> Iterator[str]
 
 def unsaid(s: Scenario) -> Iterator[str]:
     """The fields that no flag of this job sets."""
-    yield "lora.dtype"
+    yield from ("lora.dtype", "lora.init")
     if s.sharded.family != "zero":
         yield "grad_dtype"
     if s.optimizer_impl not in OPTIMIZERS[s.optimizer].spelled.trl:

@@ -35,6 +35,20 @@ def adapter(role: str, count: int, b: int, shards: int = 1) -> Line:
     return Line("adapter", role, b * count // shards, "b·A/N", {"b": b, "A": count, "N": shards}, "weights#lora")
 
 
+def decomposed(role: str, init: Literal["pissa", "olora"], m: int, n: int) -> Line:
+    """The decomposition of a weight of `m` by `n` from which an adapter starts, in fp32, on the card.
+
+    PiSSA has the weight, both factors of its singular value decomposition, the product of the adapter's matrices, and
+    what is left; OLoRA takes the product off in place (peft 0.14 `tuners/lora/layer.py`, `pissa_init`, `olora_init`).
+    What the solvers take besides is left out.
+    """
+    c = 3 if init == "pissa" else 2
+    values = {"c": c, "m": m, "n": n, "k": min(m, n)}
+    return Line(
+        "temporary", role, 4 * (c * m * n + min(m, n) * (m + n)), "4·(c·m·n + k·(m + n))", values, "weights#init"
+    )
+
+
 def saved(role: str, count: int, b: int) -> Line:
     """The copies of embedding and head that PEFT trains whole beside adapters, `count` elements of `b` bytes."""
     return Line("adapter", role, b * count, "b·A_w", {"b": b, "A_w": count}, "weights#saved")

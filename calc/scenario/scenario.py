@@ -27,6 +27,7 @@ from calc.scenario.words import (
     SHARDED,
     TRAINED_ROLES,
     AdapterDtype,
+    AdapterInit,
     AdapterUnits,
     Attention,
     Checkpointing,
@@ -63,7 +64,7 @@ class ScenarioError(InputError):
 class Lora:
     """Adapters beside frozen weights: `rank` r, the `targets` that get one, input `dropout`, format, FSDP unit.
 
-    `modules_to_save`: modules of which copies are trained whole.
+    `modules_to_save`: modules of which copies are trained whole. `init`: what adapters start from.
     """
 
     rank: int
@@ -72,6 +73,7 @@ class Lora:
     dtype: AdapterDtype
     units: AdapterUnits
     modules_to_save: tuple[str, ...] = ()
+    init: AdapterInit = "random"
 
     @property
     def modules(self) -> str | tuple[str, ...]:
@@ -481,6 +483,7 @@ class Scenario:
             data["lora"] = {
                 "rank": self.lora.rank, "targets": targets, "dropout": self.lora.dropout, "dtype": self.lora.dtype,
                 "units": self.lora.units, "modules_to_save": list(self.lora.modules_to_save),
+                "init": self.lora.init,
             }  # fmt: skip
         for name in ("pipeline_layers", "recompute_modules"):
             data[name] = list(data[name]) if data[name] else None

@@ -264,6 +264,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         cut_scales=role.cut_scales,
         adapter=elements - saved if run.adapter else 0,
         saved=saved,
+        init=s.lora.init if run.adapter and s.lora and s.lora.init != "random" else "",
         vision_adapter=vision,
         adapter_bytes=each,
         trainable=(elements or count) if trained else 0,

@@ -393,6 +393,7 @@ def test_what_is_trained_at_the_ends_is_refused_where_it_is_not_modelled() -> No
             {"lora": saved, "gpus": 2, "sharding": "zero2"},
             "lora.modules_to_save: given .lm_head. with shard",
         ),
+        ("torchtune", {"lora": {"init": "olora"}}, "lora.init: given 'olora' with trainer torchtune"),
         ("torchtune", {"lora": saved}, "lora.modules_to_save: given .lm_head. with trainer torchtune"),
     ):
         with pytest.raises(ScenarioError, match=words):

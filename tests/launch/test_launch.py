@@ -237,7 +237,7 @@ def test_a_message_cannot_end_its_placeholder() -> None:
 CHANGES: dict[str, Any] = {
     "model": "qwen2.5-7b", "gpus": 4, "method": "lora", "double_quantization": "other", "lora.rank": 8,
     "no_sync": False, "lora.targets": ["o_proj"], "lora.dropout": 0.25,
-    "lora.modules_to_save": ["lm_head"], "lora.dtype": "other", "precision": "bf16",
+    "lora.modules_to_save": ["lm_head"], "lora.init": "olora", "lora.dtype": "other", "precision": "bf16",
     "optimizer": "sgd", "optimizer_impl": "other", "sharding": "other", "offload.optimizer": True,
     "offload.parameters": True, "offload.activations": True, "grad_dtype": "fp32",
     "checkpointing": "other", "reentrant": {"checkpointing": "full", "reentrant": True},
@@ -312,7 +312,7 @@ def test_every_field_of_a_scenario_is_tried() -> None:
 
 
 # What only a note says, whatever the framework
-NOTED = {"expected_len", "logprob", "lora.dtype", "versions.transformers", "roles.reference.attention"}
+NOTED = {"expected_len", "logprob", "lora.dtype", "lora.init", "versions.transformers", "roles.reference.attention"}
 
 
 def altered(start: dict[str, Any]) -> set[str]:
