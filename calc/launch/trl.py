@@ -98,6 +98,8 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
         yield option("--max_length", s.seq_len)
     if s.task == "sft":
         yield option("--packing", s.packing)
+        if s.padding_free:
+            yield option("--padding_free", True)
     if s.task in ("dpo", "kto"):
         yield option("--precompute_ref_log_probs", not s.has("reference"))
 

@@ -751,3 +751,11 @@ def test_ligers_switch_has_its_losses_where_a_release_has_them() -> None:
         assert s.keeps.role("actor").scoring.kind != "fused-rows"
     assert run(task="sft", framework="trl==0.26.0", kernels="liger").keeps.role("actor").path == Path("fused")
     assert run(task="sft", framework="trl==1.16.0", kernels="liger").keeps.role("actor").path.kind == "tiled"
+
+
+def test_rows_without_padding_are_one_row_as_packs_are() -> None:
+    real: dict[str, Any] = {"task": "sft", "micro_batch": 8, "lengths": {"mean": 300, "longest": 900}}
+    free, packed = run(padding_free=True, **real), run(packing=True, **real)
+    assert free.held_len(8) == packed.held_len(8) < run(**real).held_len(8) == 900
+    assert free.architecture.end_to_end and free.architecture == packed.architecture
+    assert "--padding_free True" in launch(free).command

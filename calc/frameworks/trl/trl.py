@@ -55,14 +55,15 @@ BF16 = "0.19.0"  # bf16 is true unless fp16 is, since then
 
 
 def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
-    """The model as Transformers has it; packed rows lie end to end, and SDPA gets a mask of all their positions.
+    """The model as Transformers has it; rows without padding lie end to end, and SDPA gets a mask of their positions.
 
     Packs are `padding_free` since 0.19.0 (trainer/sft_trainer.py:394), and Transformers finds sequences by their
     positions since 4.53 (`masking_utils.py`, find_packed_sequence_indices).
     """
     published = as_published(architecture, values)
     told = at_least(str(values["version"]), "0.19.0") and at_least(str(values["versions.transformers"]), "4.53")
-    return replace(published, masked=True, end_to_end=True) if values["packing"] and told else published
+    joined = values["packing"] or values["padding_free"]
+    return replace(published, masked=True, end_to_end=True) if joined and told else published
 
 
 def nearest(version: str) -> str:
