@@ -10,9 +10,8 @@ from typing import Any, Literal, assert_never
 # The words of `Path`, explained there.
 LossKind = Literal[
     "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits", "ahead",
-    "fused", "cut", "tiled", "pieces", "divergence", "scalar", "vocab-parallel", "vocab-parallel-compiled",
-    "vocab-parallel-te", "vocab-parallel-softmax", "vocab-chunked",
-    "linear-entropy",
+    "fused", "fused-rows", "cut", "tiled", "pieces", "divergence", "scalar", "vocab-parallel",
+    "vocab-parallel-compiled", "vocab-parallel-te", "vocab-parallel-softmax", "vocab-chunked", "linear-entropy",
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
 Cut = Literal["", "slice", "unpad"]
@@ -54,13 +53,13 @@ class Path:
     `kind`: `cross-entropy` (a model's own loss, in fp32), `log-softmax` (of all logits, then gather), `selective` (row
     by row), `logsumexp` (gather minus logsumexp), `rows` (the same row by row), `flash` (a kernel that keeps its logits
     and writes one gradient), `chunked`, `chunked-logits` (torchtune's: all logits, each chunk cast for its own loss),
-    `ahead` (torchtitan's: chunks whose backward runs at once), `fused`, `cut` (cut-cross-entropy), `tiled`, `pieces`
-    (litgpt's), `divergence` (of a student's distributions from a teacher's), `scalar` (a value head, no vocabulary),
-    `vocab-chunked` (prime-rl's log-probabilities and entropies, from logits of some of the vocabulary at a time),
-    `vocab-parallel` (Megatron-core's, in fp32 over a rank's part of the vocabulary), `vocab-parallel-compiled` (the
-    same as compiled kernels), `vocab-parallel-te` (Transformer Engine's kernel), `vocab-parallel-softmax` (slime's,
-    log-probabilities and entropies of one softmax) and `linear-entropy` (verl's kernels, which make both from the
-    head's input).
+    `ahead` (torchtitan's: chunks whose backward runs at once), `fused`, `fused-rows` (Liger's of GRPO), `cut`
+    (cut-cross-entropy), `tiled`, `pieces` (litgpt's), `divergence` (of a student's distributions from a teacher's),
+    `scalar` (a value head, no vocabulary), `vocab-chunked` (prime-rl's log-probabilities and entropies, from logits of
+    some of the vocabulary at a time), `vocab-parallel` (Megatron-core's, in fp32 over a rank's part of the vocabulary),
+    `vocab-parallel-compiled` (the same as compiled kernels), `vocab-parallel-te` (Transformer Engine's kernel),
+    `vocab-parallel-softmax` (slime's, log-probabilities and entropies of one softmax) and `linear-entropy` (verl's
+    kernels, which make both from the head's input).
 
     `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides the logits,
     `view` in place through a view, `in-place`, or `copy`. `upcast`: the loss casts the logits, and meanwhile the
@@ -73,10 +72,10 @@ class Path:
     `held`: how long the caller's variables keep the outputs: to the end of `forward`, of another model's forward
     `inside` it, of `backward`, the `step`, the `next` forward, or, in a step of several micro-batches, of the `turn`
     after their own. `kept` is the share of the positions that enter the loss, where the others are cut off by a slice
-    after the head, or before the head (`tiled`). `tile` is the number of tokens whose logits `tiled` or `chunked` has
-    at once (0: an eighth of all), whose gradients `pieces` has, or which `divergence` compares at once, 0 for all.
-    `turns`: the number of such tiles of `divergence`, or of `fused` where it is not Liger's. For `ahead` `summed` has
-    the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for a
+    after the head, or before the head (`tiled`). `tile` is the number of tokens whose logits `tiled`, `fused-rows` or
+    `chunked` has at once (0: an eighth of all), whose gradients `pieces` has, or which `divergence` compares at once, 0
+    for all. `turns`: the number of such tiles of `divergence`, or of `fused` where it is not Liger's. For `ahead`
+    `summed` has the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for a
     `vocab-parallel` entropy, for `rows` and for `selective`, that the loss reads a copy of the logits; `apart` says
     that the entropy reads another. `compiled`: the loss runs in kernels that `torch.compile` has fused. `nll` is the
     share of the rows that enter a cross entropy of their own, beside their log-probabilities; `shift_copy` then says
@@ -119,7 +118,7 @@ class Path:
     def inside(self) -> bool:
         """True if the loss runs in the model's own forward, and not in a schedule that keeps outputs for a turn."""
         match self.kind:
-            case "cross-entropy" | "chunked" | "fused" | "cut" | "tiled" | "scalar":
+            case "cross-entropy" | "chunked" | "fused" | "fused-rows" | "cut" | "tiled" | "scalar":
                 return self.held != "turn" and not self.outside
             case (
                 "vocab-parallel"
@@ -193,6 +192,8 @@ class Role:
     `hooks`: checkpointing is switched on by Transformers, which makes input embeddings require a gradient then, and a
     vision tower's patches.
 
+    `keeps_originals`: modules of which copies are trained beside adapters stay on the GPU themselves.
+
     `streams`: how checkpoints leave for the host and come back, if they do: `each` on its own, `stash` (a few wait on
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
     leave). `pageable`: the copies lie in host memory that is not pinned.
@@ -232,6 +233,7 @@ class Role:
     varlen: bool = False
     handed: int = 1
     hooks: bool = True
+    keeps_originals: bool = True
     pipeline: tuple[int, int] = (0, 1)
     model: str = ""
     process: str = "trainer"

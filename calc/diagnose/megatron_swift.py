@@ -15,6 +15,7 @@ PROGRAM = re.compile(r"\bmegatron (pt|sft|rlhf)\b")
 TASKS = {command: task for task, command in COMMANDS.items() if command != "rlhf"}
 SWITCHES = {
     "packing": "packing",
+    "padding_free": "padding_free",
     "sequence_parallel": "sequence_parallel",
     "offload.optimizer": "optimizer_cpu_offload",
 }  # fmt: skip

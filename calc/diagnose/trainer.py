@@ -129,6 +129,7 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
         "reentrant": _reentrant(flags),
         "attention": _attention(flags),
         "packing": _packing(flags),
+        "padding_free": flags.switch("padding_free") if project in ("ms-swift", "trl") else None,
         "kernels": "liger" if flags.on(*LIGER, "liger_rms_norm") else None,
         "loss": "cut"
         if flags.on("cut_cross_entropy")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from calc.base.ledger import Line
 from calc.base.plan import Handed
-from calc.engines.replica import Holder, Moments, Replica, Where
+from calc.engines.replica import Holder, Moments, Replica, Where, largest
 from calc.memory import communication, gradients, optimizer, weights
 
 
@@ -27,13 +27,16 @@ class Plain(Holder):
         r = self.replica
         own = r.packed() if r.quantised else weights.weights(r.role, r.parameters, r.weight_bytes)
         adapter = [weights.adapter(r.role, r.adapter, r.adapter_bytes)] if r.adapter else []
-        return [own, *adapter, *self.tables()]
+        saved = [weights.saved(r.role, r.saved, r.saved_bytes)] if r.saved else []
+        return [own, *adapter, *saved, *self.tables()]
 
     def loading(self) -> Moments:
         """The weights are on the GPU; before, the last layer's experts are joined if they go into four bits whole."""
         r = self.replica
         if r.run.four_bit_experts == "whole":
             yield "experts before four bits", [*self.weights(), weights.stacked_experts(r.role, r.arch, r.run.compute)]
+        if starting := r.starting():
+            yield "adapters decomposed from weights", [*self.weights(), *starting]
         yield "weights on the GPU", self.weights()
 
     def states(self) -> list[Line]:
@@ -42,9 +45,10 @@ class Plain(Holder):
         if r.optimizer:
             if r.master_bytes:
                 lines.append(weights.master(r.role, r.trainable, r.master_bytes))
-            lines.append(optimizer.states(r.optimizer, r.role, r.trainable, r.step_bytes, r.trained_tensors))
-            if self.buckets:
-                lines.append(communication.ddp_buckets(r.role, r.trainable, r.grad_bytes))
+            for part in r.parts:
+                lines.append(optimizer.states(r.optimizer, r.role, part.elements, part.step, part.tensors))
+                if self.buckets:
+                    lines.append(communication.ddp_buckets(r.role, part.elements, part.grad))
         return lines
 
     def root(self) -> list[Line]:
@@ -60,12 +64,15 @@ class Plain(Holder):
             waiting = [] if where.segment == "end" else self.waiting_head(where, r.grad_bytes)
             return [*self.stepped_at_once(where), *waiting, *self.tied(where, r.grad_bytes)]
         if r.accumulates:
-            lines = [gradients.accumulated(r.role, r.trainable, r.grad_bytes)]
+            lines = [gradients.accumulated(r.role, part.elements, part.grad) for part in r.parts]
             if where.making:
-                lines.append(gradients.new(r.role, where.making, r.grad_bytes))
+                ends = r.saved and where.segment in ("head", "loss", "outside", "end")
+                lines.append(gradients.new(r.role, where.making, r.saved_bytes if ends else r.grad_bytes))
             lines += self.waiting_head(where, r.grad_bytes)
         else:
-            lines = [gradients.so_far(r.role, where.done, r.grad_bytes)] if where.done else []
+            whole = (where.root + (where.here if where.segment == "end" else 0)) if r.saved else 0
+            done = ((where.done - whole, r.grad_bytes), (whole, r.saved_bytes))
+            lines = [gradients.so_far(r.role, elements, b) for elements, b in done if elements]
         if r.accumulates and r.embedding_kept:
             lines.append(gradients.whole_embedding(r.role, r.embedding_kept, r.grad_bytes))
         lines += self.whole_embedding(where, r.grad_bytes)
@@ -78,8 +85,11 @@ class Plain(Holder):
         if r.in_backward:
             yield from self.last_step()
         elif r.optimizer:
-            kept = [gradients.accumulated(r.role, r.trainable, r.grad_bytes)]
-            passing = [optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.largest, r.step_bytes)]
+            kept = [gradients.accumulated(r.role, part.elements, part.grad) for part in r.parts]
+            passing = [
+                optimizer.step_scratch(r.optimizer, r.role, part.elements, largest(part.tensors), part.step)
+                for part in r.parts
+            ]
             if r.embedding_kept:
                 kept.append(gradients.whole_embedding(r.role, r.embedding_kept, r.grad_bytes))
                 # the own part is cut out and updates the moments, before anything else is computed from them

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal, NamedTuple, Protocol
 
 from calc.base.ledger import Line
@@ -13,6 +14,15 @@ from calc.memory.host import ROUNDED, HostAllocator
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
 from calc.models.architecture import Architecture, Head, Tensor, embedding_parameters
+
+
+class Part(NamedTuple):
+    """Trained `elements`, with bytes of a gradient and of what the optimizer steps in, and their `tensors`."""
+
+    elements: int
+    grad: int
+    step: int
+    tensors: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +38,8 @@ class Replica:
     `stays`: weights that FSDP gathers for the first micro batch of a step stay until the last, as do whole
     gradients. `pins`: the allocator of pinned host memory. `in_backward`: each parameter steps as soon as its
     gradient is there, which then goes. `streams` and `ends`: see `calc.base.plan.Role`. `gathers`: bytes of an
-    element that FSDP gathers of a layer, 0 for the compute type's.
+    element that FSDP gathers of a layer, 0 for the compute type's. `saved`: elements trained whole beside adapters.
+    `init`: the decomposition from which adapters start on the card, if any.
     """
 
     role: str
@@ -64,6 +75,8 @@ class Replica:
     gathers: int = 0
     cut_scales: bool = False
     ends: Ends = ""
+    saved: int = 0
+    init: Literal["", "pissa", "olora"] = ""
 
     def built(self, ranks: int) -> list[Line]:
         """Host memory of a node's `ranks` while they load; 4-bit weights go to the card one by one."""
@@ -82,10 +95,33 @@ class Replica:
         """True if FSDP 2 adds deferred gradients one by one, as they are made in the type in which it keeps them."""
         return self.defers and self.accumulates and self.reduce_bytes == self.run.compute
 
+    def starting(self) -> list[Line]:
+        """The largest decomposition of a weight from which an adapter starts, where the weight is on the card then."""
+        if not self.init or self.loads:
+            return []
+        pairs = self.parts[0].tensors
+        m, n = max([(b.shape[0], a.shape[1]) for a, b in zip(pairs[::2], pairs[1::2], strict=True)], key=prod)
+        return [weights.decomposed(self.role, self.init, m, n)]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of an element of what is trained whole beside adapters."""
+        return self.run.adapter.saved_b if self.run.adapter else 0
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The tensors that are trained, by the bytes of their elements: adapters, or all weights, and `saved` ones."""
+        own = self.trained_tensors[
+            : len(self.trained_tensors) - (len(self.run.adapter.saved) if self.run.adapter else 0)
+        ]
+        first = Part(self.trainable - self.saved, self.grad_bytes, self.step_bytes, own)
+        b = self.saved_bytes
+        return (first, Part(self.saved, b, b, self.trained_tensors[len(own) :])) if self.saved else (first,)
+
     def packed(self, shards: int = 1) -> Line:
         """The model in four bits, over `shards` GPUs."""
         experts, nested = self.run.four_bit_experts, self.run.nested
-        return weights.quantised(self.role, self.arch, self.head, self.weight_bytes, shards, experts=experts,
+        return weights.quantised(self.role, self.arch, self.parameters, self.weight_bytes, shards, experts=experts,
                                  nested=nested, cut_scales=self.cut_scales)  # fmt: skip
 
     def stored_as(self, own: Sequence[Tensor]) -> Iterator[tuple[float, Sequence[Tensor]]]:
@@ -113,7 +149,13 @@ class Replica:
 
         Autocast's cast has written it anew, or the loss makes it itself; else it is a view of a transposed product.
         """
-        return self.run.precision == "autocast" or self.path.kind in ("fused", "cut", "tiled", "vocab-chunked")
+        return self.run.precision == "autocast" or self.path.kind in (
+            "fused",
+            "fused-rows",
+            "cut",
+            "tiled",
+            "vocab-chunked",
+        )
 
     @property
     def embedding(self) -> int:
@@ -140,7 +182,12 @@ class Replica:
     @property
     def largest(self) -> int:
         """Elements of the largest trained tensor."""
-        return max([t.elements for t in self.trained_tensors], default=0)
+        return largest(self.trained_tensors)
+
+
+def largest(tensors: Iterable[Tensor]) -> int:
+    """Elements of the largest of these tensors, 0 of none."""
+    return max([t.elements for t in tensors], default=0)
 
 
 WEIGHTS = frozenset({"weights", "adapter"})

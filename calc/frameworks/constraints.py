@@ -9,9 +9,11 @@ from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.models.architecture import BEFORE
 from calc.models.kernels import SDPA_FLASH_HEAD, replaced
+from calc.models.lora import HEAD
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS, Generates
 
+ON_PEFT = ("transformers", "llamafactory", "axolotl", "ms-swift", "unsloth")  # trainers that call PEFT
 ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a model's own operations were read
 HYBRID = ("verl",)  # frameworks with which Megatron-core's hybrid device optimizer was read
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
@@ -484,6 +486,52 @@ def float8_fault(s: Scenario) -> Refusal | None:
     tokens = s.micro_batch * s.seq_len // s.context_parallel
     if s.float8 in BLOCKS and tokens % n:
         return Refusal("float8", f"{s.float8!r} with {tokens} tokens a GPU", f"with a multiple of {n}")
+    return None
+
+
+def saved_fault(s: Scenario) -> Refusal | None:
+    """The reason why no copies of modules are trained beside adapters, in one line, or None."""
+    if not s.lora or not s.lora.modules_to_save:
+        return None
+    field, asked = "lora.modules_to_save", f"[{', '.join(s.lora.modules_to_save)}]"
+    if s.framework not in ON_KERNELS or s.trainer not in ("own", *ON_PEFT) or s.task == "ppo":
+        return Refusal(field, f"{asked} with {_loop(s)}", "none; not modelled there")
+    if s.sharding not in ("none", "ddp") or s.together > 1:
+        return Refusal(field, f"{asked} with sharding {s.sharding}", "none, or with sharding none, ddp")
+    if s.precision == "fp16" and s.trainer != "unsloth":
+        return Refusal(field, f"{asked} with precision 'fp16'", "none, or with bf16; copies in fp32 are not modelled")
+    return None
+
+
+def head_fault(s: Scenario) -> Refusal | None:
+    """The reason why no adapter stands beside the head, in one line, or None: of losses that read its weight itself."""
+    if not s.lora or HEAD not in s.lora.modules:
+        return None
+    given = "lm_head"
+    if HEAD in s.lora.modules_to_save:
+        return Refusal("lora.targets", f"{given} with lora.modules_to_save {given}", "one of them")
+    if s.framework != "torch" or s.architecture.megatron:
+        return Refusal("lora.targets", f"{given} with {_loop(s)}", "any but the head; not modelled there")
+    if s.loss != "full":
+        return Refusal("lora.targets", f"{given} with loss {s.loss}", "any but the head, or with loss full")
+    if s.sharding not in ("none", "ddp") or s.together > 1:
+        return Refusal(
+            "lora.targets", f"{given} with sharding {s.sharding}", "any but the head, or with sharding none, ddp"
+        )
+    return None
+
+
+def init_fault(s: Scenario) -> Refusal | None:
+    """The reason why adapters do not start from a decomposition of weights, in one line, or None.
+
+    PEFT refuses PiSSA beside packed weights (0.14 `tuners/lora/layer.py`, `pissa_init`).
+    """
+    if not s.lora or s.lora.init == "random":
+        return None
+    if s.framework not in ON_KERNELS or s.trainer not in ("own", *ON_PEFT):
+        return Refusal("lora.init", f"{s.lora.init!r} with {_loop(s)}", "random")
+    if s.lora.init == "pissa" and s.method == "qlora":
+        return Refusal("lora.init", "'pissa' with method qlora", "random, olora")
     return None
 
 

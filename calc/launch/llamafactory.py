@@ -75,6 +75,10 @@ def settings(s: Scenario) -> dict[str, Any]:
             "lora_dropout": s.lora.dropout,
             "lora_target": "all" if isinstance(s.lora.targets, str) else ",".join(s.lora.targets),
         }
+        if s.lora.init == "pissa":
+            told |= {"pissa_init": True, "pissa_iter": -1}
+        if s.lora.modules_to_save:
+            told["additional_target"] = ",".join(s.lora.modules_to_save)
     if s.method == "qlora":
         told |= {"quantization_bit": 4, "double_quantization": s.double_quantization}
     return told
@@ -84,6 +88,7 @@ def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
     """Notes on the values that the reader fills in, and on fields that no key sets."""
     yield shell.needs("DATASET", "a name in dataset_info.json, whose folder dataset_dir names")
     yield from shell.of_files(s, files)
-    yield from shell.unsaid(s, *hugging_face.unsaid(s), *hugging_face.LIGER, "lora.dtype")
+    untold = ["lora.init"] if s.lora and s.lora.init == "olora" else []
+    yield from shell.unsaid(s, *hugging_face.unsaid(s), *hugging_face.LIGER, "lora.dtype", *untold)
     yield from shell.unsaid_of_roles(s)
     yield from shell.common_notes(s)

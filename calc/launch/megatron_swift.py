@@ -45,6 +45,7 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option("--target_modules", *([s.lora.targets] if isinstance(s.lora.targets, str) else s.lora.targets))
     yield option("--max_length", s.seq_len)
     yield option("--packing", s.packing)
+    yield option("--padding_free", s.padding_free)
     yield option("--micro_batch_size", s.micro_batch)
     yield option("--global_batch_size", s.global_batch)
     yield option("--sequence_parallel", s.sequence_parallel)

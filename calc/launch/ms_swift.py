@@ -58,6 +58,7 @@ def flags(s: Scenario) -> Iterator[Words]:
     yield option("--attn_impl", ATTENTION[s.attention])
     yield option("--max_length", s.seq_len)
     yield option("--packing", s.packing)
+    yield option("--padding_free", s.padding_free)
     yield option("--per_device_train_batch_size", s.micro_batch)
     yield option("--use_liger_kernel", s.loss == "fused" or s.kernels == "liger")
     for name, value in hugging_face.arguments(s).items():
@@ -72,6 +73,10 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option("--lora_rank", s.lora.rank)
         yield option("--lora_dropout", s.lora.dropout)
         yield option("--target_modules", *([s.lora.targets] if isinstance(s.lora.targets, str) else s.lora.targets))
+        if s.lora.init != "random":
+            yield option("--init_weights", s.lora.init)
+        if s.lora.modules_to_save:
+            yield option("--modules_to_save", *s.lora.modules_to_save)
         if s.lora.dtype == "bf16" and s.sharded.family != "zero":
             yield option("--lora_dtype", "bfloat16")
     if s.method == "qlora":

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from calc.base.optimizers import OPTIMIZERS
 from calc.launch import shell
 from calc.launch.shell import Launch, LaunchError, Placeholder, Words, option, word
+from calc.models.lora import HEAD
 from calc.scenario.scenario import Scenario
 
 FIRST = "0.6"
@@ -85,19 +86,20 @@ def overrides(s: Scenario) -> Iterator[Words]:
 
 
 def adapters(s: Scenario) -> Iterator[Words]:
-    """The overrides of the adapters; the MLP's three are adapted together, and nothing but linears of a layer."""
+    """The overrides of the adapters; the MLP's three are adapted together."""
     assert s.lora
     attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
     targets = [*attention, *MLP] if isinstance(s.lora.targets, str) else list(s.lora.targets)
     whole = MLP & {*targets}
-    if {*targets} - attention - MLP or (whole and whole != MLP) or not {*targets} & attention:
+    if {*targets} - attention - MLP - {HEAD} or (whole and whole != MLP) or not {*targets} & attention:
         raise LaunchError(
             f"lora.targets: given {', '.join(targets)}, allowed for a command of torchtune: products of attention, "
-            "with or without all three of the MLP"
+            "with or without all three of the MLP, and the head"
         )
     names = [OUTPUT.get(name, name) for name in ("q_proj", "k_proj", "v_proj", "o_proj") if name in targets]
     yield key("model.lora_attn_modules", f"[{','.join(names)}]")
     yield key("model.apply_lora_to_mlp", bool(whole))
+    yield key("model.apply_lora_to_output", HEAD in targets)
     yield key("model.lora_rank", s.lora.rank)
     yield key("model.lora_dropout", s.lora.dropout)
 

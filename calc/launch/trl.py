@@ -98,6 +98,8 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
         yield option("--max_length", s.seq_len)
     if s.task == "sft":
         yield option("--packing", s.packing)
+        if s.padding_free:
+            yield option("--padding_free", True)
     if s.task in ("dpo", "kto"):
         yield option("--precompute_ref_log_probs", not s.has("reference"))
 
@@ -113,6 +115,8 @@ def adapters(s: Scenario) -> Iterator[Words]:
         yield option(
             "--lora_target_modules", *([s.lora.targets] if isinstance(s.lora.targets, str) else s.lora.targets)
         )
+        if s.lora.modules_to_save:
+            yield option("--lora_modules_to_save", *s.lora.modules_to_save)
         if s.task == "rm":
             yield option("--lora_task_type", "SEQ_CLS")
 
@@ -285,7 +289,7 @@ def notes(s: Scenario, trainer: Scenario, files: Iterable[str]) -> Iterator[str]
 
 def unsaid(s: Scenario) -> Iterator[str]:
     """The fields that no flag of this job sets."""
-    yield "lora.dtype"
+    yield from ("lora.dtype", "lora.init")
     if s.sharded.family != "zero":
         yield "grad_dtype"
     if s.optimizer_impl not in OPTIMIZERS[s.optimizer].spelled.trl:

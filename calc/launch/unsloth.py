@@ -49,7 +49,7 @@ def settings(s: Scenario) -> dict[str, Any]:
         found["lora"] = {
             "lora_r": s.lora.rank,
             "lora_dropout": s.lora.dropout,
-            "target_modules": ",".join(s.lora.targets),
+            "target_modules": ",".join((*s.lora.targets, *s.lora.modules_to_save)),
         }
     return found
 
@@ -60,7 +60,7 @@ def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
     yield from shell.of_files(s, files)
     if not s.expandable_segments:
         yield "expandable_segments false: set PYTORCH_ALLOC_CONF yourself, or unsloth switches them on"
-    places = [*hugging_face.unsaid(s), "lora.dtype", "loss", "reentrant"]
+    places = [*hugging_face.unsaid(s), "lora.dtype", "lora.init", "loss", "reentrant"]
     # without flash-attn, xFormers or PyTorch's own keep the same
     yield from shell.unsaid(s, *places, *(["attention"] if s.attention == "eager" else []))
     yield from shell.common_notes(s)

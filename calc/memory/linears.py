@@ -10,9 +10,10 @@ from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.run import Run, biased, dimensions, elements, marks, symbol
 from calc.memory.weights import SCALE
 from calc.models.architecture import SCALES, LayerSpec
+from calc.models.lora import HEAD
 
 WIDTH = of(h=1)  # the residual stream
-UNADAPTED = ("lm_head", "score", "router")  # linears that PEFT leaves; Llama 4's router returns two tensors
+UNADAPTED = ("score", "router")  # linears that PEFT leaves; Llama 4's router returns two tensors
 OUTPUTS = ("lm_head", "score")  # the linears at the end of a model, whose weights an engine gathers
 # The linears that tensor parallelism cuts by outputs, and those that it cuts by inputs.
 COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "c_fc", "fc1", "lm_head"})
@@ -258,6 +259,8 @@ class Linears:
     def is_adapted(self, name: str) -> bool:
         """True if PEFT puts an adapter beside this linear; the head is never among `all-linear`."""
         targets = self.run.adapter.targets if self.run.adapter else ()
+        if name == HEAD:
+            return targets != "all-linear" and name in targets
         if name == "ssm_out_proj" and self.arch.ssm and not self.arch.ssm.adapted:
             return False
         own = name

@@ -88,6 +88,8 @@ class Head(Program):
                 return self.score(path)
             case "chunked" | "fused":
                 return self.in_chunks(path)
+            case "fused-rows":
+                return self.fused_rows(path)
             case "chunked-logits":
                 return self.of_chunks(path)
             case "ahead":
@@ -546,6 +548,21 @@ class Head(Program):
             tape.op("fused loss", [x], ONE, 4, saves=made, scratch=piece * (2 * c))
         return tape
 
+    def fused_rows(self, path: Path) -> Tape:
+        """Liger's loss of GRPO: forward makes the gradients of the input and of the head, a sequence at a time.
+
+        The head has one though it is frozen, and that of a sequence beside the sum. Compiled, a sequence has its logits
+        in the type of the model, over which their gradient is written, and zeros in fp32 into which that of the
+        log-probabilities is put. liger-kernel 0.6.4 `chunked_loss/fused_linear_ppo.py`, traced with torch 2.11.
+        """
+        tape, c, row = self.tape, self.c, Size({}, {"V": path.tile})
+        elements = self.elements["lm_head"] if self.run.trained else 0
+        head, kept = Size({}, {"W_lm_head": c}), WIDTH * path.kept
+        x = tape.op("lm_head", [self.input], kept, c, view=True, weight=elements)
+        within = max(row * 4, head, key=lambda size: amount(size, head_dimensions(self.run)).fixed)
+        tape.op("fused loss", [x], ONE, 4, saves=[Tensor(kept, c), Tensor(head, 1)], scratch=row * c + within)
+        return tape
+
     def of_tokens(self, path: Path) -> Tape:
         """TRL's `chunked_nll`: pieces of some tokens that count, each run again for its backward, with its entropy.
 
@@ -697,7 +714,7 @@ def _detached(x: Tensor) -> Tensor:
 
 def written(run: Run, path: Path, *, grad: bool = True, again: bool = False) -> Head:
     """The head of `run` with the loss of `path` on its tape; `again`: layers before it run again for backward."""
-    program = Head(run)
+    program = Head(run.head)
     # a tied head's gradient is the embedding's
     program.elements = {"lm_head": embedding_parameters(run.arch), "score": run.arch.hidden}
     program.grad, program.again = grad, again

@@ -45,7 +45,8 @@ class Adapter:
 
     `reads`: bytes of an element to which inputs are cast, those of a weight where it is 0. `joined`: under FSDP 1
     adapters are parts of their layer's flat parameter, so that its other weights get gradients, too. `whole`: with
-    sequence parallelism adapters of linears cut over ranks see all positions.
+    sequence parallelism adapters of linears cut over ranks see all positions. `saved`: modules trained whole beside
+    them, in `saved_b` bytes.
     """
 
     rank: int
@@ -55,6 +56,8 @@ class Adapter:
     reads: int = 0
     joined: bool = False
     whole: bool = False
+    saved: tuple[str, ...] = ()
+    saved_b: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,18 @@ class Run:
         `aten/src/ATen/autocast_mode.cpp`, `cached_cast`).
         """
         return self.copies and (self.trained or self.differentiable)
+
+    def saves(self, module: str) -> bool:
+        """True if a copy of the module is trained whole beside adapters: PEFT's modules_to_save."""
+        return self.adapter is not None and module in self.adapter.saved
+
+    @property
+    def head(self) -> Run:
+        """The settings with which the head runs: those of a trained one, where it is trained beside adapters."""
+        if not self.saves("lm_head") or self.adapter is None:
+            return self
+        wide = self.autocast and self.adapter.saved_b == 4
+        return replace(self, trained=True, precision="autocast-narrow" if wide else self.precision)
 
     @property
     def retains(self) -> bool:

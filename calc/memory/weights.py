@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Literal, assert_never
 
 from calc.base.ledger import Line
-from calc.models.architecture import Architecture, Head, Tensor, parameters, tensors
+from calc.models.architecture import Architecture, Tensor, tensors
 
 # routed experts in four bits: none, each of them three linears, or all of a layer's in two parameters
 Experts = Literal["", "linears", "whole"]
@@ -33,6 +33,25 @@ def weights(role: str, count: int, b: float, shards: int = 1, source: str = "wei
 def adapter(role: str, count: int, b: int, shards: int = 1) -> Line:
     """LoRA's matrices, `count` parameters of `b` bytes over `shards` GPUs."""
     return Line("adapter", role, b * count // shards, "b·A/N", {"b": b, "A": count, "N": shards}, "weights#lora")
+
+
+def decomposed(role: str, init: Literal["pissa", "olora"], m: int, n: int) -> Line:
+    """The decomposition of a weight of `m` by `n` from which an adapter starts, in fp32, on the card.
+
+    PiSSA has the weight, both factors of its singular value decomposition, the product of the adapter's matrices, and
+    what is left; OLoRA takes the product off in place (peft 0.14 `tuners/lora/layer.py`, `pissa_init`, `olora_init`).
+    What the solvers take besides is left out.
+    """
+    c = 3 if init == "pissa" else 2
+    values = {"c": c, "m": m, "n": n, "k": min(m, n)}
+    return Line(
+        "temporary", role, 4 * (c * m * n + min(m, n) * (m + n)), "4·(c·m·n + k·(m + n))", values, "weights#init"
+    )
+
+
+def saved(role: str, count: int, b: int) -> Line:
+    """The copies of embedding and head that PEFT trains whole beside adapters, `count` elements of `b` bytes."""
+    return Line("adapter", role, b * count, "b·A_w", {"b": b, "A_w": count}, "weights#saved")
 
 
 def tables(role: str, arch: Architecture, positions: int, b: int) -> Line:
@@ -79,7 +98,7 @@ def is_quantised(arch: Architecture, t: Tensor, experts: Experts) -> bool:
 def quantised(
     role: str,
     arch: Architecture,
-    head: Head,
+    total: int,
     rest_bytes: int,
     shards: int = 1,
     *,
@@ -87,13 +106,13 @@ def quantised(
     nested: bool = True,
     cut_scales: bool = False,
 ) -> Line:
-    """A model loaded in NF4: `P_4` elements in four bits, the rest in `rest_bytes`, over `shards` GPUs.
+    """A model of `total` elements in NF4: `P_4` of them in four bits, the rest in `rest_bytes`, over `shards` GPUs.
 
     `nested`: their scales are quantised, too. Scales are no parameter: every GPU has all of them, in the `quant_state`
     that a linear keeps beside its weight (bitsandbytes 0.50.2 `nn/modules.py:393`, :487-501). With `cut_scales` they
     are tensors within the weight, which is cut with them: torchao's NF4Tensor (`dtypes/nf4tensor.py`).
     """
-    four, total = quantised_elements(arch, experts=experts), parameters(arch, head=head)
+    four = quantised_elements(arch, experts=experts)
     if shards == 1 or cut_scales:
         values = {"P_4": four, "P": total, "b": rest_bytes, "n": NF4[nested], "N": shards}
         size, formula = int((NF4[nested] * four + rest_bytes * (total - four)) / shards), "(n·P_4 + b·(P - P_4))/N"

@@ -36,13 +36,14 @@ JOINED: Mapping[str, str] = {
     "out_proj": "out_proj",
 }
 LATENT = {"q_proj": "linear_q_proj"}
+HEAD = "lm_head"  # a linear below no layer, which is adapted where it is named alone
 
 
 def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str]) -> int:
     """The adapter parameters PEFT adds: rank · (inputs + outputs) for each adapted Linear.
 
-    `targets` is `all-linear` (every Linear but the head) or names matched as PEFT matches them: a module's whole name
-    or its end after a dot. Routed experts that Transformers 5 has fused are no Linears.
+    `targets` is `all-linear` (every Linear but the head) or names matched as PEFT matches them: a module's whole name,
+    the head's among them, or its end after a dot. Routed experts that Transformers 5 has fused are no Linears.
 
     Raises ConfigError for a name that matches no Linear, and for a rank below 1.
     """
@@ -100,6 +101,23 @@ def adapter_matrices(
         yield Tensor(f"{linear.name}.lora_B", (*each, linear.outputs, rank), count, kind, linear.kind)
 
 
+def head_matrices(arch: Architecture, rank: int, targets: str | Sequence[str]) -> tuple[Tensor, ...]:
+    """LoRA's two matrices beside the head, if `targets` names it."""
+    if isinstance(targets, str) or HEAD not in targets:
+        return ()
+    shapes = (rank, arch.hidden), (arch.vocab_part, rank)
+    return tuple(
+        [Tensor(f"{HEAD}.{name}", shape, 1, "linear", "head") for name, shape in zip("AB", shapes, strict=True)]
+    )
+
+
+def saved_modules(arch: Architecture, names: Sequence[str]) -> tuple[Tensor, ...]:
+    """The copies of embedding and head that PEFT trains whole beside adapters, a tied one of each."""
+    kinds = {"embed_tokens": ("embedding", "embed"), "lm_head": ("head", "head")}
+    shape = (arch.vocab_part, arch.hidden)
+    return tuple([Tensor(f"{name}.modules_to_save", shape, 1, *kinds[name]) for name in names])
+
+
 @lru_cache(maxsize=4096)
 def vision_matrices(arch: Architecture, rank: int, part: Literal["blocks", "projector"]) -> tuple[Tensor, ...]:
     """LoRA's two matrices for each linear of the vision tower's blocks, or of its projectors."""
@@ -119,6 +137,8 @@ def _lora_width(arch: Architecture, targets: str | tuple[str, ...]) -> int:
     if isinstance(targets, str) and targets != "all-linear":
         raise ConfigError("lora.targets", targets, f"all-linear or a list of {', '.join(names)}", near=["all-linear"])
     wanted = names if isinstance(targets, str) else targets
+    if HEAD in wanted:
+        found.append((1, Linear(HEAD, arch.hidden, arch.vocab_part, "head")))
 
     def matches(linear: Linear, target: object) -> bool:
         return f".{linear.name}".endswith(f".{target}")

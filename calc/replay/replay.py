@@ -129,7 +129,7 @@ def act(roles: Roles) -> Act | None:
 def _others(own: Placed, models: Callable[[int], Both]) -> tuple[Both, ...]:
     """The models in batches that are padded to their own longest sequence, where the lengths of the data are known."""
     s = own.s
-    if s.lengths is None or s.packing:
+    if s.lengths is None or s.unpadded:
         return ()
     lengths = in_turn(s.lengths, s.seq_len, own.role.rows)
     made = {length: models(length) for length in sorted(set(lengths))}

@@ -67,6 +67,8 @@ NEUTRAL: Mapping[str, Any] = {
     "expert_imbalance": 1,
     "on_policy": 0,
     "packing": False,
+    "lora.modules_to_save": (),
+    "lora.init": "random",
     "optimizer_in_backward": False,
     "offload.activations": False,
     "offload.fraction": 0.0,
@@ -300,6 +302,9 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         or rules.spread_fault(scenario)
         or rules.exchange_fault(scenario)
         or constraints.mask_fault(scenario)
+        or constraints.saved_fault(scenario)
+        or constraints.head_fault(scenario)
+        or constraints.init_fault(scenario)
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)
@@ -379,4 +384,5 @@ def _lora(values: Mapping[str, Any], architecture: Architecture) -> Lora | None:
     if values["method"] == "full":
         return None
     targets = rules.adapters(architecture, values["lora.rank"], values["lora.targets"])
-    return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), values["lora.dtype"], values["lora.units"])
+    how = values["lora.dtype"], values["lora.units"], tuple(values["lora.modules_to_save"]), values["lora.init"]
+    return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), *how)

@@ -2,7 +2,7 @@
 
 ms-swift's documentation counts its data sets, each sequence with its template, by Qwen2.5's tokenizer (commit
 3602360a56 `docs/source_en/Instruction/Supported-models-and-datasets.md`, column Statistic). Other tokenizers count
-otherwise: Llama's makes more of Chinese.
+otherwise: Llama's makes more of Chinese. Of preferences it counts a prompt with one of its answers.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ DATA_SETS: Mapping[str, DataSet] = {
     "firefly-train-1.1m": DataSet(1_649_399, 204.3, 9306),
     "function-calling-chatml": DataSet(112_958, 465.3, 6106),
     "lmsys-chat-1m": DataSet(166_211, 545.8, 219_116),
+    "hh-rlhf-cn": DataSet(362_909, 142.3, 1571),
     "longalpaca-12k": DataSet(11_998, 9941.8, 25_826),
     "longwriter-6k": DataSet(6000, 5009.0, 30_354),
     "magpie-qwen2-pro-200k-chinese": DataSet(200_000, 448.4, 4098),
@@ -42,12 +43,15 @@ DATA_SETS: Mapping[str, DataSet] = {
     "ms-bench": DataSet(316_820, 353.4, 2924),
     "open-platypus": DataSet(24_926, 389.0, 3153),
     "openo1-sft": DataSet(125_894, 1080.7, 11_637),
+    "orpo-dpo-mix-40k": DataSet(43_666, 938.1, 8483),
     "school-math-0.25m": DataSet(248_481, 158.8, 980),
     "self-cognition": DataSet(108, 58.9, 131),
     "sft-nectar": DataSet(131_201, 441.9, 3136),
+    "shareai-llama3-dpo-zh-en-emoji": DataSet(2449, 334.0, 1801),
     "sharegpt-gpt4": DataSet(103_329, 3476.6, 115_132),
     "train-0.5m-cn": DataSet(519_255, 128.4, 936),
     "tulu-v2-sft-mixture": DataSet(326_154, 523.3, 2549),
+    "ultrafeedback-binarized-preferences-cleaned-kto": DataSet(230_720, 471.5, 2232),
     "wizardlm-evol-instruct-v2-196k": DataSet(109_184, 483.3, 3735),
 }
 # other names of the same data: of Hugging Face's copy, of LLaMA-Factory's list

@@ -36,6 +36,7 @@ RL_FIELDS = ("prompt_len", "response_len", "rollout")
 ABSENT: Mapping[str, Any] = {
     "entropy_coeff": 0,
     "max_tokens_per_gpu": None,
+    "padding_free": False,
     "rollout.micro_batch": None,
     "rollout.max_tokens_per_gpu": None,
     "rollout.max_model_len": None,
@@ -614,7 +615,7 @@ def linear_fault(s: Scenario) -> Refusal | None:
     Transformers 5.23 `integrations/hub_kernels.py`, `use_kernel_func_from_hub_with_fallback`: "can't keep packed
     sequences apart without" the kernels.
     """
-    if s.architecture.recurrent and s.packing and s.linear_attention == "torch":
+    if s.architecture.recurrent and s.unpadded and s.linear_attention == "torch":
         return Refusal("linear_attention", "'torch' with packing", "fla; only its kernels keep sequences apart")
     return None
 

@@ -27,6 +27,7 @@ from calc.scenario.words import (
     SHARDED,
     TRAINED_ROLES,
     AdapterDtype,
+    AdapterInit,
     AdapterUnits,
     Attention,
     Checkpointing,
@@ -61,13 +62,18 @@ class ScenarioError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """Adapters beside frozen weights: `rank` r, the `targets` that get one, input `dropout`, format, FSDP unit."""
+    """Adapters beside frozen weights: `rank` r, the `targets` that get one, input `dropout`, format, FSDP unit.
+
+    `modules_to_save`: modules of which copies are trained whole. `init`: what adapters start from.
+    """
 
     rank: int
     targets: str | tuple[str, ...]
     dropout: float
     dtype: AdapterDtype
     units: AdapterUnits
+    modules_to_save: tuple[str, ...] = ()
+    init: AdapterInit = "random"
 
     @property
     def modules(self) -> str | tuple[str, ...]:
@@ -210,6 +216,7 @@ class Scenario:
     lengths: Lengths | None
     expected_len: int
     packing: bool
+    padding_free: bool
     expandable_segments: bool
     pinned_max_round_threshold_mb: int | None
     counts_prompts: bool
@@ -313,6 +320,11 @@ class Scenario:
         return max(1, min(held, -(-sequences // self.data_parallel)))
 
     @property
+    def unpadded(self) -> bool:
+        """True if the sequences of a batch lie end to end, packed or as they come."""
+        return self.packing or self.padding_free
+
+    @property
     def longest_len(self) -> int:
         """Tokens of the longest sequence: the cap, unless `lengths` say that the data has none so long."""
         return self.lengths.longest_below(self.seq_len) if self.lengths else self.seq_len
@@ -329,10 +341,10 @@ class Scenario:
     def held_len(self, rows: int) -> int:
         """Tokens of a sequence, padding included, in the fullest batch of `rows`, the whole batch over `rows`.
 
-        With packing each has its mean length, unless `lengths` say how full the fullest batch is; without, each is
+        Without padding each has its mean length, unless `lengths` say how full the fullest batch is; else each is
         padded to the longest. A dynamic batch is no fuller than its bound, but for a single sequence that is longer.
         """
-        if not self.packing:
+        if not self.unpadded:
             return self.longest_len
         if self.lengths is None:
             return self.expected_len
@@ -342,7 +354,7 @@ class Scenario:
 
     def computed_len(self, rows: int) -> float:
         """Tokens of a sequence in an average batch of `rows`, with its padding, which only `lengths` tell."""
-        if self.lengths is None or self.packing:
+        if self.lengths is None or self.unpadded:
             return self.expected_len
         return self.lengths.padded(self.seq_len, rows)
 
@@ -445,10 +457,8 @@ class Scenario:
         if differs.get("method") == "full":
             differs["lora"] = None
         elif lora:
-            targets = lora.get("targets")
-            differs["lora"] = replace(
-                self.lora or Lora(**lora), **lora | ({"targets": tuple(targets)} if isinstance(targets, list) else {})
-            )
+            lists = {name: tuple(value) for name, value in lora.items() if isinstance(value, list)}
+            differs["lora"] = replace(self.lora or Lora(**lora), **lora | lists)
         differs["architecture"] = self.architectures.get(name, self.architecture)
         if offload:
             differs["offload"] = replace(self.offload, **offload)
@@ -474,7 +484,8 @@ class Scenario:
             targets = self.lora.targets if isinstance(self.lora.targets, str) else list(self.lora.targets)
             data["lora"] = {
                 "rank": self.lora.rank, "targets": targets, "dropout": self.lora.dropout, "dtype": self.lora.dtype,
-                "units": self.lora.units,
+                "units": self.lora.units, "modules_to_save": list(self.lora.modules_to_save),
+                "init": self.lora.init,
             }  # fmt: skip
         for name in ("pipeline_layers", "recompute_modules"):
             data[name] = list(data[name]) if data[name] else None

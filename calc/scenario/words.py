@@ -24,6 +24,7 @@ Trainer = Literal[
 ]
 Method = Literal["full", "lora", "qlora"]
 AdapterDtype = Literal["fp32", "bf16"]
+AdapterInit = Literal["random", "pissa", "olora"]
 AdapterUnits = Literal["own", "layer"]
 Precision = Literal["bf16", "mixed", "fsdp-mixed", "autocast", "fp16", "fp32"]
 Layout = Literal["bf16", "mixed", "fsdp-mixed", "autocast", "fp32"]  # a precision without its 16-bit type

@@ -21,7 +21,7 @@ from calc.models.architecture import (
     layer_parameters,
     layer_tensors,
 )
-from calc.models.lora import adapter_matrices
+from calc.models.lora import adapter_matrices, head_matrices
 from calc.scenario.words import Checkpointing
 
 # Bytes that the embedding's backward takes for each element of the gradient, where it sorts tokens: see
@@ -111,15 +111,18 @@ def stack(
         last = layer == arch.layers - 1
         received = not arch.ends if last else run.retains
         order.append(kinds.setdefault((own, counted, received), len(kinds)))
-    table = embedding_parameters(arch) if run.trained else 0
-    embedding, norm = table * arch.embeds, arch.norm_elements * (run.trained and arch.ends)
-    head_trained = (arch.hidden if path.kind == "scalar" else table) * arch.ends
+    table = embedding_parameters(arch)
+    embedding = table * arch.embeds * (run.trained or run.saves("embed_tokens"))
+    norm = arch.norm_elements * (run.trained and arch.ends)
+    width = arch.hidden * run.trained if path.kind == "scalar" else table * run.head.trained
+    beside = sum(t.elements for t in head_matrices(arch, adapter.rank, adapter.targets)) if adapter else 0
+    head_trained = (width + beside) * arch.ends
     dims = dict(dimensions(arch, run.adapter.rank if run.adapter else 0))
     blocks = []
     for (own, counted, received), kind in kinds.items():
         count = order.count(kind)
         weights = layer_parameters(arch, own.spec) if within.trained else 0
-        adapters = trained // arch.layers if adapter else 0
+        adapters = (trained - table * len(adapter.saved) - beside) // arch.layers if adapter else 0
         segment = activations.layer(
             own.run(within), own.spec, first=own.first, counted=counted, received=received,
             selective=checkpointing == "selective", reentrant=run.reentrant and checkpointing == "full",
@@ -128,7 +131,7 @@ def stack(
         blocks.append(Block(segment, weights + adapters, count, handed, count - (order[-1] == kind)))
     stops = []
     # a tied head's gradient waits for the embedding's
-    tied = arch.tied and path.kind != "scalar"
+    tied = arch.tied and run.trained and path.kind != "scalar"
     fills = _filling([blocks[kind].trained for kind in order], norm if tied else head_trained + norm, bucket)
     for kind in range(len(blocks)):
         places = [n for n, k in enumerate(order) if k == kind]

@@ -31,7 +31,7 @@ from calc.memory.runtime import process, symmetric
 from calc.memory.weights import Experts
 from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors, vision_tensors
 from calc.models.kernels import SDPA_FLASH_HEAD, replaced
-from calc.models.lora import adapter_matrices, lora_parameters, vision_matrices
+from calc.models.lora import adapter_matrices, head_matrices, lora_parameters, saved_modules, vision_matrices
 from calc.models.slices import part, stage
 from calc.scenario.scenario import Rollout, Scenario
 from calc.scenario.words import Attention, ContextExchange, Float8, Generates, Layout
@@ -84,8 +84,9 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
 
 @lru_cache(maxsize=1024)
 def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> tuple[Tensor, ...]:
-    """LoRA's two matrices beside each adapted linear."""
-    return tuple(t for spec, n in layer_kinds(arch) for t in adapter_matrices(arch, spec, rank, targets, n))
+    """LoRA's two matrices beside each adapted linear, the head's first."""
+    layers = [t for spec, n in layer_kinds(arch) for t in adapter_matrices(arch, spec, rank, targets, n)]
+    return (*head_matrices(arch, rank, targets), *layers)
 
 
 def seeing_adapters(s: Scenario, arch: Architecture, rank: int) -> tuple[Tensor, ...]:
@@ -133,7 +134,10 @@ def adapter_of(s: Scenario, role: Role) -> Adapter:
     joined = s.lora.units == "layer"
     reads = 4 if gathers and s.sharding == "fsdp1" and role.wrapped and not joined else 0
     used = 2 if gathers else adapter_bytes(s)
-    return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, role.whole)
+    saved = s.lora.modules_to_save
+    # a copy in fp16 is made fp32: the loss scaler steps no fp16
+    wide = 4 if s.precision == "fp16" else FORMATS[s.layout][0]
+    return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, role.whole, saved, wide)
 
 
 def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run:
@@ -168,7 +172,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         rotates=s.apply_rope_fusion,
         exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
         single=arch.indexer is not None and max(role.rows, role.scoring_rows) == 1,
-        fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank)),
+        fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank) or "embed_tokens" in adapter.saved),
         quantised=s.method == "qlora",
         nested=s.double_quantization,
         # quantised in fp16 before 0.43, whatever is computed in: bitsandbytes nn/modules.py, Params4bit.cuda
@@ -228,15 +232,18 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     weight, grad, master, stepped = FORMATS[s.layout]
     count, elements, each = parameters(arch, head=head), 0, weight
     changed: tuple[Tensor, ...] = ()
-    vision = 0
+    vision = saved = 0
     trained = trained and s.optimizer != "none"
     if run.adapter:
         each = adapter_bytes(s)
         rank, targets = run.adapter.rank, run.adapter.targets
         seeing = seeing_adapters(s, arch, rank)
         vision = sum(t.elements * t.count for t in seeing)
-        elements = lora_parameters(arch, rank, targets) + vision
-        changed = (*adapter_tensors(arch, rank, targets), *seeing)
+        copies = saved_modules(arch, run.adapter.saved)
+        saved = sum(t.elements for t in copies)
+        elements = lora_parameters(arch, rank, targets) + vision + saved
+        changed = (*adapter_tensors(arch, rank, targets), *seeing, *copies)
+        count -= 0 if role.keeps_originals else saved
         grad, stepped = each, stepped if master else each
         master = master if each == 2 else 0
     elif trained:
@@ -255,7 +262,9 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         weight_bytes=weight,
         quantised=run.quantised,
         cut_scales=role.cut_scales,
-        adapter=elements if run.adapter else 0,
+        adapter=elements - saved if run.adapter else 0,
+        saved=saved,
+        init=s.lora.init if run.adapter and s.lora and s.lora.init != "random" else "",
         vision_adapter=vision,
         adapter_bytes=each,
         trainable=(elements or count) if trained else 0,

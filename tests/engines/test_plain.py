@@ -155,3 +155,28 @@ def test_more_ranks_change_nothing_under_ddp(drawn: Scenario) -> None:
     s = under(drawn, "ddp")
     more = replace(s, gpus=2 * s.gpus, global_batch=2 * s.global_batch)
     assert engine_of(s).resident() == engine_of(more).resident()
+
+
+def test_modules_saved_beside_adapters_have_gradients_and_states_of_their_own() -> None:
+    """Copies of embedding and head in bf16, V·h each, beside fp32 adapters of rank 8 on q: 2 + 2 + 4 bytes, and 16."""
+    own: dict[str, object] = {"rank": 8, "targets": ["q_proj"], "dtype": "fp32"}
+    e = plain(method="lora", lora={**own, "modules_to_save": ["embed_tokens", "lm_head"]})
+    adapters = 32 * 8 * (4096 + 4096)
+    assert total(e.weights(), "adapter") == 4 * adapters + 2 * 2 * VH
+    assert total(e.weights(), "weights") == 2 * P  # the frozen ones stay
+    assert total(e.states(), "optimizer_states") == 8 * adapters + 4 * 2 * VH
+    ((_, lines),) = e.stepping()
+    assert total(lines, "gradients") == 4 * adapters + 2 * 2 * VH
+    assert total(e.at(head())) == 2 * VH
+    assert plain(method="lora", lora=own).replica.saved == 0
+
+
+def test_adapters_that_start_from_a_decomposition_have_the_largest_weight_in_fp32_while_they_load() -> None:
+    """Of 14,336 by 4,096: PiSSA has three of its size and both factors, 4,096 · (14,336 + 4,096); OLoRA has two."""
+    for init, times in (("pissa", 3), ("olora", 2)):
+        (name, lines), (_, after) = plain(method="lora", lora={"rank": 8, "init": init}, trainer="ms-swift").loading()
+        assert name == "adapters decomposed from weights"
+        made = 4 * (times * 14_336 * 4096 + 4096 * (14_336 + 4096))
+        assert total(lines) - total(after) == total(lines, "temporary") == made
+    assert len(list(plain(method="lora", lora={"rank": 8}, trainer="ms-swift").loading())) == 1
+    assert len(list(plain(method="lora", lora={"rank": 8, "init": "pissa"}, trainer="transformers").loading())) == 1

@@ -392,6 +392,7 @@ TRL = (
     Row("seq_len", moved("orpo", "max_length", "0.8.2", "0.26.0"), LENGTH, scripts=("orpo",)),
     Row("seq_len", moved("cpo", "max_length", "0.9.6", "0.26.0"), LENGTH, scripts=("simpo",)),
     Row("packing", of("packing", since_0_9_2=SFT), scripts=("sft",)),
+    Row("padding_free", of("padding_free", since_0_24_0=SFT), scripts=("sft",)),
     Row("offload.activations", of("activation_offloading", since_0_18_0=SFT), NEVER, scripts=("sft",)),
     # what TrainingArguments have until a configuration says otherwise
     Row("checkpointing", of("gradient_checkpointing", since_0_22_0=SFT, since_0_29_0=BASE), FULL, scripts=("sft",)),

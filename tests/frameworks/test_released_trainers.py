@@ -162,6 +162,7 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
         ),
         Row("on_policy", swift(*(f"{at}/rlhf_args.py:lmbda" for at in (OLD, NEW))), task="gkd"),
         Row("packing", swift(f"{OLD}/base_args/base_args.py:packing", f"{NEW}/base_args/base_args.py:packing")),
+        Row("padding_free", swift(*(f"{at}/base_args/template_args.py:padding_free" for at in (OLD, NEW)))),
         Row("lora.rank", swift(f"{OLD}/tuner_args.py:lora_rank", f"{NEW}/tuner_args.py:lora_rank"), {}, LORA),
         Row("lora.dropout", swift(f"{OLD}/tuner_args.py:lora_dropout", f"{NEW}/tuner_args.py:lora_dropout"), {}, LORA),
         Row(
@@ -176,6 +177,10 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
         Row("loss", megatron("cross_entropy_loss_fusion"), {False: "full", True: "fused"}),
         Row("attention", megatron("attention_backend")),
         Row("sequence_parallel", megatron("sequence_parallel")),
+        Row(
+            "padding_free",
+            megatron("padding_free", "ExtraMegatronArguments") | {"4.6.0": megatron("padding_free")["4.6.0"]},
+        ),
         Row("expert_tensor_parallel", megatron("expert_tensor_parallel_size")),
         Row("lora.rank", megatron("lora_rank", "MegatronTunerMixin"), {}, LORA),
         Row("lora.dropout", megatron("lora_dropout", "MegatronTunerMixin"), {}, LORA),

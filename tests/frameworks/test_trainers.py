@@ -12,6 +12,8 @@ from calc.base.plan import Path
 from calc.estimate.estimate import estimate
 from calc.frameworks.torch.trainers import torchtune
 from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, TRAINERS
+from calc.models.architecture import parameters
+from calc.models.lora import adaptable_names
 from calc.resolve.parse import parse
 from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError
 from calc.scenario.words import RL, Trainer
@@ -179,6 +181,9 @@ def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], 
     [
         ("torchtune", {}, Path("chunked-logits")),
         ("torchtune", {"loss": "full"}, Path("cross-entropy", head_fp32=True, outside=True)),
+        # before 0.3.0 a copy without the last position, which stays a variable
+        ("torchtune", {"loss": "full", "versions__torchtune": "0.2"},
+         Path("cross-entropy", head_fp32=True, outside=True, shift_copy=True, held="step")),
         ("torchtune", {"task": "dpo", "seq_len": 512},
          Path("log-softmax", head_fp32=True, scaled="copy", kept=511 / 512)),
         ("torchtitan", {}, Path("ahead", summed=4, copied=True)),
@@ -353,3 +358,43 @@ def test_deepspeed_has_the_sizes_of_the_file_that_a_trainer_ships(
     config = parse({**own, "trainer": trainer, "sharding": sharding}).keeps.deepspeed
     assert config
     assert (config.reduce_bucket, config.persistence_threshold, config.overlap_comm) == (bucket, persistent, overlaps)
+
+
+def test_unsloth_runs_copies_of_phi_whose_projections_are_apart() -> None:
+    own, published = run("unsloth", model="phi-3-mini").architecture, run("own", model="phi-3-mini").architecture
+    assert adaptable_names(own) == adaptable_names(run("own", model="llama-2-7b").architecture)
+    assert adaptable_names(published) == ["down_proj", "gate_up_proj", "o_proj", "qkv_proj"]
+    assert parameters(own) == parameters(published)
+
+
+def test_a_batch_without_padding_has_the_tokens_of_its_sequences() -> None:
+    """Of eight sequences of 300 tokens on average and 1,800 at most, padded ones are all as long as the longest."""
+    real = {"micro_batch": 8, "lengths": {"mean": 300, "longest": 1800}, "attention": "flash"}
+    padded, free = (run("ms-swift", padding_free=on, **real) for on in (False, True))
+    assert padded.held_len(8) == 1800
+    assert 300 < free.held_len(8) == run("ms-swift", packing=True, **real).held_len(8) < 900
+    assert run("megatron-swift", micro_batch=8, lengths=real["lengths"]).held_len(8) == free.held_len(8)
+    with pytest.raises(ScenarioError, match="padding_free: given true with attention 'sdpa', allowed"):
+        run("ms-swift", padding_free=True)
+    with pytest.raises(ScenarioError, match="padding_free: given true, allowed"):
+        run("own", padding_free=True)
+
+
+def test_what_is_trained_at_the_ends_is_refused_where_it_is_not_modelled() -> None:
+    named = {"rank": 8, "targets": ["q_proj", "lm_head"]}
+    assert run("torchtune", method="lora", lora=named, loss="full").lora
+    saved = {"rank": 8, "modules_to_save": ["lm_head"]}
+    for trainer, fields, words in (
+        ("torchtune", {"lora": named}, "lora.targets: given lm_head with loss chunked"),
+        ("own", {"lora": named, "gpus": 2, "sharding": "fsdp2"}, "lora.targets: given lm_head with sharding fsdp2"),
+        ("own", {"lora": {**named, **saved}}, "lora.targets: given lm_head with lora.modules_to_save lm_head"),
+        (
+            "ms-swift",
+            {"lora": saved, "gpus": 2, "sharding": "zero2"},
+            "lora.modules_to_save: given .lm_head. with shard",
+        ),
+        ("torchtune", {"lora": {"init": "olora"}}, "lora.init: given 'olora' with trainer torchtune"),
+        ("torchtune", {"lora": saved}, "lora.modules_to_save: given .lm_head. with trainer torchtune"),
+    ):
+        with pytest.raises(ScenarioError, match=words):
+            run(trainer, method="lora", **fields)

@@ -740,3 +740,22 @@ def test_packed_rows_are_one_row_under_a_mask(version: str, transformers: str, j
     assert (s.architecture.masked, s.architecture.end_to_end) == (joined, joined)
     batch = Roles(s).batch(s, 8)
     assert batch == (16_384, 16_384 if joined else 2048)
+
+
+def test_ligers_switch_has_its_losses_where_a_release_has_them() -> None:
+    """SFT: the model's own forward; GRPO: a loss of TRL's own from 0.25.0 to 1.13, a completion at a time."""
+    sizes = {"prompt_len": 512, "response_len": 256}
+    for version, own in ("0.24.0", False), ("0.25.0", True), ("1.10.0", True), ("1.14.0", False):
+        s = run(task="grpo", framework=f"trl=={version}", kernels="liger", **sizes)
+        assert (s.keeps.role("actor").path == Path("fused-rows", kept=1 / 3, tile=256)) is own
+        assert s.keeps.role("actor").scoring.kind != "fused-rows"
+    assert run(task="sft", framework="trl==0.26.0", kernels="liger").keeps.role("actor").path == Path("fused")
+    assert run(task="sft", framework="trl==1.16.0", kernels="liger").keeps.role("actor").path.kind == "tiled"
+
+
+def test_rows_without_padding_are_one_row_as_packs_are() -> None:
+    real: dict[str, Any] = {"task": "sft", "micro_batch": 8, "lengths": {"mean": 300, "longest": 900}}
+    free, packed = run(padding_free=True, **real), run(packing=True, **real)
+    assert free.held_len(8) == packed.held_len(8) < run(**real).held_len(8) == 900
+    assert free.architecture.end_to_end and free.architecture == packed.architecture
+    assert "--padding_free True" in launch(free).command

@@ -236,12 +236,14 @@ def test_a_message_cannot_end_its_placeholder() -> None:
 # What each field becomes; jobs are the first of its framework that can have it. Roles are described by the same fields.
 CHANGES: dict[str, Any] = {
     "model": "qwen2.5-7b", "gpus": 4, "method": "lora", "double_quantization": "other", "lora.rank": 8,
-    "no_sync": False, "lora.targets": ["o_proj"], "lora.dropout": 0.25, "lora.dtype": "other", "precision": "bf16",
+    "no_sync": False, "lora.targets": ["o_proj"], "lora.dropout": 0.25,
+    "lora.modules_to_save": ["lm_head"], "lora.init": "olora", "lora.dtype": "other", "precision": "bf16",
     "optimizer": "sgd", "optimizer_impl": "other", "sharding": "other", "offload.optimizer": True,
     "offload.parameters": True, "offload.activations": True, "grad_dtype": "fp32",
     "checkpointing": "other", "reentrant": {"checkpointing": "full", "reentrant": True},
     "attention": "sdpa", "kernels": "liger", "logprob": "selective", "micro_batch": 4,
     "global_batch": 128, "seq_len": 777, "prompt_len": 777, "response_len": 777, "expected_len": 99, "packing": True,
+    "padding_free": {"padding_free": True, "attention": "flash"},
     "rollout.engine": "hf", "rollout.tensor_parallel": 4, "rollout.gpu_memory_utilization": 0.4, "rollout.n": 8,
     "rollout.sleep": "other", "rollout.layered_summon": True, "rollout.micro_batch": 8, "rollout.batch": 128,
     "max_tokens_per_gpu": 16_384, "entropy_coeff": 0.01, "on_policy": 0.25,
@@ -311,7 +313,7 @@ def test_every_field_of_a_scenario_is_tried() -> None:
 
 # What only a note says, whatever the framework
 NOTED = {
-    "expected_len", "rollout.expected_len", "logprob", "lora.dtype", "versions.transformers",
+    "expected_len", "rollout.expected_len", "logprob", "lora.dtype", "lora.init", "versions.transformers",
     "roles.reference.attention",
 }  # fmt: skip
 

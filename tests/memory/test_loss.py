@@ -13,7 +13,8 @@ from calc.base.plan import Path
 from calc.catalog.catalog import load
 from calc.frameworks.openrlhf.openrlhf import loss_path
 from calc.memory.loss import Head, head, sliced, written
-from calc.memory.run import Run
+from calc.memory.run import Adapter, Run
+from calc.models.lora import lora_parameters
 from calc.models.slices import part
 
 LLAMA = load().model("llama-3-8b").architecture
@@ -741,6 +742,25 @@ def test_fp32_logits_are_copied_where_the_softmax_is_given_a_slice() -> None:
     path = Path("cross-entropy", upcast=True)
     assert "logits: shift" in ops(path, precision="fp32")
     assert "logits: shift" not in ops(path)
+
+
+def test_ligers_loss_of_grpo_makes_the_gradient_of_a_head_that_is_frozen() -> None:
+    """Of 256 tokens, a third of all: logits in 16 bits, then 4 bytes each or a second gradient of the head."""
+    (op,) = [op for op in tape(Path("fused-rows", kept=1 / 3, tile=256), trained=False).ops if op.name == "fused loss"]
+    assert [(t.size.tokens, t.size.fixed) for t in op.saves] == [({"h": 2 / 3}, {}), ({}, {"W_lm_head": 2})]
+    assert op.scratch.fixed == {"V": 512, "W_lm_head": 2}  # 2 · 4096 · V is more than 4 · 256 · V
+    (long,) = [op for op in tape(Path("fused-rows", tile=4096)).ops if op.name == "fused loss"]
+    assert long.scratch.fixed == {"V": 6 * 4096}
+
+
+def test_an_adapter_stands_beside_a_head_that_is_named_alone() -> None:
+    """Of rank 8: 8 · (4096 + V) elements; `all-linear` leaves the head as it is."""
+    own = {"trained": False, "adapter": Adapter(8, ("q_proj", "lm_head"), False, 2)}
+    made = tape(Path("cross-entropy"), **own)
+    assert sum(op.weight for op in made.ops) == 8 * (4096 + 128_256)
+    every = tape(Path("cross-entropy"), trained=False, adapter=Adapter(8, "all-linear", False, 2))
+    assert sum(op.weight for op in every.ops) == 0
+    assert lora_parameters(LLAMA, 8, ["q_proj", "lm_head"]) == 8 * (32 * 2 * 4096 + 4096 + 128_256)
 
 
 def test_a_fused_loss_in_fp32_passes_two_fp32_hidden_states() -> None:

@@ -12,6 +12,7 @@ from jobs import VH, P, engine_of, job, replica_of, under
 from calc.base.ledger import total
 from calc.catalog.catalog import load
 from calc.memory import weights
+from calc.models.architecture import parameters
 from calc.scenario.scenario import ScenarioError
 from calc.step.placement import engine
 
@@ -42,7 +43,7 @@ def test_nf4_takes_4_127_bits() -> None:
 def test_scales_that_are_not_quantised_take_half_a_bit() -> None:
     """32 bits a block of 64, bitsandbytes' own default: 4.5 bits, a tenth more."""
     assert 8 * weights.NF4[False] == 4.5
-    line = weights.quantised("actor", LLAMA, "lm", 2, nested=False)
+    line = weights.quantised("actor", LLAMA, parameters(LLAMA), 2, nested=False)
     assert line.bytes == int(0.5625 * LINEAR + 2 * (P - LINEAR))
 
 
@@ -50,7 +51,7 @@ def test_four_bits_are_for_linears_inside_the_layers_alone() -> None:
     """`get_keys_to_not_convert` leaves the head; embeddings and norms are no Linear: V·h twice, 65 norms of 4,096."""
     assert weights.quantised_elements(LLAMA) == LINEAR
     assert P - LINEAR == 2 * VH + 65 * 4096
-    line = weights.quantised("actor", LLAMA, "lm", 2)
+    line = weights.quantised("actor", LLAMA, parameters(LLAMA), 2)
     assert line.bytes == int(weights.NF4[True] * LINEAR + 2 * (P - LINEAR))
 
 
@@ -60,7 +61,7 @@ def test_routed_experts_are_not_quantised() -> None:
     mixtral = load().model("mixtral-8x7b").architecture
     attention = 32 * (2 * 4096**2 + 2 * 1024 * 4096)
     assert weights.quantised_elements(mixtral) == attention
-    found = weights.quantised("actor", mixtral, "lm", 2).bytes
+    found = weights.quantised("actor", mixtral, parameters(mixtral), 2).bytes
     assert found == int(weights.NF4[True] * attention + 2 * (46_702_792_704 - attention))
 
 
@@ -93,9 +94,9 @@ def test_a_shard_is_rounded_down_to_whole_bytes() -> None:
     for line in (weights.adapter("actor", 7, 2, 4), weights.master("actor", 7, 2, 4)):
         assert (line.bytes, type(line.bytes)) == (3, int)
     cut, scales = LINEAR / 2 + 2 * (P - LINEAR), (weights.NF4[True] - 0.5) * LINEAR
-    assert weights.quantised("actor", LLAMA, "lm", 2, 7).bytes == int(cut / 7 + scales)
+    assert weights.quantised("actor", LLAMA, parameters(LLAMA), 2, 7).bytes == int(cut / 7 + scales)
     assert weights.scales("actor", LLAMA).bytes == int(scales)
-    tuned = weights.quantised("actor", LLAMA, "lm", 2, 7, cut_scales=True)
+    tuned = weights.quantised("actor", LLAMA, parameters(LLAMA), 2, 7, cut_scales=True)
     assert tuned.bytes == int((cut + scales) / 7)
 
 

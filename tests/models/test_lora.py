@@ -43,7 +43,7 @@ def test_lora_by_hand() -> None:
     ("targets", "named"),
     [
         (["q_prj"], "did you mean 'q_proj'?"), (["proj"], "allowed: down_proj, gate_proj"),
-        ("all-linaer", "did you mean 'all-linear'?"), (["q_proj", "lm_head"], "given 'lm_head'"),
+        ("all-linaer", "did you mean 'all-linear'?"), (["q_proj", "lm_heads"], "given 'lm_heads'"),
     ],
 )  # fmt: skip
 def test_a_target_that_no_module_has(targets: Any, named: str) -> None:

@@ -15,10 +15,22 @@ from calc.base.versions import at_least
 from calc.frameworks import trainer
 from calc.scenario.scenario import Scenario
 
+# Liger's losses, by task: the releases that have `use_liger_kernel` swap them in, up to the one named last
+LIGER = {"sft": ("0.12.0", "1.15.0"), "grpo": ("0.25.0", "1.14.0")}
 SELECTIVE, KERNEL, FOLDED = "0.15.0", "1.14.0", "1.15.0"  # the releases in which the way changed for all trainers
 TILE = 4096  # tokens whose logits exist at once, at most (kernels/chunked_logprob.py)
 TURN = 128  # tokens whose entropies are computed at once, since 0.23.0 (trainer/utils.py)
 PIECE = 256  # tokens of a chunk of `chunked_nll` (trainer/sft_trainer.py of 1.7.0)
+
+
+def by_liger(task: str, version: str, kernels: str) -> bool:
+    """True if Liger computes the loss of a trainer of this release.
+
+    Transformers' Trainer patches the model's own (trainer/sft_trainer.py), GRPOTrainer calls one for all completions
+    (`compute_liger_loss`, trainer/grpo_trainer.py of 0.25.0); 1.14.0 and 1.15.0 have losses of their own in its place.
+    """
+    first, end = LIGER.get(task, ("", ""))
+    return kernels == "liger" and bool(first) and at_least(version, first) and not at_least(version, end)
 
 
 def wide(s: Scenario) -> bool:
@@ -51,9 +63,12 @@ def sft(s: Scenario) -> Path:
 
     0.15.0 and 0.15.1 gather these copies of all ranks (trainer/sft_trainer.py, `compute_loss`). 0.22.0 adds entropies,
     of one row at a time, which takes three more of it; since 0.23.0 of 128 tokens. 1.6.0 reads a slice, which the
-    entropies copy where there are several rows. 1.7.0 cuts the loss into pieces of 256 tokens.
+    entropies copy where there are several rows. 1.7.0 cuts the loss into pieces of 256 tokens. Of Liger's
+    loss there are no logits to measure.
     """
     version, b = s.framework_version, width(s)
+    if by_liger("sft", version, s.kernels):
+        return Path("fused")
     if at_least(version, FOLDED):
         return folded(s)
     if at_least(version, "1.7.0"):
@@ -163,6 +178,13 @@ def compared(s: Scenario) -> Path:
     """The path of GKDTrainer: the student's whole logits, which wait for the teacher's (experimental/gkd/)."""
     kept = trainer.predicting(s)
     return Path("divergence", head_fp32=wide(s), kept=kept, held="inside")
+
+
+def trained(s: Scenario) -> Path:
+    """The path of the policy that GRPOTrainer trains, which Liger may compute one completion at a time."""
+    if by_liger("grpo", s.framework_version, s.kernels):
+        return Path("fused-rows", kept=s.response_len / s.seq_len, tile=s.response_len)
+    return grpo(s, s.rows)
 
 
 def grpo(s: Scenario, rows: int) -> Path:

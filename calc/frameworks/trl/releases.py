@@ -92,6 +92,7 @@ DEFAULTS = Table(
     Default("logprob", FIRST, "selective", "row by row (trainer/grpo_trainer.py:353 of 0.14.0)", ("grpo",)),
     Default("logprob", "1.15.0", "logsumexp", "a logsumexp over the tiles (kernels/chunked_logprob.py)", ("grpo",)),
     Default("packing", FIRST, False, "packing false (trainer/sft_config.py)"),
+    Default("padding_free", "0.24.0", False, "padding_free false (trainer/sft_config.py:204)", ("sft",)),
     Default("on_policy", FIRST, 0, "nothing is generated, but in GKD and RL"),
     Default("on_policy", FIRST, 0.5, "lmbda (experimental/gkd/gkd_config.py:59)", ("gkd",)),
 )  # fmt: skip

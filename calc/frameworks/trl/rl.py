@@ -248,7 +248,7 @@ def grpo(s: Scenario, trained: Mapping[str, Any], deepspeed: DeepSpeed | None) -
     # labels of the prompt are -100: only the completion is scored (trainer/grpo_trainer.py:1498)
     path = paths.grpo(s, s.rows)
     root = s.sharding == "fsdp1"
-    actor = Role("actor", path, path, s.rows, s.rows, root_stays=root, **trained)
+    actor = Role("actor", paths.trained(s), path, s.rows, s.rows, root_stays=root, **trained)
     completions = s.rollout.batch * s.rollout.n // s.gpus_of(s.group("actor"))  # of one GPU
     at_once = completions if at_least(version, AT_ONCE) else s.rows
     others = [reference(s, path)] if s.has("reference") else []

@@ -55,14 +55,15 @@ BF16 = "0.19.0"  # bf16 is true unless fp16 is, since then
 
 
 def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
-    """The model as Transformers has it; packed rows lie end to end, and SDPA gets a mask of all their positions.
+    """The model as Transformers has it; rows without padding lie end to end, and SDPA gets a mask of their positions.
 
     Packs are `padding_free` since 0.19.0 (trainer/sft_trainer.py:394), and Transformers finds sequences by their
     positions since 4.53 (`masking_utils.py`, find_packed_sequence_indices).
     """
     published = as_published(architecture, values)
     told = at_least(str(values["version"]), "0.19.0") and at_least(str(values["versions.transformers"]), "4.53")
-    return replace(published, masked=True, end_to_end=True) if values["packing"] and told else published
+    joined = values["packing"] or values["padding_free"]
+    return replace(published, masked=True, end_to_end=True) if joined and told else published
 
 
 def nearest(version: str) -> str:
@@ -107,6 +108,8 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
         "no_sync": trainer.reduces_once(sharding, known),
         "reentrant": reentrant(version, known, peft_in_shards=adapters and sharding == "zero3"),
     }
+    if paths.by_liger(task, version, str(given.get("kernels", "eager"))):
+        values["loss"] = "fused"
     if adapters:
         # peft makes adapters fp32; DeepSpeed casts them, under ZeRO-3 the trainers ask for the base's type, and those
         # of a 4-bit base are cast to bf16 (trainer/grpo_trainer.py, __init__)
@@ -158,7 +161,7 @@ def refuse(s: Scenario) -> Refusal | None:
         return _absent(s)
     if s.task == "rm" and s.architecture.family in UNSCORED:
         return Refusal("model", f"{s.model!r} for rm", "one that Transformers can make score sequences", "with trl")
-    usual = defaults(s.task, version, {})
+    usual = defaults(s.task, version, {"kernels": s.kernels})
     if s.loss != usual["loss"]:
         return Refusal("loss", repr(s.loss), usual["loss"], f"with trl for {s.task}")
     if s.logprob != usual["logprob"]:

@@ -141,6 +141,7 @@ MOMENTS = {
     "weights on the GPU": "权重已在显卡上",
     "embedding's gradient: copy": "嵌入层梯度：复制",
     "experts before four bits": "专家量化为 4 位之前",
+    "adapters decomposed from weights": "由权重分解出适配器",
     "weights arrive": "权重到达",
     "weights to the engine": "权重交给引擎",
     "weights flattened": "权重展平",
@@ -1878,7 +1879,9 @@ REFUSALS = {
     "one of them": "只给其中一个",
     "for tasks without a rollout; {task} has expected_len": "用于没有 rollout 的任务；{task} 用 expected_len",
     "a list of names": "名称的列表",
-    "products of attention, with or without all three of the MLP": "注意力的各个乘积，可加上 MLP 的全部三个",
+    "products of attention, with or without all three of the MLP, and the head": (
+        "注意力的各个乘积，可加上 MLP 的全部三个以及输出头"
+    ),
     "on one": "一张卡",
     "own; modelled for {tasks!}": "own；只模拟了 {tasks}",
     "chunked, as its configurations": "chunked，与它的配置一致",
@@ -2142,6 +2145,11 @@ REFUSALS = {
     "at least 2; its KL term mixes the pairs of a batch": "至少 2；它的 KL 项把一个批次中的样本互相配对",
     "fsdp-mixed, which bf16 sets, bf16, fp32": "fsdp-mixed（由 bf16 设定）、bf16、fp32",
     "any but the head, whose weight the loss reads itself": "除输出头外的任何层，因为损失直接读它的权重",
+    "any but the head": "除输出头外的任何层",
+    "any but the head, or with loss full": "除输出头外的任何层，或与 loss full 一起",
+    "any but the head, or with sharding none, ddp": "除输出头外的任何层，或与 sharding none、ddp 一起",
+    "none, or with sharding none, ddp": "none，或与 sharding none、ddp 一起",
+    "none, or with bf16; copies in fp32 are not modelled": "none，或用 bf16；fp32 的副本没有模拟",
     "the policy, which it trains": "它所训练的策略模型",
     "completions that are a multiple of micro_batch x GPUs of the actor = {n}": (
         "回答数为 micro_batch × actor 的卡数 = {n} 的倍数"

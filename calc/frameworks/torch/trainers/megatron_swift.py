@@ -37,6 +37,7 @@ DEFAULTS = Table(
     Default("attention", FIRST, "flash", "attention_backend flash (arguments/megatron_args.py:519)"),
     Default("sequence_parallel", FIRST, False, "sequence_parallel (arguments/megatron_args.py:628)"),
     Default("expert_tensor_parallel", FIRST, 1, "expert_tensor_parallel_size (arguments/megatron_args.py:645)"),
+    Default("padding_free", FIRST, True, "padding_free (arguments/megatron_args.py:545)"),
     Default("packing", FIRST, False, "packing (swift/arguments/base_args/base_args.py:133)"),
 )
 ADAPTERS = Table(
@@ -80,7 +81,7 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         **values,
         **shared.batches(values, given, max(1, -(-STEP // one))),
         "checkpointing": "none",
-        "create_attention_mask_in_dataloader": False,  # `padding_free`
+        "create_attention_mask_in_dataloader": False,  # it makes one where batches are padded
     }
 
 
@@ -134,9 +135,9 @@ def adapters_fault(s: Scenario) -> Refusal | None:
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields that it sets in a trained `Role`; sequences lie end to end (`padding_free`), so none has a mask."""
+    """The fields that it sets in a trained `Role`; batches that are padded have a mask (`template/base.py`)."""
     whole = {"whole": not at_least(s.versions["megatron-swift"], BRIDGE)} if s.lora else {}
-    return {"handed": HANDED.get(s.task, 1), **whole}
+    return {"handed": HANDED.get(s.task, 1), "masks": not s.unpadded, **whole}
 
 
 def path(s: Scenario, usual: Path) -> Path:

@@ -39,6 +39,7 @@ DEFAULTS = Table(
     Default("logprob", FIRST, "selective", "selective_log_softmax (rlhf_trainers/rlhf_mixin.py:169)"),
     Default("on_policy", FIRST, 0, "nothing is generated, but in GKD"),
     Default("on_policy", FIRST, 0.5, "lmbda (arguments/rlhf_args.py:263)", ("gkd",)),
+    Default("padding_free", FIRST, False, "padding_free (arguments/base_args/template_args.py)"),
     Default("packing", FIRST, False, "packing false (arguments/base_args/base_args.py:133)"),
 )
 ADAPTERS = Table(
@@ -81,6 +82,9 @@ def refuse(s: Scenario) -> Refusal | None:
     """The reason why ms-swift cannot run `s`, in one line, or None."""
     if s.offload.activations:
         return Refusal("offload.activations", "true with trainer ms-swift", "false; it has no switch for it")
+    if s.unpadded and s.attention != "flash":  # argument/train_args.py, `_check_padding_free`
+        feature = "packing" if s.packing else "padding_free"
+        return Refusal(feature, f"true with attention {s.attention!r}", "with flash", "with trainer ms-swift")
     return shared.refuse(s, TASKS, {"loss": ("full", "fused"), "checkpointing": ("none", "full")})
 
 

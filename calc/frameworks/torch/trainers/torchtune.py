@@ -73,6 +73,7 @@ UNITS = ("llama-3-8b", "llama-3.1-8b", "llama-3-70b", "llama-3.1-70b")
 UNITS_WITH_ADAPTERS = ("llama-3-70b", "llama-3.1-70b", "qwen2.5-32b", "qwen2.5-72b")
 SPREAD_ENDS = "0.5.0"
 WIDE_NORMS = "0.5.0"
+DROPS = "0.3.0"  # the first release that shifts labels, and drops the logits before backward
 # Families built of `TransformerSelfAttentionLayer` with its own rotation, of pairs or of Qwen's halves.
 ROTATED: Mapping[str, Literal["", "stacked"]] = {
     "llama": "stacked", "mistral": "stacked", "qwen2": "",
@@ -152,11 +153,18 @@ def keeps(s: Scenario) -> dict[str, Any]:
 def path(s: Scenario, usual: Path) -> Path:
     """The loss path: logits in chunks, or whole ones that the model casts to fp32 (modules/transformer.py:655-659).
 
-    DPO divides a slice of them by a temperature of 1, which copies it (rlhf/sequence_processing.py:95-98).
+    Before 0.3.0 a recipe copied them without their last position into a variable that lived until the next forward
+    (recipes/lora_finetune_single_device.py:447-453 of 0.1.1). DPO divides a slice of them by a temperature of 1, which
+    copies it (rlhf/sequence_processing.py:95-98).
     """
     if s.task == "dpo":
         return replace(usual, head_fp32=True, upcast=False, scaled="copy")
-    return Path("chunked-logits") if s.loss == "chunked" else Path("cross-entropy", head_fp32=True, outside=True)
+    if s.loss == "chunked":
+        return Path("chunked-logits")
+    whole = Path("cross-entropy", head_fp32=True, outside=True)
+    if at_least(s.versions["torchtune"], DROPS):
+        return whole
+    return replace(whole, shift_copy=True, held="next" if s.accumulation > 1 else "step")
 
 
 def compiles_loss(s: Scenario) -> bool:

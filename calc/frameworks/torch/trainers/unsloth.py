@@ -65,8 +65,11 @@ def modelled(arch: Architecture, transformers: str) -> Architecture:
     """The model with the cos and sin that each of its own attention layers keeps (models/llama.py:1004 of 2024.8).
 
     They have room for 32,768 positions at first. Where Transformers has one table for the model, so has Unsloth
-    (models/llama.py:2250 of 2025.9.1).
+    (models/llama.py:2250 of 2025.9.1). Phi-3 and Phi-4 are copies of its own with the weights of Llama's layers, q, k,
+    v, gate and up apart (models/mapper.py): it runs none that joins them (models/loader.py:203-257 of 2024.8).
     """
+    if arch.family == "phi3" and not arch.rotary_dim:  # Llama rotates whole heads
+        arch = replace(arch, family="llama", fused_qkv="", fused_gate_up=False, rotation="")
     if arch.family not in ROTATES or at_least(transformers, SHARED):
         return arch
     return replace(arch, cached_positions=min(arch.max_positions, POSITIONS))
@@ -107,10 +110,12 @@ def keeps(s: Scenario) -> dict[str, Any]:
     Checkpoints went to host memory one at a time (`hidden_states.to("cpu", non_blocking = True)`, models/_utils.py:657
     of 2024.8) until 2024.11.10 had buffers for them.
     """
+    # embedding and head leave the card for their trained copies (models/llama.py:1930-1960 of 2024.8)
+    own = trainer.keeps(s, placed=True) | {"keeps_originals": False}
     if not s.offload.activations:
-        return trainer.keeps(s, placed=True)
+        return own
     early: dict[str, Any] = {"streams": "each", "pageable": True}
-    return trainer.keeps(s, placed=True) | ({"streams": "buffers"} if at_least(shared.ran(s, RELEASES), CUT) else early)
+    return own | ({"streams": "buffers"} if at_least(shared.ran(s, RELEASES), CUT) else early)
 
 
 def path(s: Scenario, usual: Path) -> Path:
