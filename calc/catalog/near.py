@@ -54,10 +54,6 @@ _SPEAKS = {
     r"pixtral[ _-]12b": "mistral-nemo-12b",
     r"molmo[ _-]7b[ _-]d": "qwen2-7b",
     r"phi[ _-]?3\.5[ _-]vision": "phi-3-mini",
-    r"paligemma[ _-]?3b": "gemma-2b",
-    r"paligemma[ _-]?2[ _-]3b": "gemma-2-2b",
-    r"paligemma[ _-]?2[ _-]10b": "gemma-2-9b",
-    r"paligemma[ _-]?2[ _-]28b": "gemma-2-27b",
     r"minicpm[ _-]?v[ _-]?4[._]5": "qwen3-8b",
     r"intern[ _-]?s1[ _-]mini": "qwen3-8b",
     r"intern[ _-]?s1": "qwen3-235b-a22b",
@@ -103,6 +99,10 @@ UNMODELLED = tuple(
             pattern: f"is of the family of {id}, but no file of the catalog describes it"
             for pattern, id in {
                 r"trinity[ _-]?large": "trinity-mini",
+                r"paligemma[ _-]?3b": "paligemma-3b-448",
+                r"paligemma[ _-]?2[ _-]3b": "paligemma2-3b-448",
+                r"paligemma[ _-]?2[ _-]10b": "paligemma2-10b-448",
+                r"paligemma[ _-]?2[ _-]28b": "paligemma2-28b-224",
                 r"lfm2[ _-]24b": "lfm2-8b-a1b",
                 r"exaone[ _-]?4[._]5": "exaone-4-32b",
                 r"qwen3[._][678][ _-](?:max|plus|[0-9.]+t)": "qwen3.5-397b-a17b",
@@ -130,7 +130,7 @@ UNMODELLED = tuple(
         r"mistral[ _-]?medium[ _-]?[4-9]|pixtral|apriel": "reads images, and its layers are not those of the Mistral "
         "models that are modelled, such as mistral-small-3.2-24b",
         r"(?:glm[ _-]?4v|cogvlm[0-9]?|cogagent)": f"{_IMAGES}; glm-4.1v-9b is of a later kind",
-        r"llava|bakllava|paligemma|idefics-?2?|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
+        r"llava|bakllava|idefics-?2?|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
         r"granite-vision|mineru[0-9.]*|"
         r"llama-?3\.2-(?:(?:11|90)b|vision)|deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye|mplug|"
         r"docowl|emu3": _NO_TOWER,

@@ -197,6 +197,8 @@ TYPED = {
     "deepseek": "deepseek-v3",
     "kimi": "kimi-k2",
     "glm air": "glm-4.5-air",
+    "google/paligemma2-3b-mix-448": "paligemma2-3b-448",
+    "google/paligemma-3b-pt-896": "",
     "Qwen3 VL 235B": "qwen3-vl-235b-a22b",
     "qwen3-next-80b": "qwen3-next-80b-a3b",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral-small-3.2-24b",
@@ -238,7 +240,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 206
+    assert len(TYPED) == 208
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
