@@ -18,8 +18,9 @@ _WORD = re.compile(r"bf16|[a-z]+|[0-9]+(?:\.[0-9]+)*(?:bit|[a-z](?![a-z]))?")  #
 # adds rows to the vocabulary.
 _SAME = frozenset({
     "meta", "deepseek", "instruct", "chat", "it", "pt", "hf", "thinking", "unsloth", "bnb", "4bit", "bf16", "1m",
-    "abliterated", "ds", "qat",
+    "abliterated", "ds", "qat", "pretrained", "sft", "dpo", "mpo",
 })  # fmt: skip
+_CONTEXT = re.compile(r"[0-9]+k")  # the context that a model was lengthened to, which changes no tensor either
 
 # Words that mean another architecture beside a model's name: other inputs or outputs, pruned models, and draft models.
 _OTHER = frozenset({
@@ -29,12 +30,13 @@ _OTHER = frozenset({
 })  # fmt: skip
 _SIZE = re.compile(r"[0-9.]+b|[0-9]+m")
 _VERSION = re.compile(r"[0-9]+\.[0-9]+")
+_ACTIVE = re.compile(r"(?<=b) a [0-9.]+b")  # the parameters that are active for a token: people leave them out
 
 # Formats of a checkpoint's weights other than 16 bits and the 4 of bitsandbytes that QLoRA loads: words in names of
 # quantised checkpoints (AWQ, GPTQ, GGUF with its kinds, compressed-tensors, MLX, EXL2 and 3).
 _STORED = re.compile(
     r"(?<![^\W_])(?:quantized\.)?(awq|gptq|gguf|(?:nv|mx)?fp[48]|int[48]|w[0-9]+a[0-9]+|[2-8]bits?|i?q[2-8](?:_[a-z0-9]+)*|exl[23]|mlx"
-    r"|aqlm|hqq|autoround|compressed-tensors)(?![^\W_])(?:[-_]dynamic)?",
+    r"|aqlm|hqq|autoround|compressed-tensors)(?![^\W_])(?:[-_]dynamic|-[2-8]b-[0-9]+g)?",
     re.ASCII,
 )
 # Those of 4 bits in which PEFT leaves the weights beside an adapter (0.21 `tuners/lora/{awq,gptq}.py`; Transformers
@@ -61,16 +63,16 @@ def words(name: str) -> str:
 @lru_cache(maxsize=4096)
 def plain(name: str) -> str:
     """The words of a name that say which shapes the model has."""
-    return " ".join(word for word in words(name).split() if word not in _SAME)
+    return " ".join(word for word in words(name).split() if word not in _SAME and not _CONTEXT.fullmatch(word))
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
     """The ids of models by name.
 
-    `listed`: by id, Hugging Face name and alias, casefolded. `spelled`: by the plain words of these and of the name for
-    readers, where they are of one model alone. `unlike`: the reason why a name that looks like a model's is another's,
-    by the words of that name.
+    `listed`: by id, Hugging Face name and alias, casefolded. `spelled`: by the words of these and of the name for
+    readers, by the plain ones, and by those without active parameters, where they are of one model alone. `unlike`: the
+    reason why a name that looks like a model's is another's, by the words of that name.
     """
 
     listed: Mapping[str, str]
@@ -79,7 +81,11 @@ class Names:
 
     def alike(self, name: str) -> str | None:
         """The id of the model whose name this is in another spelling."""
-        return None if self.refusal(name) or not _NAME.fullmatch(name) else self.spelled.get(plain(name))
+        return None if self.refusal(name) else self._spelled(name)
+
+    def _spelled(self, name: str) -> str | None:
+        """The id of the model with the words of this name, or with its plain words."""
+        return (self.spelled.get(words(name)) or self.spelled.get(plain(name))) if _NAME.fullmatch(name) else None
 
     def refusal(self, name: str) -> str:
         """The reason why the name is not that of the model that it looks like, or ""."""
@@ -90,11 +96,11 @@ class Names:
 
         None for a name that the catalog lists, and for one that ends in no format.
         """
-        if name.casefold() in self.listed or plain(name) in self.spelled:
+        if name.casefold() in self.listed or self._spelled(name):
             return None
         last = name.rpartition("/")[2].casefold()
         forms, rest = _STORED.findall(last), _STORED.sub("", last).rstrip("-_. ")
-        known = self.spelled.get(plain(rest)) if forms and _NAME.fullmatch(rest) else None
+        known = self._spelled(rest) if forms else None
         return (known, " ".join(forms).upper()) if known else None
 
     def sizes(self, name: str) -> list[str]:
@@ -131,14 +137,22 @@ class Names:
 def names(models: Iterable[Model]) -> Names:
     """The names of these models, each listed by one of them alone."""
     listed: dict[str, str] = {}
-    spelled: dict[str, str] = {}
+    known: list[tuple[str, str]] = []
     unlike: dict[str, str] = {}
     for model in models:
-        for name in (model.id, model.hf, *model.aliases):
-            listed[name.casefold()] = model.id
-        for form in {plain(name) for name in (model.id, model.name, model.hf, *model.aliases)}:
-            spelled[form] = "" if form in spelled else model.id
+        listed.update({name.casefold(): model.id for name in (model.id, model.hf, *model.aliases)})
+        known += [(name, model.id) for name in (model.id, model.name, model.hf, *model.aliases)]
         for name, reason in model.unlike.items():
             unlike[words(name)] = unlike[plain(name)] = f"not {model.id}: {reason}"
-    known = {form: id for form, id in spelled.items() if form and id}
-    return Names(listed, known, {form: why for form, why in unlike.items() if form not in known})
+    short = _of_one((_ACTIVE.sub("", plain(name)), id) for name, id in known)
+    forms = short | _of_one((plain(name), id) for name, id in known) | _of_one((words(name), id) for name, id in known)
+    spelled = {form: id for form, id in forms.items() if form and id}
+    return Names(listed, spelled, {form: why for form, why in unlike.items() if form not in spelled})
+
+
+def _of_one(spelled: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The id of the model that alone is spelled so, by form; "" where several are."""
+    found: dict[str, str] = {}
+    for form, id in spelled:
+        found[form] = id if found.get(form, id) == id else ""
+    return found

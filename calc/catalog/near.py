@@ -35,6 +35,8 @@ ELSEWHERE = (
 # Models that people train and no file describes: the feature that is not modelled, and the nearest modelled one, if
 # any.
 _IMAGES = "reads images, and its vision tower is not modelled"
+_NO_TOWER = f"{_IMAGES}; those of qwen3-vl-8b and gemma-3-12b are"
+_BESIDE = "whose code lies beside its weights"
 _SOUND = "hears or speaks, which is not modelled"
 # Models that read images and whose language model has the shapes of one of the catalog.
 _SPEAKS = {
@@ -52,14 +54,16 @@ _SPEAKS = {
     r"pixtral[ _-]12b": "mistral-nemo-12b",
     r"molmo[ _-]7b[ _-]d": "qwen2-7b",
     r"phi[ _-]?3\.5[ _-]vision": "phi-3-mini",
-    r"paligemma[ _-]?3b": "gemma-2b",
-    r"paligemma[ _-]?2[ _-]3b": "gemma-2-2b",
-    r"paligemma[ _-]?2[ _-]10b": "gemma-2-9b",
-    r"paligemma[ _-]?2[ _-]28b": "gemma-2-27b",
     r"minicpm[ _-]?v[ _-]?4[._]5": "qwen3-8b",
     r"intern[ _-]?s1[ _-]mini": "qwen3-8b",
     r"intern[ _-]?s1": "qwen3-235b-a22b",
+    r"internvl[ _-]?2(?:[._]5)?[ _-]2b": "internlm2.5-1.8b",
     r"internvl[ _-]?2(?:[._]5)?[ _-]8b": "internlm2.5-7b",
+    r"internvl[ _-]?2(?:[._]5)?[ _-]26b": "internlm2.5-20b",
+    r"internvl[ _-]?3[ _-]9b": "internlm3-8b",
+    r"internvl[ _-]?3[._]5[ _-]241b": "qwen3-235b-a22b",
+    r"molmo2[ _-]8b": "qwen3-8b",
+    r"molmo2[ _-]4b": "qwen3-4b",
     r"mistral[ _-]?medium[ _-]?3[._]5": "devstral-2-123b",
 }
 UNMODELLED = tuple(
@@ -70,10 +74,10 @@ UNMODELLED = tuple(
             pattern: f"has attention of a kind that is not modelled; {id} is the nearest"
             for pattern, id in {r"deepseek[ _-]?v4": "deepseek-v3.2", r"minimax[ _-]?m3": "minimax-m2"}.items()
         },
-        r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic": "is of an architecture that few train today, and "
-        "that is not modelled",
-        r"kimi[ _-]?(?:linear|k3)": "has Kimi's delta attention, which is not modelled; Qwen3-Next has a "
-        "gated delta rule",
+        r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic|jetmoe|starcoder(?:base|plus)?(?![0-9])": "is of an "
+        "architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and mixtral-8x7b are",
+        r"kimi[ _-]?(?:linear|k3)": "has Kimi's delta attention, which is not modelled; qwen3-next-80b-a3b has a gated "
+        "delta rule",
         r"kimi[ _-]?audio": _SOUND,
         r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of another BailingMoE than the second, "
         "which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t",
@@ -81,20 +85,24 @@ UNMODELLED = tuple(
         "Mamba-2's",
         r"falcon[ _-](?:7b|rw|11b|2)": "is of the first Falcon or the second, whose layers are not modelled; "
         "falcon-40b and falcon-3-7b are",
-        r"qwen[ _-](?:1[._]8|7|14|72)b": "is of the first Qwen, whose code lies beside its weights; those of Qwen1.5 "
-        "have the same shapes",
+        r"^qwen[ _-](?:1[._]8|7|14|72)b": f"is of the first Qwen, {_BESIDE}; qwen1.5-7b and its "
+        "sisters have the same shapes",
         r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma|phi-?4-mini-flash[a-z-]*": "has a state space or "
-        "recurrence of another kind than Mamba-2's and the gated delta rule, which are modelled",
+        "recurrence of another kind than nemotron-nano-9b-v2's and qwen3-next-80b-a3b's, which are modelled",
         r"baichuan2?-13b": "slopes attention's scores by position (ALiBi) in code that lies beside its weights; "
         "bloom-7b1 and mpt-7b do so, too",
         r"laguna|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a kind that is not modelled",
         r"minimax[ _-]?m1|minimax[ _-]?text": "has lightning attention, which is not modelled; minimax-m2 is",
         r"mimo[ _-]?v2": "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is",
-        r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled",
+        r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled; minimax-m2 is of like size",
         **{
             pattern: f"is of the family of {id}, but no file of the catalog describes it"
             for pattern, id in {
                 r"trinity[ _-]?large": "trinity-mini",
+                r"paligemma[ _-]?3b": "paligemma-3b-448",
+                r"paligemma[ _-]?2[ _-]3b": "paligemma2-3b-448",
+                r"paligemma[ _-]?2[ _-]10b": "paligemma2-10b-448",
+                r"paligemma[ _-]?2[ _-]28b": "paligemma2-28b-224",
                 r"lfm2[ _-]24b": "lfm2-8b-a1b",
                 r"exaone[ _-]?4[._]5": "exaone-4-32b",
                 r"qwen3[._][678][ _-](?:max|plus|[0-9.]+t)": "qwen3.5-397b-a17b",
@@ -102,23 +110,32 @@ UNMODELLED = tuple(
                 r"granite[ _-]4[.0-9]*[ _-](?:350m|1b)": "granite-4-micro",
             }.items()
         },
-        r"longcat": "has two attentions in a layer and experts that do nothing, which are not modelled",
+        r"longcat": "has two attentions in a layer and experts that do nothing, which are not modelled; deepseek-v3 "
+        "has neither, and is",
+        r"phi-?3-small": f"has attention by blocks, {_BESIDE}; phi-3-medium is modelled",
+        r"bitnet": "has weights of three values, which are not modelled; qwen2.5-1.5b is of like size",
+        r"olmo-hybrid": "has a gated delta rule of a kind of its own, which is not modelled; qwen3.5-9b has another",
+        r"telechat|xverse|bluelm|yuan2|orion-14b|skywork-13b|sarvam-(?:30|105)b|decilm": f"is of a family "
+        f"{_BESIDE}; qwen3-8b, qwen3-32b and qwen3-30b-a3b are modelled",
         r"deepseek[ _-]?moe": "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the "
         "nearest",
         r"phi-?(?:mini|tiny)-moe": "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build",
         r"nemotron[ _-]?(?:super|ultra)|[0-9_.]+nemotron[ _-]?super": "has layers that were cut one by one, which are "
         "not modelled; nemotron-3-super-120b-a12b is",
-        r"minicpm[ _-]?(?:v|o)": _IMAGES,
+        r"minicpm[ _-]?(?:v|o)": _NO_TOWER,
         r"minicpm": "has attention of a kind that is not modelled; qwen3-8b is of like size",
-        r"deepseek[ _-]?ocr|[a-z0-9]*ocr": _IMAGES,
-        r"mistral[ _-]?large[ _-]?3|mistral[ _-]?medium[ _-]?[4-9]|pixtral|apriel": "reads images, and its "
-        "layers are not those of the Mistral models that are modelled",
+        r"deepseek[ _-]?ocr|[a-z0-9]*ocr[a-z0-9]*": _NO_TOWER,
+        r"mistral[ _-]?large[ _-]?3": "reads images, and no file of the catalog describes it; its language model is of "
+        "the build of deepseek-v3",
+        r"mistral[ _-]?medium[ _-]?[4-9]|pixtral|apriel": "reads images, and its layers are not those of the Mistral "
+        "models that are modelled, such as mistral-small-3.2-24b",
         r"(?:glm[ _-]?4v|cogvlm[0-9]?|cogagent)": f"{_IMAGES}; glm-4.1v-9b is of a later kind",
-        r"llava|bakllava|paligemma|idefics-?2?|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
+        r"llava|bakllava|idefics-?2?|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
         r"granite-vision|mineru[0-9.]*|"
-        r"llama-?3\.2-(?:(?:11|90)b|vision)|deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye": _IMAGES,
-        r"[a-z0-9.]+[ _-]vl[ _-]?[0-9a-z.]*|internvl2": _IMAGES,
-        r"voxtral|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|orpheus|csm-1b": _SOUND,
+        r"llama-?3\.2-(?:(?:11|90)b|vision)|deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye|mplug|"
+        r"docowl|emu3": _NO_TOWER,
+        r"[a-z0-9.]+[ _-]vl[0-9]*[ _-]?[0-9a-z.]*|internvl2|internvl-chat|internlm-xcomposer2": _NO_TOWER,
+        r"vibevoice|midashenglm|voxtral|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|orpheus|csm-1b": _SOUND,
         r"(?:flan-?|m|u|by|code|long)?t5|t5gemma|bart|mbart|pegasus|nllb": "has an encoder beside its decoder, "
         "which is not modelled",
         r"(?:modern|distil|ro|al|de|electra)?bert[a-z]*|deberta|roberta|bge|[a-z0-9.]*embedding|"

@@ -1,8 +1,8 @@
 """A vision tower's operations: patches, blocks and projector, per patch, as Transformers' eager code runs them.
 
 Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v,idefics3,smolvlm,
-mistral3,pixtral}/modeling_*.py`. The blocks are an architecture of their own, so that `calc.memory.activations` writes
-them; `h`, `q`, `i` and `H` are the tower's, a token is a patch.
+mistral3,paligemma,pixtral}/modeling_*.py`. The blocks are an architecture of their own, so that
+`calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a token is a patch.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def projector(
     program.elements = elements(tower, merger)
     norm, *linears = program.elements if merger.norm else ("", *program.elements)
     plain = merger.pooled or merger.convolved or merger.unfolded or not merger.norm
-    program.biased = frozenset() if plain else frozenset(linears)
+    program.biased = frozenset(linears) if merger.biased or not plain else frozenset()
     between = tower.blocks.hidden if merger.unfolded else tower.between
     program.widths = {"out": out // tower.merge**2, "between": between // tower.merge**2}
     program.row_share = 1 / tower.merge**2
@@ -153,7 +153,8 @@ def projector(
         x = program.linear(linears[0], shuffled(program, program.norm(x, norm)), of(between=1))
         x = program.activated(program.linear(linears[1], x, of(out=1)))
     elif not merger.norm:
-        x = shuffled(program, program.layer_norm(x, LAST, Size({"": 1})))
+        x = program.layer_norm(x, LAST, Size({"": 1}))
+        x = x if merger.biased else shuffled(program, x)
     elif merger.convolved:
         x = convolved(program, tower, program.rms_norm(x, LAST, Size({"": 1})), looks)
         x = program.activated(program.layer_norm(program.linear(linears[0], x, of(out=1)), norm, token))

@@ -71,7 +71,7 @@ UNSCORED = (
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
     "granitemoehybrid", "idefics3", "lfm2", "lfm2_moe", "llama4_text", "minimax_m2", "mistral3",
     "nemotron_h",
-    "olmoe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
+    "olmoe", "paligemma", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
     "smolvlm", "solar_open", "youtu",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
@@ -153,7 +153,25 @@ _IDEFICS3 = Sight(
     dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
     inner="text_model",
 )  # fmt: skip
+_GEMMA3 = Sight(
+    "gemma3_text",
+    dict(num_hidden_layers=12, hidden_size=768, hidden_act="gelu_pytorch_tanh", intermediate_size=3072,
+         num_attention_heads=12, num_channels=3, patch_size=16, image_size=224, vision_use_head=True),
+    dict(**_PLAIN, norms=Norms("layer_norm1", mlp="layer_norm2"),
+         names=Names("model.vision_tower", output="out_proj", up="fc1", down="fc2", layers="encoder.layers")),
+    dict(hooked=True, patch_bias=True, embedding="vision_tower.embeddings.patch_embedding",
+         table="vision_tower.embeddings.position_embedding", last_norm="vision_tower.post_layernorm",
+         limits=Pixels(1, 10**9),
+         merger=Merger("multi_modal_projector", "mm_soft_emb_norm", ("mm_input_projection_weight",), pooled=True)),
+    dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
+    fixed=dict(masked=True), apart=True,
+)  # fmt: skip
 SEEING: Mapping[str, Sight] = {
+    "gemma3": _GEMMA3,
+    "paligemma": replace(
+        _GEMMA3, text="gemma", apart=False,
+        tower={**_GEMMA3.tower, "merger": Merger("multi_modal_projector", "", ("linear",), biased=True)},
+    ),
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
     "qwen2_vl": Sight(
@@ -177,19 +195,6 @@ SEEING: Mapping[str, Sight] = {
     "glm4v_moe": replace(_GLM, text="glm4_moe", fixed=dict(qk_norm="")),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": replace(_QWEN3_5, text="qwen3_5_moe_text"),
-    "gemma3": Sight(
-        "gemma3_text",
-        dict(num_hidden_layers=12, hidden_size=768, hidden_act="gelu_pytorch_tanh", intermediate_size=3072,
-             num_attention_heads=12, num_channels=3, patch_size=16, image_size=224, vision_use_head=True),
-        dict(**_PLAIN, norms=Norms("layer_norm1", mlp="layer_norm2"),
-             names=Names("model.vision_tower", output="out_proj", up="fc1", down="fc2", layers="encoder.layers")),
-        dict(hooked=True, patch_bias=True, embedding="vision_tower.embeddings.patch_embedding",
-             table="vision_tower.embeddings.position_embedding", last_norm="vision_tower.post_layernorm",
-             limits=Pixels(1, 10**9),
-             merger=Merger("multi_modal_projector", "mm_soft_emb_norm", ("mm_input_projection_weight",), pooled=True)),
-        dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
-        fixed=dict(masked=True), apart=True,
-    ),
     "mistral3": Sight(
         "mistral",
         dict(num_hidden_layers=24, hidden_size=1024, hidden_act="gelu", intermediate_size=4096, num_attention_heads=16,

@@ -315,7 +315,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
     edge = 0 if sight.tower.get("sampled") else side
     depth = read.integer("depth")
     deep = read.value("deepstack_visual_indexes") or ()
-    merged = _shuffled if sight.tower.get("along") else _pooled
+    merged = _shuffled if sight.tower.get("along") else _single if sight.tower["merger"].biased else _pooled
     if not all(type(index) is int and 0 <= index < depth for index in _listed(deep)) or len(deep) > arch.layers:
         raise wrong("deepstack_visual_indexes", deep, f"indices of blocks, below depth = {depth}, one a layer at most")
     blocks = Architecture(
@@ -371,6 +371,11 @@ def _shuffled(side: int, config: Mapping[str, Any]) -> int:
     if type(given) is int and given > 0 and not side % given:
         return given
     raise ConfigError("scale_factor", given, f"a divisor of {side}, a square's patches in a row")
+
+
+def _single(side: int, config: Mapping[str, Any]) -> int:
+    """The same where a token is made of each patch."""
+    return 1
 
 
 def _pooled(side: int, config: Mapping[str, Any]) -> int:

@@ -26,7 +26,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.38.0": ("gemma", "stablelm"),
     "4.39.0": ("cohere", "starcoder2"),
     "4.40.0": ("olmo", "qwen2_moe"),
-    "4.41.0": ("phi3",),
+    "4.41.0": ("paligemma", "phi3"),
     "4.42.0": ("gemma2",),
     "4.44.0": ("nemotron",),
     "4.45.0": ("granite", "granitemoe", "olmoe", "qwen2_vl"),

@@ -1,7 +1,7 @@
 """The vision tower of a model that reads images, and the projector that hands its output to the language model.
 
 Read in transformers 5.23 `{configuration,modeling}_*.py` of `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,
-internvl,glm4v,idefics3,smolvlm,mistral3,pixtral}`.
+internvl,glm4v,idefics3,smolvlm,mistral3,paligemma,pixtral}`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Merger(NamedTuple):
     `joined`: the norm sees the patches of a token as one row, not one by one. `narrow`: it is PyTorch's own, and the
     first linear's output is as wide as a token (InternVL). `convolved`: the name of a convolution that makes a token of
     its patches; then come a linear, the norm, PyTorch's own, and an MLP with a gate, none with a bias (GLM-4V).
+    `biased`: the one linear has a bias, and makes a token of each patch (PaliGemma).
     `unfolded`: a linear makes a token, as wide as a patch, of its patches before two others, all without a bias
     (Pixtral).
     """
@@ -34,6 +35,7 @@ class Merger(NamedTuple):
     narrow: bool = False
     convolved: str = ""
     unfolded: bool = False
+    biased: bool = False
 
 
 class Pixels(NamedTuple):
@@ -153,7 +155,7 @@ class Tower:
             yield f"{merger.name}.{merger.norm}.bias", (normed,), "norm"
         for name, inputs, outputs in self.products(merger):
             yield f"{merger.name}.{name}.weight", (outputs, inputs), "linear"
-            if merger.norm and not (merger.convolved or merger.unfolded):
+            if merger.biased or (merger.norm and not (merger.convolved or merger.unfolded)):
                 yield f"{merger.name}.{name}.bias", (outputs,), "bias"
 
     def products(self, merger: Merger) -> Iterable[tuple[str, int, int]]:

@@ -32,6 +32,7 @@ MODULES = (
     "idefics3",
     "smolvlm",
     "mistral3",
+    "paligemma",
 )
 VISION = re.compile(r"\b(visual|vision_tower|vision_model|multi_modal_projector|connector)\.")
 PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector|connector)\.")
@@ -57,6 +58,8 @@ def _side(config: Any) -> int:
         return int(eyes.patch_size[0] / config.downsample_ratio)
     if hasattr(config, "scale_factor"):
         return int(eyes.patch_size * config.scale_factor)
+    if config.model_type == "paligemma":
+        return int(eyes.patch_size)
     return int(eyes.image_size // config.mm_tokens_per_image**0.5)
 
 

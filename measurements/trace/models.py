@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
+    Mistral4ForCausalLM,
 )
 from transformers.initialization import no_init_weights
 
@@ -23,6 +24,8 @@ from . import attention, four_bits, images, pipeline_parallel, tensor_parallel
 from .case import LAYERS, Case
 
 DEVICE = torch.device("cuda")
+# classes that are missing from AutoModelForCausalLM: Mistral 4's language model is a part of Mistral 3's
+UNMAPPED = {"mistral4": Mistral4ForCausalLM}
 MAMBA = {"out_proj", "conv1d"}  # what PEFT refuses to adapt in some families
 
 
@@ -57,7 +60,10 @@ def load(case: Case) -> Any:
     # tensors are cut before they have memory, as in `from_pretrained`
     with no_init_weights(), torch.device("meta") if case.tp > 1 else DEVICE:
         usual = AutoModelForImageTextToText if case.seeing else AutoModelForCausalLM
-        model = classes.get(case.task, usual).from_config(config, dtype=dtype, attn_implementation=implementation)
+        make = classes.get(case.task, usual).from_config
+        if case.task not in classes and config.model_type in UNMAPPED:
+            make = UNMAPPED[config.model_type]._from_config
+        model = make(config, dtype=dtype, attn_implementation=implementation)
         _narrow(model, dtype)
         if case.pp > 1:
             pipeline_parallel.cut(case, model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,6 +92,20 @@ def test_gemma_3_by_hand() -> None:
     assert sum(t.elements * t.count for t in A.vision_tensors(arch, "projector")) == 4 + 32
     assert A.parameters(arch) == A.parameters(text) + 3 * 154 + 36 + 48 + 4 + 256 + 8
     assert arch.vision and (arch.vision.merge, arch.vision.edge, arch.vision.positions) == (2, 16, 64)
+
+
+def test_paligemma_by_hand() -> None:
+    """Gemma 3's tower; one linear of 4·8 and a bias of 8 makes a token of each of the 64 patches."""
+    eyes = gemma().vision
+    text = {**TEXT, "model_type": "gemma", "head_dim": 4}
+    inside = {
+        "num_hidden_layers": 3, "hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 6, "image_size": 16,
+        "patch_size": 2, "vision_use_head": False,
+    }  # fmt: skip
+    arch = from_config({"model_type": "paligemma", "text_config": text, "vision_config": inside})
+    assert arch.vision and eyes and arch.vision.blocks == replace(eyes.blocks, family="paligemma")
+    assert sum(t.elements * t.count for t in A.vision_tensors(arch, "projector")) == 4 * 8 + 8
+    assert (arch.vision.merge, arch.vision.edge, arch.vision.positions) == (1, 16, 64)
 
 
 @pytest.mark.parametrize(

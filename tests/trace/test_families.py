@@ -122,6 +122,10 @@ SEEN: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
         "image_size": 448, "patch_size": 14, "vision_use_head": False,
     },
+    "paligemma": {
+        "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
+        "image_size": 448, "patch_size": 28, "vision_use_head": False, "projection_dim": 1024,
+    },
     "mistral3": {name: size for name, size in SQUARE.items() if name != "image_size"},
     "idefics3": SQUARE,
     "smolvlm": SQUARE,
@@ -140,6 +144,9 @@ def seeing(family: str) -> dict[str, Any]:
     inner = {name: value for name, value in text.items() if name not in ("model_type", "bos_token_id", "eos_token_id")}
     if family == "gemma3":
         outer = {"mm_tokens_per_image": 64, "image_token_index": 16383}
+    elif family == "paligemma":
+        outer = {"image_token_index": 16383, "tie_word_embeddings": True, "projection_dim": 1024}
+        inner["model_type"] = "gemma"
     elif family in ("idefics3", "smolvlm"):
         outer = {"image_token_id": 16383, "tie_word_embeddings": False, "scale_factor": 4}
         inner["model_type"] = "llama"

@@ -1675,24 +1675,31 @@ REFUSALS = {
     ),
     "another model; did you mean {near!}?": "别的模型；是不是想写 {near}？",
     # what is not modelled of a model that no file describes
-    "reads images, and its vision tower is not modelled": "会读图像，其视觉塔不在计算范围内",
+    "reads images, and its vision tower is not modelled; those of qwen3-vl-8b and gemma-3-12b are": (
+        "会读图像，其视觉塔不在计算范围内；可计算的有 qwen3-vl-8b 和 gemma-3-12b"
+    ),
     "reads images, and its vision tower is not modelled; its language model has the shapes of {id!}": (
         "会读图像，其视觉塔不在计算范围内；它的语言模型形状与 {id} 相同"
     ),
     "reads images, and its vision tower is not modelled; glm-4.1v-9b is of a later kind": (
         "会读图像，其视觉塔不在计算范围内；glm-4.1v-9b 是它的后继"
     ),
-    "reads images, and its layers are not those of the Mistral models that are modelled": (
-        "会读图像，它的层也不同于可计算的 Mistral 模型"
+    "reads images, and its layers are not those of the Mistral models that are modelled, such as {id!}": (
+        "会读图像，它的层也不同于可计算的 Mistral 模型，例如 {id}"
+    ),
+    "reads images, and no file of the catalog describes it; its language model is of the build of {id!}": (
+        "会读图像，目录中没有它的文件；它的语言模型结构与 {id} 相同"
     ),
     "hears or speaks, which is not modelled": "处理语音，不在计算范围内",
     "has attention of a kind that is not modelled; {id!} is the nearest": ("的注意力不在计算范围内；最接近的是 {id}"),
     "has attention of a kind that is not modelled; qwen3-8b is of like size": (
         "的注意力不在计算范围内；大小相近的有 qwen3-8b"
     ),
-    "is of an architecture that few train today, and that is not modelled": "的架构如今很少有人训练，不在计算范围内",
-    "has Kimi's delta attention, which is not modelled; Qwen3-Next has a gated delta rule": (
-        "用的是 Kimi 的 delta attention，不在计算范围内；Qwen3-Next 用的是 gated delta rule"
+    "is of an architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and mixtral-8x7b are": (
+        "的架构如今很少有人训练，不在计算范围内；可计算的有 gpt2、gpt-neox-20b 和 mixtral-8x7b"
+    ),
+    "has Kimi's delta attention, which is not modelled; qwen3-next-80b-a3b has a gated delta rule": (
+        "用的是 Kimi 的 delta attention，不在计算范围内；qwen3-next-80b-a3b 用的是 gated delta rule"
     ),
     "is of another BailingMoE than the second, which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t": (
         "属于另一代 BailingMoE；可计算的是第二代：ling-mini-2.0、ling-flash-2.0 和 ling-1t"
@@ -1700,9 +1707,8 @@ REFUSALS = {
     "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have Mamba-2's": (
         "用的是 Mamba-1 的状态空间，不在计算范围内；granite-4-h-tiny 和 nemotron-nano-9b-v2 用的是 Mamba-2"
     ),
-    "has a state space or recurrence of another kind than Mamba-2's and the gated delta rule, which are modelled": (
-        "的状态空间或循环结构不是可计算的 Mamba-2 和 gated delta rule"
-    ),
+    "has a state space or recurrence of another kind than nemotron-nano-9b-v2's and qwen3-next-80b-a3b's, which are "
+    "modelled": "的状态空间或循环结构不同于可计算的 nemotron-nano-9b-v2 和 qwen3-next-80b-a3b",
     "slopes attention's scores by position (ALiBi) in code that lies beside its weights; bloom-7b1 and mpt-7b do so, "
     "too": "用 ALiBi 位置编码，代码随权重发布；同样用 ALiBi 的有 bloom-7b1 和 mpt-7b",
     "has lightning attention, which is not modelled; minimax-m2 is": (
@@ -1712,18 +1718,32 @@ REFUSALS = {
         "的层有特殊的窗口和 attention sink，不在计算范围内；可计算的有 mimo-7b"
     ),
     "has layers of a kind that is not modelled": "的层不在计算范围内",
-    "is of the family of {id!}, but no file of the catalog describes it": ("与 {id} 同族，但目录中没有它的文件"),
-    "has two attentions in a layer and experts that do nothing, which are not modelled": (
-        "一层里有两个注意力，还有什么都不做的专家，二者都不在计算范围内"
+    "has layers of a kind that is not modelled; minimax-m2 is of like size": (
+        "的层不在计算范围内；大小相近的有 minimax-m2"
     ),
+    "has attention by blocks, whose code lies beside its weights; phi-3-medium is modelled": (
+        "的注意力按块计算，代码随权重发布；可计算的有 phi-3-medium"
+    ),
+    "has weights of three values, which are not modelled; qwen2.5-1.5b is of like size": (
+        "的权重只有三种取值，不在计算范围内；大小相近的有 qwen2.5-1.5b"
+    ),
+    "has a gated delta rule of a kind of its own, which is not modelled; qwen3.5-9b has another": (
+        "的 gated delta rule 与众不同，不在计算范围内；qwen3.5-9b 用的是另一种"
+    ),
+    "is of a family whose code lies beside its weights; qwen3-8b, qwen3-32b and qwen3-30b-a3b are modelled": (
+        "所属系列的代码随权重发布；可计算的有 qwen3-8b、qwen3-32b 和 qwen3-30b-a3b"
+    ),
+    "is of the family of {id!}, but no file of the catalog describes it": ("与 {id} 同族，但目录中没有它的文件"),
+    "has two attentions in a layer and experts that do nothing, which are not modelled; deepseek-v3 has neither, and "
+    "is": "一层里有两个注意力，还有什么都不做的专家，二者都不在计算范围内；deepseek-v3 没有这些，可以计算",
     "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the nearest": (
         "属于 DeepSeek 的第一代 MoE，其代码放在权重旁边；最接近的是 deepseek-v2-lite"
     ),
     "is of the first Falcon or the second, whose layers are not modelled; falcon-40b and falcon-3-7b are": (
         "属于第一代或第二代 Falcon，其层不在计算范围内；可计算的有 falcon-40b 和 falcon-3-7b"
     ),
-    "is of the first Qwen, whose code lies beside its weights; those of Qwen1.5 have the same shapes": (
-        "属于第一代 Qwen，其代码随权重发布；Qwen1.5 的各模型形状与它相同"
+    "is of the first Qwen, whose code lies beside its weights; qwen1.5-7b and its sisters have the same shapes": (
+        "属于第一代 Qwen，其代码随权重发布；qwen1.5-7b 等模型形状与它相同"
     ),
     "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build": (
         "属于 SlimMoE，代码随权重发布；结构相近的是 phi-3.5-moe"
