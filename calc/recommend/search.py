@@ -12,7 +12,7 @@ Six properties let configurations be passed over, and tests hold each:
   whatever its tensor parallelism but for NCCL's buffers where that is more than 1. Loading, generating, handing weights
   over and saving take the same whatever the micro batch, and whatever is recomputed. So each half is computed once.
 - What leaves the GPUs between the phases of a role that has them for itself takes the same from its update, wherever it
-  is in between.
+  is in between; and where more of it leaves, no phase that trains or scores needs more.
 - What is resident as roles train is the same whatever they recompute and whatever vLLM does, for all micro batches of a
   branch. So where that alone is too much for a GPU, one place answers for all of them.
 - Sleep, shares and micro batches never lower what the host needs. So if host memory is too small for what is offloaded
@@ -308,12 +308,20 @@ class Search:
     def _shared(self, b: int, place: Place, job: Job) -> Fit:
         """The fit of a place whose vLLM is apart: the two halves are those of other places where these are known."""
         trainer, server = self.trainer(b, place), self.server(b, place)
-        found = Fit(job, self.host, self._trains.get(trainer), self._serves.get(server))
+        trains = self._trains.get(trainer)
+        if trains is None and self._trains.get(self.trainer(b, self.staying(b, place))):
+            trains = True
+        found = Fit(job, self.host, trains, self._serves.get(server))
         if trainer not in self._trains:
             self._trains[trainer] = found.trains
             self._updates[self.updater(b, place)] = found.updates
         self._serves.setdefault(server, found)
         return found
+
+    def staying(self, b: int, place: Place) -> Place:
+        """The place where nothing leaves the GPUs between the phases of a role that has them for itself."""
+        branch = self.branches[b]
+        return (*branch.own(place[: branch.turns]), *place[branch.turns :])
 
     def judged(self, b: int, place: Place) -> Judged | None:
         """The memory of a place, line by line; None if the framework refuses it."""
