@@ -46,6 +46,12 @@ def modelled(
     return replace(arch, modeling=layers, sliding_window=None, specs=specs, delta=delta)
 
 
+def computed(s: Scenario) -> str:
+    """A note on the layers and the schedule with which a job is computed."""
+    schedule = "1F1B" if s.virtual_pipeline == 1 else "1F1B interleaved"
+    return f"computed with Transformer Engine's layers, RoPE fused, gradients added up within the products, {schedule}"
+
+
 @lru_cache(maxsize=1024)
 def stages_of(whole: Role, count: int) -> tuple[Role, ...]:
     """A role in `count` pipeline stages, each with the name of its own; itself in one."""

@@ -206,7 +206,7 @@ def keeps(s: Scenario) -> Keeps:
 
 def notes(s: Scenario) -> Iterator[str]:
     """Notes on what no field of a scenario says."""
-    yield "computed with Transformer Engine's layers, RoPE fused, gradients added up within the products, 1F1B"
+    yield megatron_core.computed(s)
     if s.checkpointing == "full":
         yield "full recomputation is --recompute-method uniform with one layer at a time"
     if s.rollout and s.rollout.serves:
