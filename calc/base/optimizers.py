@@ -58,7 +58,8 @@ class Facts:
     `in_backward`: it can only step each parameter as soon as backward has made its gradient. `scratch`:
     bytes an element that its step of one parameter takes, whatever the type, in place of `temporaries`. `widens`: it
     steps in fp32 copies of gradient and weight, whatever their type, once the next gradient is there. `narrow`: its
-    states are bf16 whatever it steps in, which is counted for weights of that type. `trainer`: the class that
+    states are bf16 whatever it steps in, which is counted for weights of that type. `orthogonal`: it steps matrices
+    alone, but for embeddings and heads, each made orthogonal; AdamW steps the rest. `trainer`: the class that
     Transformers' Trainer builds for the name, where that is another.
     """
 
@@ -73,6 +74,7 @@ class Facts:
     scratch: int = 0
     widens: bool = False
     narrow: bool = False
+    orthogonal: bool = False
     implementations: tuple[str, ...]
     steps: Mapping[str, Step]
     spelled: Spelling
@@ -251,6 +253,15 @@ OPTIMIZERS: Mapping[str, Facts] = {
         implementations=("single",),
         steps=dict.fromkeys(("fused", "foreach", "single"), Step(0, 6)),
         spelled=Spelling(torch="lomo_optim.Lomo", openrlhf="", verl="", trl={}),
+    ),
+    "muon": Facts(
+        label="Muon",
+        moments=1,  # momentum_buffer (Emerging-Optimizers `orthogonalized_optimizer.py`)
+        orthogonal=True,
+        implementations=("fused",),  # a class of its own, beside Transformer Engine's AdamW
+        # in place: weight decay moves 2, the momentum 3, the update 3
+        steps=dict.fromkeys(("fused", "foreach", "single"), Step(0, 8)),
+        spelled=Spelling(torch="emerging_optimizers.Muon", openrlhf="", verl="", trl={}, slime="muon"),
     ),
     "none": Facts(  # nothing is trained
         label="none",

@@ -147,7 +147,8 @@ class Megatron(Holder):
             if r.master_bytes and here:
                 lines.append(weights.master(r.role, here, r.master_bytes, own.shards))
             if here:
-                whole = () if self.distributed else own.tensors
+                flat = self.distributed and not r.optimizer.facts.orthogonal
+                whole = () if flat else own.tensors
                 lines.append(optimizer.states(r.optimizer, r.role, here, r.step_bytes, whole, own.shards))
         return lines
 
@@ -197,9 +198,19 @@ class Megatron(Holder):
         elif r.optimizer:
             own = sum(self.here(buffer.elements) // buffer.shards for buffer in self.buffers)
             scratch = optimizer.step_scratch(r.optimizer, r.role, own, min(own, r.largest), r.step_bytes)
+            if r.optimizer.facts.orthogonal:
+                scratch = max(
+                    (optimizer.orthogonal(r.role, *each) for each in self.matrices()), key=lambda line: line.bytes
+                )
             # gradients that are not in fp32 are copied (`_copy_model_grads_to_main_grads`)
             copied = own if r.grad_bytes < r.step_bytes else 0
             yield "optimizer step", [scratch, gradients.new(r.role, copied, r.step_bytes)]
+
+    def matrices(self) -> set[tuple[int, int]]:
+        """The elements of each shape of a product's weights, and the number of ranks over which it is cut."""
+        arch, expert = self.replica.arch, self.replica.arch.expert_tensor
+        made = [x for spec, _ in layer_kinds(arch) for x in megatron_linears(arch, spec)]
+        return {(x.outputs * x.inputs, expert if x.experts else arch.ranks) for x in made}
 
     def handing(self, word: Handed) -> Line:
         """The memory to hand weights on takes: `gradients`, or the largest `parameter`, a `clone` of it.

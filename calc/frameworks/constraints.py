@@ -333,7 +333,11 @@ def in_backward_fault(s: Scenario) -> Refusal | None:
 
 
 def states_fault(s: Scenario) -> Refusal | None:
-    """The reason why an optimizer whose states are bf16 whatever it steps in is not modelled for `s`, or None."""
+    """The reason why an optimizer is not modelled for `s`, or None: its states are bf16 whatever it steps in, or it
+    makes matrices orthogonal, whole ones on each rank.
+    """
+    if OPTIMIZERS[s.optimizer].orthogonal and s.trainer != "megatron":
+        return Refusal("optimizer", repr(s.optimizer), "with trainer megatron")
     if not OPTIMIZERS[s.optimizer].narrow or (s.precision == "bf16" and s.sharding in ("none", "ddp", *FSDP)):
         return None
     shardings = ", ".join(("none", "ddp", *FSDP))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
+from calc.base.plan import Role
 from calc.base.refusal import Refusal
 from calc.models.architecture import Architecture, ConfigError
 from calc.scenario.scenario import Scenario
@@ -43,6 +44,23 @@ def modelled(
     specs = tuple(spec._replace(slides=False) for spec in arch.specs)
     delta = arch.delta and replace(arch.delta, by_head=by_head)
     return replace(arch, modeling=layers, sliding_window=None, specs=specs, delta=delta)
+
+
+def computed(s: Scenario) -> str:
+    """A note on the layers and the schedule with which a job is computed."""
+    schedule = "1F1B" if s.virtual_pipeline == 1 else "1F1B interleaved"
+    return f"computed with Transformer Engine's layers, RoPE fused, gradients added up within the products, {schedule}"
+
+
+@lru_cache(maxsize=1024)
+def stages_of(whole: Role, count: int) -> tuple[Role, ...]:
+    """A role in `count` pipeline stages, each with the name of its own; itself in one."""
+    if count == 1:
+        return (whole,)
+    return tuple(
+        replace(whole, name=f"{whole.name}, stage {index + 1}", model=whole.name, pipeline=(index, count))
+        for index in range(count)
+    )
 
 
 def linear_fault(s: Scenario) -> Refusal | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from calc.base.ledger import Line
-from calc.base.optimizers import OPTIMIZERS, Facts
+from calc.base.optimizers import OPTIMIZERS, USUAL, Facts
 from calc.models.architecture import Tensor
 
 SMALL = 4096  # bitsandbytes `min_8bit_size`, torchao 0.18 `optim/adam.py:_new_buffer`
@@ -59,6 +59,23 @@ def in_32_bits(optimizer: Optimizer, tensor: Tensor) -> bool:
     return tensor.elements < SMALL or (named and tensor.kind == "embedding")
 
 
+def steps_as_matrix(tensor: Tensor) -> bool:
+    """True if Muon steps a tensor: a matrix that is neither embedding nor head (`_is_nonlinear_or_embedding`)."""
+    return tensor.kind in ("linear", "expert", "router", "matrix") and len(tensor.shape) > 1
+
+
+def orthogonal(role: str, elements: int, ranks: int) -> Line:
+    """The memory that it takes to make one matrix orthogonal, of which each of `ranks` has `elements`.
+
+    Of a whole one the momentum is normalised in fp32 and goes on in bf16, and what comes of that is cast, then scaled
+    twice: 12 bytes an element in all, more than the products of its smaller side before. Ranks gather all parts and
+    join them before, which takes 8, with at most 8 more: two matrices in bf16 and two products, no larger
+    (Emerging-Optimizers `muon_utils.py`, `newton_schulz_tp`; `emerging_optimizers.py`, `scaled_orthogonalize_fn`).
+    """
+    values = {"b": 12 if ranks == 1 else 16, "W": elements, "T": ranks}
+    return Line("temporary", role, values["b"] * elements * ranks, "b·W·T", values, "optimizer#muon")
+
+
 def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Sequence[Tensor], shards: int = 1) -> Line:
     """The optimizer's states for `trained` parameters spread over `shards` GPUs.
 
@@ -72,6 +89,12 @@ def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Seque
             "optimizer_states", role, -(-total // shards), "F/N", {"F": total, "N": shards}, "optimizer#adafactor"
         )
     per = state_bytes_per_parameter(optimizer, b)
+    if facts.orthogonal:
+        rest = sum(t.elements * t.count for t in tensors if not steps_as_matrix(t))
+        both = OPTIMIZERS[USUAL].moments * b
+        values = {"P_t": trained, "P_r": rest, "N": shards, "s": per, "a": both}
+        count = int((per * (trained - rest) + both * rest) / shards)
+        return Line("optimizer_states", role, count, "(s·(P_t - P_r) + a·P_r)/N", values, "optimizer#muon")
     if facts.eight_bit:
         whole = sum(t.elements * t.count for t in tensors if in_32_bits(optimizer, t))
         values = {"P_t": trained, "P_32": whole, "N": shards, "s": per}

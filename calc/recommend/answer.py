@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -20,6 +22,7 @@ from calc.resolve.parse import given
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import RL
 
+SELDOM = 50_000  # new objects after which Python looks for cycles
 CANNOT_RUN = "the framework can run no configuration of this job on this machine"
 CANNOT = "cannot run"  # the verdict where the framework, or the card, can run no configuration
 
@@ -59,8 +62,20 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
 
     Raises ScenarioError, one line, for fields that cannot be used. That nothing fits is an answer, not an error.
     """
-    *_, whole = growing(job, catalog or load(), where=where)
-    return whole
+    with _uncollected():
+        *_, whole = growing(job, catalog or load(), where=where)
+        return whole
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Python looks for cycles seldom: of the many small objects that a search keeps nearly none is in one."""
+    usual = gc.get_threshold()
+    gc.set_threshold(SELDOM, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def growing(job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario") -> Iterator[Recommendation]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from calc.catalog.catalog import GPU, Node
 from calc.scenario.scenario import Scenario
-from calc.throughput import Throughput, Unrated, terms_of, throughput
+from calc.throughput import Throughput, Unrated, swaps_of, terms_of, throughput
 from calc.throughput.rates import rated
 from calc.throughput.rollout import SWAP
 from calc.throughput.traffic import BUBBLE
@@ -107,6 +107,9 @@ class Clock:
             return 0.0
         if known == inf:
             return inf
+        if known is not None and rest in self._rests:
+            swapping = self._swaps[swap] = sum([t.seconds for t in swaps_of(s, self.gpu, self.node)])
+            return digits(known + swapping + self._rests[rest])
         part = self.split(s, served=known is None, least=least)
         if known is None:
             known = self._rollouts[rollout] = part.rollout

@@ -79,7 +79,7 @@ def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], boo
     for search in searches:
         for b, place, fit in search.looked():
             # for most places the training phases alone, or a bound of them, already show that they lack more
-            if fit.training_at_most <= lacks or not fit.leaves(lacks) or fit.fits or not asked(search, b, place):
+            if fit.training_at_most <= lacks or not asked(search, b, place) or not fit.leaves(lacks) or fit.fits:
                 continue
             if fit.slack - fit.short > lacks:
                 if fit.slack >= 0 and fit.too_lean and search.branches[b].shares:

@@ -12,7 +12,7 @@ Six properties let configurations be passed over, and tests hold each:
   whatever its tensor parallelism but for NCCL's buffers where that is more than 1. Loading, generating, handing weights
   over and saving take the same whatever the micro batch, and whatever is recomputed. So each half is computed once.
 - What leaves the GPUs between the phases of a role that has them for itself takes the same from its update, wherever it
-  is in between.
+  is in between; and where more of it leaves, no phase that trains or scores needs more.
 - What is resident as roles train is the same whatever they recompute and whatever vLLM does, for all micro batches of a
   branch. So where that alone is too much for a GPU, one place answers for all of them.
 - Sleep, shares and micro batches never lower what the host needs. So if host memory is too small for what is offloaded
@@ -57,9 +57,12 @@ Groups = dict[Effort, list[tuple[int, Place]]]
 class Fit:
     """The fit of a configuration on its machine, without a verdict; each figure is computed when first asked for."""
 
-    def __init__(self, job: Job, host: HostMemory) -> None:
-        """The fit of `job` on nodes with the host memory `host`."""
-        self._job, self._host = job, host
+    def __init__(self, job: Job, host: HostMemory, trains: bool | None = None, server: Fit | None = None) -> None:
+        """The fit of `job` on nodes with the host memory `host`.
+
+        `trains`: whether another with the same trainers does, if one is known; `server`: another with the same vLLM.
+        """
+        self._job, self._host, self._trains, self._server = job, host, trains, server
 
     @cached_property
     def _sets(self) -> list[GpuGroup]:
@@ -77,7 +80,7 @@ class Fit:
     @cached_property
     def trains(self) -> bool:
         """True if the training phases fit; cheaper than `training`."""
-        return all(each.trains for each in self._sets)
+        return all(each.trains for each in self._sets) if self._trains is None else self._trains
 
     @cached_property
     def updates(self) -> bool:
@@ -102,7 +105,7 @@ class Fit:
     @cached_property
     def serving(self) -> int:
         """Free bytes as in `training`, over the phases in which vLLM has a part."""
-        return min([each.room(serving=True) for each in self._sets])
+        return self._server.serving if self._server else min([each.room(serving=True) for each in self._sets])
 
     @cached_property
     def short(self) -> int:
@@ -129,9 +132,8 @@ class Fit:
 
     @property
     def apart(self) -> bool:
-        """True if vLLM takes no memory from training and scoring: it sleeps meanwhile, or has GPUs of its own."""
-        s = self._job.s
-        return bool(self._job.engine and s.rollout and (s.rollout.sleep or s.placement == "separate"))
+        """True if vLLM takes no memory from training and scoring."""
+        return apart(self._job)
 
     @property
     def slack(self) -> int:
@@ -190,6 +192,12 @@ class Fit:
     def too_lean(self) -> bool:
         """True if vLLM does not start because its share of the card is too small."""
         return self.refused and not self.crowded
+
+
+def apart(job: Job) -> bool:
+    """True if vLLM takes no memory from training and scoring: it sleeps meanwhile, or has GPUs of its own."""
+    s = job.s
+    return bool(job.engine and s.rollout and (s.rollout.sleep or s.placement == "separate"))
 
 
 class Judged(NamedTuple):
@@ -291,12 +299,29 @@ class Search:
         key = b, place
         if key not in self._fits:
             job = self.job(b, place)
-            self._fits[key] = found = Fit(job, self.host) if job else None
-            if found and found.apart:
-                self._trains[self.trainer(b, place)] = found.trains
-                self._updates[self.updater(b, place)] = found.updates
-                self._serves[self.server(b, place)] = found
+            if job and apart(job):
+                self._fits[key] = self._shared(b, place, job)
+            else:
+                self._fits[key] = Fit(job, self.host) if job else None
         return self._fits[key]
+
+    def _shared(self, b: int, place: Place, job: Job) -> Fit:
+        """The fit of a place whose vLLM is apart: the two halves are those of other places where these are known."""
+        trainer, server = self.trainer(b, place), self.server(b, place)
+        trains = self._trains.get(trainer)
+        if trains is None and self._trains.get(self.trainer(b, self.staying(b, place))):
+            trains = True
+        found = Fit(job, self.host, trains, self._serves.get(server))
+        if trainer not in self._trains:
+            self._trains[trainer] = found.trains
+            self._updates[self.updater(b, place)] = found.updates
+        self._serves.setdefault(server, found)
+        return found
+
+    def staying(self, b: int, place: Place) -> Place:
+        """The place where nothing leaves the GPUs between the phases of a role that has them for itself."""
+        branch = self.branches[b]
+        return (*branch.own(place[: branch.turns]), *place[branch.turns :])
 
     def judged(self, b: int, place: Place) -> Judged | None:
         """The memory of a place, line by line; None if the framework refuses it."""
@@ -636,29 +661,34 @@ class Search:
 
     def too_much_for_the_host(self, b: int, place: Place) -> bool:
         """True if the host lacks memory at every value of the lean axes; their first values need least."""
-        turns = self.branches[b].turns
-        first = (*place[:turns], *[0] * (len(place) - turns))
+        branch = self.branches[b]
+        first = (*place[: branch.turns], *[0] * (len(place) - branch.turns))
         key = self.hosted(b, first)
         if key not in self._hostless:
             s = self.scenario(b, first)
-            roles = [s, *filter(None, [s.role(name) for name in s.roles])] if s else []
-            offloads = any(role.offload.trained for role in roles)
-            job = self.job(b, first) if offloads else None
+            if s is None:
+                return False
+            roles = [s, *filter(None, [s.role(name) for name in s.roles])]
+            job = self.job(b, first) if any(role.offload.trained for role in roles) else None
             lacks = most(Hosts(job).phases()) - self.host.bytes if job else 0
             self._hostless[key] = lacks > 0
             if 0 < lacks <= self._least:
                 # places that lack least are looked at, so that one can be named if nothing fits
                 self._least = lacks
-                self.fit(b, self.branches[b].leanest)
+                self.fit(b, branch.leanest)
         return self._hostless[key]
 
     def hosted(self, b: int, first: Place) -> Hashable:
-        """The key that decides what the host needs: vLLM's tensor parallelism too, unless vLLM takes nothing there."""
+        """The key that decides what the host needs: what is recomputed if checkpoints go there; vLLM's tensor
+        parallelism, unless vLLM takes nothing there.
+        """
         branch = self.branches[b]
+        turn = first[: branch.turns]
         if b not in self._serves_off_host:
             job = self.job(b, (0,) * len(first))
             self._serves_off_host[b] = job is not None and not Hosts(job).serving(1)
-        return branch.kin, branch.micro(first), first[: branch.turns], None if self._serves_off_host[b] else b
+        held = turn if branch.base.offload.activations else branch.kept(turn)
+        return branch.kin, branch.micro(first), held, None if self._serves_off_host[b] else b
 
     def settled(self, b: int, place: Place) -> Found | None:
         """The leanest place with the same bound as `place`, or `place` itself if only that fits, or if it is faster.

@@ -105,7 +105,14 @@ FREE: Mapping[str, tuple[Any, ...]] = {
 }
 MEGATRON = "megatron"  # the sharding of its distributed optimizer
 LIKELY = ("pretrain", "sft")  # whose losses are likelihoods, so that parameters may step in backward
-BARRED = ("sharding", "placement", "rollout.engine")
+# The fields of a choice on which it depends whether the value of a field is refused; others bar one choice alone.
+BARRED: Mapping[str, tuple[str, ...]] = {
+    "sharding": ("sharding", "rollout.engine"),
+    "placement": ("placement", "rollout.engine"),
+    "rollout.engine": ("rollout.engine",),
+    "rollout.sleep": ("placement", "rollout.engine"),
+    "optimizer": ("sharding", "rollout.engine"),
+}
 OFFLOADS = ("offload.optimizer", "offload.parameters")
 KEPT: Fields = {"offload.optimizer": False, "offload.parameters": False, "offload.fraction": 0.0}  # on the GPU, all
 SHARE = "rollout.gpu_memory_utilization"
@@ -404,9 +411,9 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
         try:
             base = on_card(_least({**_one_rank(given), **given}, catalog), "")
         except ScenarioError as error:
-            # the shardings allowed depend on who generates; any other value that is refused once is refused everywhere
-            if error.field in BARRED and error.field in choice:
-                refused.append({name: choice[name] for name in (error.field, "rollout.engine") if name in choice})
+            named = BARRED.get(error.field or "", ())
+            if named and (error.field in choice or error.field not in named):
+                refused.append({name: choice[name] for name in named if name in choice})
             continue
         base = _started(base, given)
         kind = (base.sharding, base.placement, base.rollout.engine if base.rollout else "")
@@ -498,27 +505,28 @@ def _choices(given: Fields, arch: Architecture) -> Iterator[dict[str, Any]]:
     free = {name: values for name, values in options.items() if name not in given}
     for values in product(*free.values()):
         chosen = dict(zip(free, values, strict=True))
-        cuts = list(_cuts({**given, **chosen}, arch, gpus))
         for placed in _placements({**given, **chosen}, gpus) if given["task"] in RL else ({},):
-            yield from [chosen | placed | cut for cut in cuts]
+            yield from [chosen | placed | cut for cut in _cuts({**given, **chosen, **placed}, arch)]
 
 
-def _cuts(given: Fields, arch: Architecture, gpus: int) -> Iterator[dict[str, Any]]:
+def _cuts(given: Fields, arch: Architecture) -> Iterator[dict[str, Any]]:
     """Every way in which Megatron-core can cut the model over the GPUs, by the degrees left open; elsewhere none."""
     if not _on_megatron(given):
         yield {}
         return
     free = {name: values for name, values in CUTS.items() if name not in given}
     even = [n for n in CUTS["pipeline_parallel"] if arch.layers % n == 0]
+    gpus = int(given.get("roles.actor.gpus", given.get("gpus", 1)))
     for values in product(*free.values()):
         chosen = dict(zip(free, values, strict=True))
         tensor, stages, experts = (int({**given, **chosen}[name]) for name in CUTS)
-        together = tensor * stages * int(given.get("context_parallel", 1))
-        whole = gpus % together == 0 and tensor <= int(given.get("gpus_per_node", NODE))
+        ranks, left = divmod(gpus, tensor * stages * int(given.get("context_parallel", 1)))
+        whole = left == 0 and tensor <= int(given.get("gpus_per_node", NODE))
+        shared = whole and given["global_batch"] % ranks == 0
         spread = experts == 1 or (arch.experts % experts == 0 < arch.experts and gpus // stages % experts == 0)
         # stages of unequal size only where more of equal size would not divide the layers
         stands = "pipeline_parallel" in given or stages in even or stages > max(even)
-        if whole and spread and stands and arch.heads % tensor == 0:
+        if shared and spread and stands and not arch.heads % tensor and not arch.kv_heads % tensor:
             yield chosen | ({} if "sequence_parallel" in given else {"sequence_parallel": tensor > 1})
 
 

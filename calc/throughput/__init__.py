@@ -11,7 +11,7 @@ from calc.models.architecture import Head
 from calc.scenario.scenario import Offload, Scenario, changed
 from calc.step.placement import VALUED, serving
 from calc.throughput.rates import Rates, rated
-from calc.throughput.rollout import Engine, generated, served, swapped, synced
+from calc.throughput.rollout import SWAP, Engine, generated, served, swapped, synced
 from calc.throughput.terms import Term, Unrated, within
 from calc.throughput.training import Load, update
 
@@ -66,6 +66,12 @@ def terms_of(
     r = rated(gpu, node, s.gpus_per_node, s.precision)
     found = iteration(s, gpu, r, cache_tokens, serves=served) if s.rollout else supervised(s, r)
     return [t for t in found if t.seconds]
+
+
+def swaps_of(s: Scenario, gpu: GPU, node: Node | None) -> list[Term]:
+    """Those terms of an RL iteration that copy what leaves the GPUs between its phases."""
+    found = swapped(s, s.keeps, rated(gpu, node, s.gpus_per_node, s.precision))
+    return [t for t in found if t.name.endswith(SWAP)]
 
 
 def supervised(s: Scenario, r: Rates) -> list[Term]:

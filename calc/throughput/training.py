@@ -12,7 +12,8 @@ from calc.frameworks.registry import framework
 from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
 from calc.memory.weights import PACKED
-from calc.models.architecture import Head, parameters, routed_parameters
+from calc.models.architecture import Head, layer_kinds, parameters, routed_parameters
+from calc.models.lora import megatron_linears
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import TRAINED_ROLES, Loss, Sharding
 from calc.step.placement import architecture, masked, run_of
@@ -166,6 +167,8 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
     yield from split(s, r, load, p)
     if trained:
         yield from stepping(s, r, load, changed / n)
+    if trained and OPTIMIZERS[s.optimizer].orthogonal:
+        yield orthogonalized(s, r, load)
     if s.offload.parameters and s.sharded.gathers:
         # for frozen models too: every pass of every micro batch copies the weights up, as they are stored
         stored = PACKED if s.method == "qlora" else 2
@@ -340,6 +343,24 @@ def packed(elements: float, ranks: int) -> Term:
     """An optimizer's moments of 8 bits, whose kernel computes for longer than it moves bytes."""
     values = {"P": elements, "e": EIGHT_BIT_STEP, "N": ranks}
     return Term("8-bit states", elements * EIGHT_BIT_STEP / ranks, "P·e/N", values, "throughput#optimizer")
+
+
+def orthogonalized(s: Scenario, r: Rates, load: Load) -> Term:
+    """Muon's five steps for each matrix: two products with it, a and b wide, and one of its smaller side.
+
+    2·(2·a·a·b + a·a·a) operations each, for a up to b. Tensor-parallel ranks each do all of it; data-parallel ones
+    share the matrices (Emerging-Optimizers `muon_utils.py`, `newton_schulz_step`).
+    """
+    work_of: dict[bool, float] = {False: 0.0, True: 0.0}
+    for spec, count in layer_kinds(s.architecture):
+        for x in megatron_linears(s.architecture, spec):
+            small, large = sorted((x.inputs, x.outputs))
+            work_of[x.experts > 0] += count * max(1, x.experts) * 2 * small * small * (2 * large + small)
+    ranks = s.gpus // s.pipeline_parallel
+    own = work_of[False] / s.shards + work_of[True] * s.expert_tensor_parallel / ranks
+    values = {"u": load.steps, "O": own, "S": s.pipeline_parallel, "F": r.matrix}
+    seconds = 5 * load.steps * own / (s.pipeline_parallel * r.matrix)
+    return Term("orthogonalization", seconds, "5·u·O/(S·F)", values, "throughput#optimizer")
 
 
 def optimizer_bytes(s: Scenario) -> float:

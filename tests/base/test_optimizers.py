@@ -53,6 +53,7 @@ def test_every_row_says_what_each_framework_calls_it(facts: Facts) -> None:
         ("sgd-momentum", 1, set()),
         ("lion", 1, set()),
         ("lomo", 0, {"in_backward"}),
+        ("muon", 1, {"orthogonal"}),
         ("none", 0, set()),
     ],
 )
@@ -60,7 +61,7 @@ def test_a_row_says_what_its_code_keeps(name: str, moments: int, said: set[str])
     """torch 2.13 `optim/*.py`, bitsandbytes 0.50 `optim/optimizer.py`, lion_pytorch.py."""
     facts, words = (
         OPTIMIZERS[name],
-        ("deepspeed", "eight_bit", "bitsandbytes", "paged", "factored", "in_backward", "wide", "narrow"),
+        ("deepspeed", "eight_bit", "bitsandbytes", "paged", "factored", "in_backward", "wide", "narrow", "orthogonal"),
     )
     assert (facts.moments, {word for word in words if getattr(facts, word)}) == (moments, said)
 

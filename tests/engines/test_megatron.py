@@ -247,8 +247,8 @@ def test_stored_peaks_of_runs_with_experts() -> None:
     Megatron-FSDP's is too high; its run interleaves two micro batches, which is not modelled.
     """
     errors = sorted(g.error for g in all_golden() if g.experts)
-    assert len(errors) == 13
-    assert abs(median(errors)) <= 0.012
+    assert len(errors) == 15
+    assert abs(median(errors)) <= 0.013
     assert errors[0] >= -0.05
     assert errors[-2] <= 0.005
     assert errors[-1] <= 0.015

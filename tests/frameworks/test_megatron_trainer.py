@@ -56,6 +56,49 @@ def test_buffers_are_whole_and_the_optimizer_is_shared() -> None:
     assert found["master_weights"] + found["optimizer_states"] == 12 * P // 8
 
 
+def test_muon_keeps_one_moment_of_matrices_and_shares_whole_ones() -> None:
+    """4 bytes each beside masters of 4; of embedding, head and norms AdamW's 8. The largest matrix, of gates and what
+    they multiply, is made orthogonal in 12 bytes; cut over two ranks, in 16 of the whole one.
+    """
+    rest = 2 * V * H + (2 * LAYERS + 1) * H
+    found, largest = lines(job(optimizer="muon")), 2 * 14_336 * H
+    assert found["master_weights"] + found["optimizer_states"] == (8 * P + 4 * rest) // 8
+    assert found["temporary"] == 12 * largest
+    assert lines(job(optimizer="muon", tensor_parallel=2))["temporary"] == 16 * largest
+
+
+def test_muons_products_take_time() -> None:
+    """Five steps of 2·(2·a·a·b + a·a·a) for each matrix a x b, over eight ranks; two that cut them both do all."""
+    shapes = [(H, 6144), (H, H), (H, 2 * 14_336), (H, 14_336)]
+    work = 5 * LAYERS * sum(2 * a * a * (2 * b + a) for a, b in shapes)
+    found = [speed(estimate(job(optimizer="muon", tensor_parallel=ranks))).terms for ranks in (1, 2)]
+    one, two = (next(t for t in terms if t.name == "orthogonalization") for terms in found)
+    assert one.seconds == pytest.approx(work / 8 / one.values["F"] * one.values["u"])
+    assert two.seconds == pytest.approx(2 * one.seconds)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"offload.optimizer": True}, "offload.optimizer"),
+        ({"offload.fraction": 0.5}, "offload.fraction"),
+        ({"data_parallel_sharding_strategy": "optim"}, "data_parallel_sharding_strategy"),
+        ({"trainer": "own"}, "optimizer"),
+        ({"trainer": "megatron-swift"}, "optimizer"),
+    ],
+)
+def test_muon_is_refused_where_it_is_not_modelled(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        job(optimizer="muon", **fields)
+    assert error.value.field == field
+
+
+def test_a_note_names_the_schedule_that_runs() -> None:
+    plain, pieces = job(pipeline_parallel=2), job(pipeline_parallel=2, virtual_pipeline=2)
+    ends = [next(note for note in estimate(s).notes if note.startswith("computed with")) for s in (plain, pieces)]
+    assert [note.rpartition(", ")[2] for note in ends] == ["1F1B", "1F1B interleaved"]
+
+
 def test_depths_of_multi_token_prediction_lie_on_the_last_stage() -> None:
     """A depth: a layer, 2·h² that join two streams, three norms, and there a copy of the embedding; 2 bytes each."""
     cut = {"gpus": 16, "pipeline_parallel": 2, "global_batch": 32}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, islice
+from itertools import combinations, islice, product
 from math import inf
 from typing import Any
 
@@ -272,7 +272,9 @@ def test_what_a_framework_refuses_is_no_place_of_a_search() -> None:
 
 @pytest.mark.parametrize("framework", ["verl", "slime"])
 def test_stages_of_megatron_core_are_searched_by_the_same_properties(framework: str) -> None:
-    """Bounds never fall, and what leaves the GPUs between two updates changes neither of them."""
+    """Bounds never fall; what leaves the GPUs between two updates changes neither of them, and adds to no phase; what
+    is recomputed changes nothing on the host.
+    """
     job = {name: value for name, value in CUT.items() if name.startswith(("model", "task", "gpu", "method", "tensor"))}
     cut = {"pipeline_parallel": 4, "expert_parallel": 4, "rollout.tensor_parallel": 2, "placement": "colocated"}
     search = a_search({**job, **cut, "framework": framework, "sharding": "megatron"})
@@ -287,8 +289,15 @@ def test_stages_of_megatron_core_are_searched_by_the_same_properties(framework: 
                 assert bound <= search.time(b, place)
                 assert fit.slack == min(room(g, p) for g in judged.estimate.groups for p in g.phases)
                 assert fit.updates or not fit.trains
+                assert fit.trains == (fit.training >= 0)
                 updates.setdefault(search.updater(b, place), set()).add(fit.updates)
     assert max(map(len, updates.values())) == 1
+    hosts: dict[Any, set[int]] = {}
+    for turn in product(*[range(n + 1) for n in search.branches[0].leanest[: search.branches[0].turns]]):
+        first = (*turn, *[0] * (len(search.branches[0].axes) - len(turn)))
+        if judged := search.judged(0, first):
+            hosts.setdefault(search.hosted(0, first), set()).add(most(judged.estimate.host_phases))
+    assert max(map(len, hosts.values())) == 1 < len(hosts)
 
 
 @settings(max_examples=60)

@@ -11,7 +11,7 @@ THUDM/slime, below `slime/`, in the tags that `releases.RELEASES` names.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -158,14 +158,17 @@ def roles(s: Scenario) -> Iterator[Role]:
             backups=1 + s.has("reference") if actor else 0,
             paused="" if not colocated else "states" if at_least(s.framework_version, "0.3.0") else "all",
         )
-        count = s.pipeline_parallel
-        for index in range(count):
-            cut = replace(whole, name=f"{name}, stage {index + 1}", model=name, pipeline=(index, count))
-            yield whole if count == 1 else cut
+        yield from megatron_core.stages_of(whole, s.pipeline_parallel)
 
 
-def stages(names: list[str], *, colocated: bool) -> Iterator[Stage]:
+@lru_cache(maxsize=1024)
+def stages(names: tuple[str, ...], *, colocated: bool) -> tuple[Stage, ...]:
     """The stages of one step: rollout, scores, the actor's update, a checkpoint, weights to SGLang (`train.py`)."""
+    return tuple(_step(names, colocated=colocated))
+
+
+def _step(names: tuple[str, ...], *, colocated: bool) -> Iterator[Stage]:
+    """See `stages`."""
     yield Stage("serve", "rollout", engine="all")
     for does in ("reference", "actor"):
         for name in names:
@@ -186,7 +189,7 @@ def keeps(s: Scenario) -> Keeps:
     found, colocated = tuple(roles(s)), s.placement == "colocated"
     return Keeps(
         roles=found,
-        stages=tuple(stages([role.name for role in found], colocated=colocated)),
+        stages=stages(tuple(role.name for role in found), colocated=colocated),
         # `create_rollout_manager` before `create_training_models` (train.py)
         loading=("rollout", *[role.name for role in found if not role.shares]),
         serving=Serving(
@@ -203,7 +206,7 @@ def keeps(s: Scenario) -> Keeps:
 
 def notes(s: Scenario) -> Iterator[str]:
     """Notes on what no field of a scenario says."""
-    yield "computed with Transformer Engine's layers, RoPE fused, gradients added up within the products, 1F1B"
+    yield megatron_core.computed(s)
     if s.checkpointing == "full":
         yield "full recomputation is --recompute-method uniform with one layer at a time"
     if s.rollout and s.rollout.serves:

@@ -11,7 +11,6 @@ sequences and context parallelism are in the Megatron-core that it carries, whic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -157,21 +156,7 @@ def roles(s: Scenario) -> Iterator[Role]:
             scored,
             leaves=frozenset(word for word, moved in asked.items() if moved),
         )
-        yield from (whole,) if count == 1 else _cut(whole, count)
-
-
-@lru_cache(maxsize=1024)
-def _cut(whole: Role, count: int) -> tuple[Role, ...]:
-    """A role in `count` pipeline stages."""
-    return tuple(
-        replace(whole, name=staged(whole.name, index), model=whole.name, pipeline=(index, count))
-        for index in range(count)
-    )
-
-
-def staged(name: str, index: int) -> str:
-    """The name of a role's pipeline stage, counted from 0."""
-    return f"{name}, stage {index + 1}"
+        yield from megatron_core.stages_of(whole, count)
 
 
 def stages(s: Scenario, names: list[str]) -> tuple[Stage, ...]:

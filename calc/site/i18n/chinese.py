@@ -234,6 +234,9 @@ JOBS = {
     "computed with Transformer Engine's layers, RoPE fused, gradients added up within the products, 1F1B": (
         "按 Transformer Engine 的层、融合的 RoPE、在矩阵乘积内累加的梯度和 1F1B 计算"
     ),
+    "computed with Transformer Engine's layers, RoPE fused, gradients added up within the products, 1F1B interleaved": (
+        "按 Transformer Engine 的层、融合的 RoPE、在矩阵乘积内累加的梯度和交错 1F1B 计算"
+    ),
     "context parallelism passes keys and values around a ring (cp_comm_type p2p)": (
         "上下文并行把键和值沿环传递（cp_comm_type p2p）"
     ),
@@ -259,6 +262,7 @@ JOBS = {
     "torchao's AdamW": "torchao 的 AdamW",
     "AdamW with Kahan summation": "带 Kahan 求和的 AdamW",
     "LOMO": "LOMO",
+    "Muon": "Muon",
     "SGD with momentum": "带动量的 SGD",
     "bf16": "bf16",
     "fp16 with a loss scaler": "fp16 加损失缩放",
@@ -712,6 +716,7 @@ TERMS = {
     "selection": "选择性重计算的判断",
     "kernel starts": "内核启动",
     "repacking": "重新打包",
+    "orthogonalization": "正交化",
     "launch": "主机派发",
     "reduce": "梯度归约",
     "all-reduce": "all-reduce",

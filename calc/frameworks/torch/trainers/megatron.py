@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import lcm
 from typing import Any
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import Path
 from calc.base.refusal import Refusal
 from calc.frameworks import megatron_core
@@ -53,7 +54,21 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why Megatron-core cannot run `s`, or is not modelled for it, in one line, or None."""
-    return refuse_with(s, TASKS, {"packing": (False,)}) or megatron_core.parts_fault(s)
+    own: dict[str, tuple[Any, ...]] = {"packing": (False,), "optimizer": ("adamw", "muon")}
+    return refuse_with(s, TASKS, own) or orthogonal_fault(s) or megatron_core.parts_fault(s)
+
+
+def orthogonal_fault(s: Scenario) -> Refusal | None:
+    """The reason why Muon cannot step where `s` has the states, or is not modelled there, in one line, or None."""
+    if not OPTIMIZERS[s.optimizer].orthogonal:
+        return None
+    if s.offload.optimizer or s.offload.fraction:
+        field = "offload.optimizer" if s.offload.optimizer else "offload.fraction"
+        return Refusal(field, f"{getattr(s.offload, field[8:])} with optimizer {s.optimizer}", "none; not modelled")
+    if s.data_parallel_sharding_strategy != "no_shard":
+        given = f"{s.data_parallel_sharding_strategy!r} with optimizer {s.optimizer}"
+        return Refusal("data_parallel_sharding_strategy", given, "no_shard; not modelled")
+    return None
 
 
 def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any, ...]]) -> Refusal | None:
@@ -132,7 +147,7 @@ def path(s: Scenario, usual: Path) -> Path:
 
 def notes(s: Scenario) -> Iterator[str]:
     """Notes on what no field of a scenario says."""
-    yield "computed with Transformer Engine's layers, RoPE fused, gradients added up within the products, 1F1B"
+    yield megatron_core.computed(s)
     if s.context_parallel > 1 and s.cp_comm_type == "p2p":
         yield "context parallelism passes keys and values around a ring (cp_comm_type p2p)"
     if s.checkpointing == "full":
