@@ -212,6 +212,8 @@ JOBS = {
     "SFT in full, one GPU": "全量 SFT，单卡",
     "SFT with LoRA or QLoRA, one GPU": "LoRA 或 QLoRA 的 SFT，单卡",
     "SFT with LoRA, eight GPUs": "LoRA 的 SFT，八卡",
+    "Reward model with LoRA, one GPU": "LoRA 的奖励模型，单卡",
+    "DPO with LoRA, one GPU": "LoRA 的 DPO，单卡",
     "full": "全量",
     "full fine-tuning": "全量微调",
     "verl": "verl",
