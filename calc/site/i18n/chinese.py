@@ -1524,8 +1524,8 @@ DIAGNOSIS = {
     "the job needs more than that later on": "任务后面还需要更多",
     "fragmentation: {size!} are reserved but unallocated, more than the {asked!} asked for: expandable_segments:True "
     "makes them usable": ("碎片：{size} 已保留但未分配，多于所要的 {asked}：expandable_segments:True 能让它们可用"),
-    "other processes hold {size!} of the card, which the estimate counts as free for this job": (
-        "其他进程占用了这张卡的 {size}：估算把它全算给这个任务"
+    "other processes hold {size!} of the card, which no change of this job frees": (
+        "其他进程占用了这张卡的 {size}，改动这个任务不能释放它"
     ),
     "{size!} of the card belong to no process that the message lists: another container, or the driver": (
         "卡上有 {size} 不属于报错中列出的任何一方：别的容器，或驱动"
