@@ -94,7 +94,7 @@ def stated(text: str) -> dict[str, int] | None:
     """The figures of the first message in `text`, whole or cut off, by the fields of `figures`; None without one.
 
     `others_bytes` is the memory that other processes have on the card. Of processes that are listed by number, the
-    failing one is that which can hold what PyTorch has reserved, or the only one.
+    failing one is the smallest that can hold what PyTorch has reserved, or the only one.
     """
     tight = "".join(text.split())
     start = tight.find("Triedtoallocate")
@@ -112,8 +112,8 @@ def stated(text: str) -> dict[str, int] | None:
     reserved = found.get("allocated_bytes", 0) + found.get("unallocated_bytes", 0)
     if "in_use_bytes" not in found and listed:
         able = [each for each in listed if each + ROUNDING >= reserved]
-        if len(listed) == 1 or len(able) == 1:
-            found["in_use_bytes"] = (able or listed)[0]
+        if able or len(listed) == 1:
+            found["in_use_bytes"] = min(able or listed)
             listed.remove(found["in_use_bytes"])
     if sum(listed):
         found["others_bytes"] = sum(listed)

@@ -100,10 +100,12 @@ def growing(
     try:
         made = job(reading, more, catalog)
     except InputError as error:
-        yield Diagnosis(reading, asked, where=reading.phase, refusal=str(error).removeprefix("job: "))
+        refusal = str(error).removeprefix("job: ")
+        yield Diagnosis(reading, asked, where=reading.phase, refusal=refusal, agrees=_alone(reading))
         return
     if made is None:
-        yield Diagnosis(reading, asked, where=reading.phase, host=_host_error(reading), cause=_unknown_cause(reading))
+        host, cause = _host_error(reading), _unknown_cause(reading)
+        yield Diagnosis(reading, asked, where=reading.phase, host=host, cause=cause, agrees=_alone(reading))
         return
     e = estimate(made.scenario, catalog)
     host = _host_error(reading) or (reading.error is None and e.on_host)
@@ -245,6 +247,18 @@ def _figures(stated: Mapping[str, int], group: Group, at: Phase) -> Iterator[str
             f"allocated: {gib(allocated)} and {gib(tried)} asked for, the estimate's {at.name} {gib(ours)}: "
             f"{told}{reason}"
         )
+    yield from _held(stated, card)
+
+
+def _alone(reading: Reading) -> tuple[str, ...]:
+    """The lines about a message that need no estimate."""
+    stated = reading.figures or {}
+    return tuple(_held(stated, stated["total_bytes"])) if stated.get("total_bytes") else ()
+
+
+def _held(stated: Mapping[str, int], card: int) -> Iterator[str]:
+    """What a message shows of the card's memory beside the tensors of the job."""
+    tried = stated.get("tried_bytes", 0)
     spare = stated.get("unallocated_bytes", 0)
     if spare > max(SPARE * card, tried):
         yield (
@@ -252,7 +266,7 @@ def _figures(stated: Mapping[str, int], group: Group, at: Phase) -> Iterator[str
             "expandable_segments:True makes them usable"
         )
     if others := stated.get("others_bytes", 0):
-        yield f"other processes hold {gib(others)} of the card, which the estimate counts as free for this job"
+        yield f"other processes hold {gib(others)} of the card, which no change of this job frees"
     outside = card - stated.get("free_bytes", 0) - stated.get("in_use_bytes", card) - others
     if "in_use_bytes" in stated and outside > SPARE * card:
         yield (

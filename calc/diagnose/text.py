@@ -43,6 +43,7 @@ def _lines(d: Diagnosis, catalog: Catalog) -> Iterator[str]:
     if d.refusal:
         yield f"not computed: {d.refusal}"
     if not d.estimate or not d.job:
+        yield from (f"message: {line}" for line in d.agrees)
         return
     yield ""
     yield verdict(d.estimate, d.gpu_name)

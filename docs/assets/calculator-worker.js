@@ -24,25 +24,40 @@ async function fetched(address) {
   return response;
 }
 
-// Python, as it stood once calc was loaded when the site was built: its memory comes along.
+// Python, as it stood once calc was loaded when the site was built: its memory comes along, its size first. Pyodide gets
+// its WebAssembly ready while the memory fills.
 async function start(engine) {
-  const memory = fetched(`${engine}snapshot.gz`)
-    .then((r) => new Response(r.body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer());
-  const [{ loadPyodide }, { default: create }] = await Promise.all([
-    import(`${engine}pyodide.mjs`),
-    import(`${engine}pyodide.asm.mjs`),
-  ]);
+  const packed = fetched(`${engine}snapshot.gz`);
+  const loaded = Promise.all([import(`${engine}pyodide.mjs`), import(`${engine}pyodide.asm.mjs`)]);
+  const chunks = (await packed).body.pipeThrough(new DecompressionStream("gzip")).getReader();
+  const { value: first } = await chunks.read();
+  const memory = new Uint8Array(new DataView(first.buffer, first.byteOffset).getUint32(0, true));
+  const filled = fill(memory, first.subarray(4), chunks);
+  const [{ loadPyodide }, { default: create }] = await loaded;
   const py = await loadPyodide({
     indexURL: engine,
+    stdLibURL: `${engine}pyodide-lock.json`, // something small in its place
     _loadSnapshot: memory,
     // Pyodide copies that memory over its own, and does not make room for it.
     async createPyodideModule(settings) {
       const made = await create(settings);
-      made._free(made._malloc((await memory).byteLength));
+      await filled;
+      made._free(made._malloc(memory.byteLength));
       return made;
     },
   });
+  // What an answer imports is in memory; of the library's rest nothing is loaded before Python reads it.
+  const library = py.FS.readdir("/lib").find((name) => name.endsWith(".zip"));
+  py.FS.unlink(`/lib/${library}`);
+  py.FS.createLazyFile("/lib", library, `${engine}python_stdlib.zip`, true, false);
   return py.pyimport("calc.site.calculator.browser");
+}
+
+async function fill(memory, value, chunks) {
+  for (let place = 0, done = false; !done; { value, done } = await chunks.read()) {
+    memory.set(value, place);
+    place += value.length;
+  }
 }
 
 // Part by part, until it is whole or another question has come.
@@ -63,7 +78,7 @@ async function answer(question) {
 onmessage = async ({ data: { engine, question } }) => {
   newest = question ?? newest;
   if (broken) return failed(broken, question?.id);
-  if (!browser) say("Loading the calculator: Python and the formulas, 17 MB, once …");
+  if (!browser) say("Loading the calculator: Python and the formulas, 13 MB, once …");
   try {
     browser ??= await (loading ??= start(engine));
     if (!question) return postMessage({ ready: true });

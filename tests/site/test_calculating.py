@@ -373,7 +373,21 @@ def test_a_config_json_is_a_model_that_stays_in_the_browser(browser: Browser, or
     assert "it stays in this browser" in page.locator("#calculator .answer").inner_text()
     page.locator("#calculator [name=gpu]").select_option("h200")
     assert settle(page).startswith("fits: qwen2.json")
+    assert [r for r in requests if "python_stdlib" in r] == []  # all that answers import is in memory
     assert [r for r in requests if not r.startswith((origin, "data:", "blob:"))] == []
+    assert complaints == []
+    page.context.close()
+
+
+def test_a_module_that_is_not_in_memory_is_read_from_the_site(browser: Browser, origin: str) -> None:
+    page, requests, complaints = opened(browser, f"{origin}/index.html", viewport=WIDE)
+    worker = (ROOT / "docs/assets/calculator-worker.js").read_text("utf-8")
+    entry = 'return py.pyimport("calc.'
+    late = worker.replace(entry, f"py.runPython(\"import sys; assert 'wave' not in sys.modules; import wave\");{entry}")
+    page.route("**/calculator-worker.js", lambda route: route.fulfill(body=late, content_type="text/javascript"))
+    page.evaluate(PICK, JOBS["sft"])
+    assert settle(page).startswith("fits: Llama 3.1 8B")
+    assert [r for r in requests if "python_stdlib" in r] != []
     assert complaints == []
     page.context.close()
 

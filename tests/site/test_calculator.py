@@ -99,7 +99,11 @@ def test_the_engine_is_written_once_and_what_is_old_goes(tmp_path: Path) -> None
     (tmp_path / "0ld").mkdir()
     browser_engine.write(tmp_path)
     (folder,) = tmp_path.iterdir()
-    assert {path.name for path in folder.iterdir()} == {*browser_engine.CORE, browser_engine.SNAPSHOT}
+    assert {path.name for path in folder.iterdir()} == {
+        *browser_engine.CORE,
+        browser_engine.LOCK,
+        browser_engine.SNAPSHOT,
+    }
     before = (folder / browser_engine.SNAPSHOT).stat().st_mtime_ns
     browser_engine.write(tmp_path)
     assert (folder / browser_engine.SNAPSHOT).stat().st_mtime_ns == before

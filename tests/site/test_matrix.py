@@ -133,7 +133,7 @@ def test_filters_stand_in_the_address_and_go_along_to_other_tasks(browser: Brows
     )
     assert job_of(page.url) == {"memory": "24-48", "other": "kept", "family": "Llama", "size": "2-10"}
     page.reload()
-    page.locator(".switch a", has_text="DPO").click()
+    page.locator(".switch").get_by_role("link", name="DPO", exact=True).click()
     page.wait_for_url("**/dpo.html?*")
     other = page.locator("#fits-dpo-full-8")
     other.scroll_into_view_if_needed()

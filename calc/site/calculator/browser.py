@@ -64,6 +64,7 @@ def start(text: str) -> None:
         {"job": job | {"ask": "estimate"}, "language": "zh"},
         {"file": lines},
         {"file": "{"},
+        {"file": json.dumps(dict(found.models[model].config)), "job": job},
         {"compare": [asked, asked], "samples": "1"},
         {"diagnose": f"{lines}torch.OutOfMemoryError: CUDA out of memory.", "fields": {}},
     )

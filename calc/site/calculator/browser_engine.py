@@ -25,7 +25,8 @@ from calc.site.calculator.closure import closure
 from calc.site.faults import BuildError
 
 PYODIDE = ROOT / "node_modules" / "pyodide"
-CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
+LOCK = "pyodide-lock.json"  # of packages, none of which the engine takes from there
 MAKER = Path(__file__).with_name("snapshot.mjs")
 SNAPSHOT = "snapshot.gz"  # packed here, because many hosts send what they do not know as it is
 ENTRY = "calc.site.calculator.browser"  # the module that the browser calls
@@ -34,7 +35,9 @@ PACKAGES = ("yaml", "fastjsonschema")  # all that calc needs: both run as plain 
 
 def files() -> dict[str, bytes]:
     """Every file of the engine by its path; FileNotFoundError if the package is not installed."""
-    made = {name: (PYODIDE / name).read_bytes() for name in CORE} | {SNAPSHOT: snapshot()}
+    lock = json.loads((PYODIDE / LOCK).read_bytes()) | {"packages": {}}
+    made = {name: (PYODIDE / name).read_bytes() for name in CORE}
+    made |= {LOCK: json.dumps(lock).encode(), SNAPSHOT: snapshot()}
     return {f"{version()}/{name}": raw for name, raw in made.items()}
 
 

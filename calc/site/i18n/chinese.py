@@ -213,6 +213,8 @@ JOBS = {
     "SFT in full, one GPU": "全量 SFT，单卡",
     "SFT with LoRA or QLoRA, one GPU": "LoRA 或 QLoRA 的 SFT，单卡",
     "SFT with LoRA, eight GPUs": "LoRA 的 SFT，八卡",
+    "Reward model with LoRA, one GPU": "LoRA 的奖励模型，单卡",
+    "DPO with LoRA, one GPU": "LoRA 的 DPO，单卡",
     "full": "全量",
     "full fine-tuning": "全量微调",
     "verl": "verl",
@@ -1539,8 +1541,8 @@ DIAGNOSIS = {
     "the job needs more than that later on": "任务后面还需要更多",
     "fragmentation: {size!} are reserved but unallocated, more than the {asked!} asked for: expandable_segments:True "
     "makes them usable": ("碎片：{size} 已保留但未分配，多于所要的 {asked}：expandable_segments:True 能让它们可用"),
-    "other processes hold {size!} of the card, which the estimate counts as free for this job": (
-        "其他进程占用了这张卡的 {size}：估算把它全算给这个任务"
+    "other processes hold {size!} of the card, which no change of this job frees": (
+        "其他进程占用了这张卡的 {size}，改动这个任务不能释放它"
     ),
     "{size!} of the card belong to no process that the message lists: another container, or the driver": (
         "卡上有 {size} 不属于报错中列出的任何一方：别的容器，或驱动"
@@ -1625,8 +1627,8 @@ DIAGNOSIS = {
 }
 # What scripts say.
 SCRIPTS = {
-    "Loading the calculator: Python and the formulas, 17 MB, once …": (
-        "正在加载计算器：Python 和公式，17 MB，只需一次……"
+    "Loading the calculator: Python and the formulas, 13 MB, once …": (
+        "正在加载计算器：Python 和公式，13 MB，只需一次……"
     ),
     "Computing …": "正在计算……",
     "The calculator could not be loaded: check the connection and ask again. The tables below need nothing.": (

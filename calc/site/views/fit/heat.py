@@ -36,7 +36,9 @@ PAGES = {"sft": "index", "rm": "what-fits/reward-model", "dpo": "what-fits/dpo",
          "grpo": "what-fits/grpo"}  # fmt: skip
 # Each with the tables that a page of this size has room for.
 MORE = {"what-fits/sft-full": "SFT in full, one GPU", "what-fits/sft": "SFT with LoRA or QLoRA, one GPU",
-        "what-fits/sft-lora": "SFT with LoRA, eight GPUs"}  # fmt: skip
+        "what-fits/sft-lora": "SFT with LoRA, eight GPUs",
+        "what-fits/reward-model-lora": "Reward model with LoRA, one GPU",
+        "what-fits/dpo-lora": "DPO with LoRA, one GPU"}  # fmt: skip
 
 
 def matrix(task: str, method: str, gpus: int, root: str) -> Table:

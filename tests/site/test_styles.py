@@ -1,0 +1,39 @@
+"""The theme's style on a built site: what its pages need stays, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from calc.site.build import styles
+
+CSS = """@charset "UTF-8";
+:root{--read:1px;--unread:url('data:image/svg+xml;charset=utf-8,<svg>}</svg>');--scripted:2px}
+.page,.gone{width:var(--read)}
+.gone .page{color:red}
+.page:not(.gone)>a[href="{;}"]{color:green}
+@media print{.gone{color:red}}
+@media screen{.made\\:it{color:blue}.gone{color:red}}
+@keyframes gone{0%{width:0}to{width:1px}}
+/* a comment } */.scripted--on{color:black}""".replace("\n", "")
+KEPT = """@charset "UTF-8";
+:root{--read:1px;--scripted:2px}
+.page{width:var(--read)}
+.page:not(.gone)>a[href="{;}"]{color:green}
+@media screen{.made\\:it{color:blue}}
+@keyframes gone{0%{width:0}to{width:1px}}
+.scripted--on{color:black}""".replace("\n", "")
+
+
+def test_the_themes_style_keeps_what_pages_and_scripts_name(tmp_path: Path) -> None:
+    files = {
+        "index.html": '<p class="page made:it">gone</p>',
+        "assets/own.js": 'p.classList.add("scripted--on"); p.style.getPropertyValue("--scripted");',
+        "assets/own.css": ".gone { color: red; }",
+        "assets/stylesheets/main.1.css": CSS,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, "utf-8")
+    styles.trim(tmp_path)
+    assert (tmp_path / "assets/stylesheets/main.1.css").read_text("utf-8") == KEPT
+    assert (tmp_path / "assets/own.css").read_text("utf-8") == files["assets/own.css"]
