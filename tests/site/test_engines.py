@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from browsing import opened
+from playwright.sync_api import Browser
 from sites import command
 
 from calc.site.build.compare_engines import differences
 
 
-def test_properdocs_builds_the_same_cells_ids_and_links(tiny: Path) -> None:
+def test_properdocs_builds_the_same_cells_ids_and_links(tiny: Path, browser: Browser) -> None:
+    """A page that has moved among them: its old address leads on, as its policy allows."""
     project = tiny
     config = project / "mkdocs.yml"
     moved = config.read_text("utf-8").replace("redirect_maps: {}", "redirect_maps: {gone/cards.md: hardware/index.md}")
@@ -20,7 +23,11 @@ def test_properdocs_builds_the_same_cells_ids_and_links(tiny: Path) -> None:
     one, other = project / "mkdocs", project / "properdocs"
     assert "ProperDocs" in (other / "index.html").read_text("utf-8")
     assert list(differences(one, other)) == []
-    assert "../hardware/index.html" in (one / "gone/cards.html").read_text("utf-8")
+    for site in (one, other):
+        leading, _, complaints = opened(browser, f"{site.as_uri()}/gone/cards.html#cards")
+        assert leading.url == f"{site.as_uri()}/hardware/index.html#cards"
+        assert [line for line in complaints if "Policy" in line] == []
+        leading.context.close()
     assert "User-agent: *" in (one / "robots.txt").read_text("utf-8")
 
     page = other / "index.html"

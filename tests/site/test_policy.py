@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browsing import opened
 from playwright.sync_api import Browser, Route
-from sites import command
 
 from calc.site.build import policy
 
@@ -127,17 +125,3 @@ def test_what_a_policy_forbids_fails_the_build(tmp_path: Path, html: str) -> Non
     assert WRONG[html] in found
     (tmp_path / "page.html").write_text(html.replace("<", "&lt;"), "utf-8")
     assert list(policy.faults(tmp_path)) == ["page.html: has no policy"]
-
-
-def test_a_moved_pages_old_address_leads_on_under_a_policy(browser: Browser, tiny: Path) -> None:
-    project = tiny
-    config = project / "mkdocs.yml"
-    text = config.read_text("utf-8")
-    assert "redirect_maps: {}" in text
-    config.write_text(text.replace("redirect_maps: {}", "redirect_maps: {old/page.md: models/index.md}"), "utf-8")
-    built = command(project, "build", "site")
-    assert built.returncode == 0, built.stderr
-    page, _, complaints = opened(browser, f"{(project / 'site').as_uri()}/old/page.html#models-overview")
-    assert page.url.endswith("/models/index.html#models-overview")
-    assert [line for line in complaints if "Policy" in line] == []
-    page.context.close()
