@@ -82,7 +82,7 @@ def on_sizes(task: str, jobs: Sequence[tuple[str, int]], root: str) -> Table:
             marks.append(_marks(f"{METHODS[case.method]}, {size}", [cells[n] for n in drawn]))
     columns = (COUNTED[0], Column("gpu", "GPU"), *COUNTED[1:], Column("largest", "Largest that fits"), ASK)
     caption = f"{TASKS[task].title} by memory of the card: which of {len(models)} models fit"
-    notes = f"Of each size the newest card is shown; the tables below have every card. {_drawn(drawn)}"
+    notes = f"Of each size the newest card is shown; the tables have every card. {_drawn(drawn)}"
     table_id = f"fits-{task}-{'-'.join(f'{method}-{gpus}' for method, gpus in jobs)}-glance"
     return _table(table_id, caption, columns, rows, marks, [models[n].name for n in drawn], notes)
 
