@@ -16,7 +16,7 @@ from pathlib import Path as File
 from typing import Any, NamedTuple
 
 from calc.base.ledger import total
-from calc.base.optimizers import OPTIMIZERS
+from calc.base.optimizers import USUAL
 from calc.base.plan import Path
 from calc.engines.megatron import Megatron
 from calc.engines.megatron_fsdp import MegatronFsdp
@@ -34,7 +34,6 @@ from calc.throughput.work import layers
 FILE = File(__file__).parents[2] / "measurements" / "megatron" / "golden.jsonl"
 # the vocabulary of GPT-2's tokenizer, whose files the tests name, padded so that each rank has a multiple of these rows
 VOCABULARY, ROWS = 50_257, 128
-NAMES = {facts.spelled.slime: name for name, facts in OPTIMIZERS.items()}  # by `--optimizer`
 LATENT = {"q-lora-rank": 512, "kv-lora-rank": 512, "qk-head-dim": 128, "qk-pos-emb-head-dim": 64, "v-head-dim": 128}
 
 
@@ -226,7 +225,7 @@ def golden(record: Mapping[str, Any]) -> Golden:
         grad_bytes=4 if a.get("bf16") and a.get("megatron-fsdp-main-grads-dtype", "fp32") == "fp32" else 2,
         master_bytes=4,
         step_bytes=4,
-        optimizer=Optimizer(NAMES[a.get("optimizer", "adam")], "fused"),
+        optimizer=Optimizer(a.get("optimizer", USUAL), "fused"),
         ranks=c.ranks // a.get("num-distributed-optimizer-instances", 1),
         micro_batches=c.micro,
     )

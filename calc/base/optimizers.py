@@ -261,7 +261,7 @@ OPTIMIZERS: Mapping[str, Facts] = {
         implementations=("fused",),  # a class of its own, beside Transformer Engine's AdamW
         # in place: weight decay moves 2, the momentum 3, the update 3
         steps=dict.fromkeys(("fused", "foreach", "single"), Step(0, 8)),
-        spelled=Spelling(torch="emerging_optimizers.Muon", openrlhf="", verl="", trl={}, slime="muon"),
+        spelled=Spelling(torch="emerging_optimizers.Muon", openrlhf="", verl="", trl={}),
     ),
     "none": Facts(  # nothing is trained
         label="none",
