@@ -53,7 +53,7 @@ def gradients(model: Blocks) -> list[int]:
     sorted(
         name
         for name, facts in OPTIMIZERS.items()
-        if not (facts.factored or facts.in_backward or facts.narrow) and name != "none"
+        if not (facts.factored or facts.in_backward or facts.narrow or facts.orthogonal) and name != "none"
     ),
 )
 @pytest.mark.parametrize("fields", [{}, {"precision": "autocast"}, {"method": "lora"}, {"method": "qlora"}])

@@ -315,7 +315,7 @@ def test_an_answer_says_why_adapters_what_a_step_holds_and_the_memory_of_the_hos
     assert "<dt>Why LoRA</dt><dd>full fine-tuning comes first, and lacks " in html
     assert "A step: 64 sequences, 131,072 tokens; each GPU takes 64 of them in" in html
     assert "tokens a second over the whole job" in html
-    assert "GB needed of" in html and "as given" not in html
+    assert "none needed of" in html and "as given" not in html
     assert "GB a node, as given" in answered(job=job | {"host_memory": "500"})["html"]
 
 
