@@ -149,9 +149,8 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
     if s.checkpointing == "selective" and not s.recomputed and p.again:
         yield work.selected((p.forward + p.again) * layers.dispatched[0], load.micro, dispatched, busy)
     busy += computed[-1].seconds
-    adapts = (
-        trained or (role.model or role.name) in TRAINED_ROLES
-    )  # a reference is the policy whose adapters are switched off
+    # a reference is the policy whose adapters are switched off
+    adapts = trained or (role.model or role.name) in TRAINED_ROLES
     if adapts and s.sharding == "fsdp1" and s.shards > 1 and s.lora and s.lora.units == "own":
         adapted = work.adapters(s.architecture, s.lora.rank, s.lora.modules)
         yield work.united(2 * adapted.linears, load.micro, p)
