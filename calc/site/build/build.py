@@ -15,7 +15,7 @@ from calc.answers import answers, fits, searched, topics
 from calc.base.project import ROOT
 from calc.base.reading import decode
 from calc.check import check
-from calc.site.build import cards, checks, exports, ids, pages, policy, search, strict, styles, swap
+from calc.site.build import cards, checks, exports, ids, pages, policy, search, strict, swap, theme
 from calc.site.build.guide import Guide
 from calc.site.calculator import browser_engine
 from calc.site.faults import BuildError, short
@@ -119,7 +119,7 @@ def _into(fresh: Path, engine: str) -> None:
         made.build()
         search.set_aside(fresh)
         cards.write(fresh)
-        styles.trim(fresh)
+        theme.trim(fresh)
     shutil.copytree(exports.FOLDER, fresh / "data")
     found = checks.read(fresh)
     if faults := [

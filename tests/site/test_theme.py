@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from calc.site.build import styles
+from calc.site.build import theme
 
 CSS = """@charset "UTF-8";
 :root{--read:1px;--unread:url('data:image/svg+xml;charset=utf-8,<svg>}</svg>');--scripted:2px}
@@ -34,6 +34,6 @@ def test_the_themes_style_keeps_what_pages_and_scripts_name(tmp_path: Path) -> N
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, "utf-8")
-    styles.trim(tmp_path)
+    theme.trim(tmp_path)
     assert (tmp_path / "assets/stylesheets/main.1.css").read_text("utf-8") == KEPT
     assert (tmp_path / "assets/own.css").read_text("utf-8") == files["assets/own.css"]
