@@ -210,10 +210,9 @@ def megatron_launch() -> float:
     without Megatron-FSDP, whose hooks and collectives are no operations of the layers, and with AdamW, whose step is a
     few kernels.
     """
-    told = [
-        (run, run["arguments"]) for run in records() if not {"use-megatron-fsdp", "optimizer"} & run["arguments"].keys()
-    ]
-    narrow = [run for run, a in told if a["hidden-size"] <= NARROW]
+    apart = {"use-megatron-fsdp", "optimizer"}
+    plain = [run for run in records() if not apart & run["arguments"].keys()]
+    narrow = [run for run in plain if run["arguments"]["hidden-size"] <= NARROW]
     return float(median(run["iteration_seconds"] / dispatched(run) for run in narrow))
 
 

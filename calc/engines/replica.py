@@ -111,9 +111,8 @@ class Replica:
     @property
     def parts(self) -> tuple[Part, ...]:
         """The tensors that are trained, by the bytes of their elements: adapters, or all weights, and `saved` ones."""
-        own = self.trained_tensors[
-            : len(self.trained_tensors) - (len(self.run.adapter.saved) if self.run.adapter else 0)
-        ]
+        beside = len(self.run.adapter.saved) if self.run.adapter else 0
+        own = self.trained_tensors[: len(self.trained_tensors) - beside]
         first = Part(self.trainable - self.saved, self.grad_bytes, self.step_bytes, own)
         b = self.saved_bytes
         return (first, Part(self.saved, b, b, self.trained_tensors[len(own) :])) if self.saved else (first,)

@@ -493,12 +493,17 @@ def float8_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def _on_peft(s: Scenario) -> bool:
+    """True if PEFT makes the adapters, and Transformers' loop or one of its kin trains them."""
+    return s.framework in ON_KERNELS and s.trainer in ("own", *ON_PEFT)
+
+
 def saved_fault(s: Scenario) -> Refusal | None:
     """The reason why no copies of modules are trained beside adapters, in one line, or None."""
     if not s.lora or not s.lora.modules_to_save:
         return None
     field, asked = "lora.modules_to_save", f"[{', '.join(s.lora.modules_to_save)}]"
-    if s.framework not in ON_KERNELS or s.trainer not in ("own", *ON_PEFT) or s.task == "ppo":
+    if not _on_peft(s) or s.task == "ppo":
         return Refusal(field, f"{asked} with {_loop(s)}", "none; not modelled there")
     if s.sharding not in ("none", "ddp") or s.together > 1:
         return Refusal(field, f"{asked} with sharding {s.sharding}", "none, or with sharding none, ddp")
@@ -511,16 +516,15 @@ def head_fault(s: Scenario) -> Refusal | None:
     """The reason why no adapter stands beside the head, in one line, or None: of losses that read its weight itself."""
     if not s.lora or HEAD not in s.lora.modules:
         return None
-    given = "lm_head"
     if HEAD in s.lora.modules_to_save:
-        return Refusal("lora.targets", f"{given} with lora.modules_to_save {given}", "one of them")
+        return Refusal("lora.targets", f"{HEAD} with lora.modules_to_save {HEAD}", "one of them")
     if s.framework != "torch" or s.architecture.megatron:
-        return Refusal("lora.targets", f"{given} with {_loop(s)}", "any but the head; not modelled there")
+        return Refusal("lora.targets", f"{HEAD} with {_loop(s)}", "any but the head; not modelled there")
     if s.loss != "full":
-        return Refusal("lora.targets", f"{given} with loss {s.loss}", "any but the head, or with loss full")
+        return Refusal("lora.targets", f"{HEAD} with loss {s.loss}", "any but the head, or with loss full")
     if s.sharding not in ("none", "ddp") or s.together > 1:
         return Refusal(
-            "lora.targets", f"{given} with sharding {s.sharding}", "any but the head, or with sharding none, ddp"
+            "lora.targets", f"{HEAD} with sharding {s.sharding}", "any but the head, or with sharding none, ddp"
         )
     return None
 
@@ -532,7 +536,7 @@ def init_fault(s: Scenario) -> Refusal | None:
     """
     if not s.lora or s.lora.init == "random":
         return None
-    if s.framework not in ON_KERNELS or s.trainer not in ("own", *ON_PEFT):
+    if not _on_peft(s):
         return Refusal("lora.init", f"{s.lora.init!r} with {_loop(s)}", "random")
     if s.lora.init == "pissa" and s.method == "qlora":
         return Refusal("lora.init", "'pissa' with method qlora", "random, olora")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -22,7 +20,6 @@ from calc.resolve.parse import given
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import RL
 
-SELDOM = 50_000  # new objects after which Python looks for cycles
 CANNOT_RUN = "the framework can run no configuration of this job on this machine"
 CANNOT = "cannot run"  # the verdict where the framework, or the card, can run no configuration
 
@@ -62,20 +59,8 @@ def recommend(job: Mapping[str, Any], catalog: Catalog | None = None, *, where: 
 
     Raises ScenarioError, one line, for fields that cannot be used. That nothing fits is an answer, not an error.
     """
-    with _uncollected():
-        *_, whole = growing(job, catalog or load(), where=where)
-        return whole
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Python looks for cycles seldom: of the many small objects that a search keeps nearly none is in one."""
-    usual = gc.get_threshold()
-    gc.set_threshold(SELDOM, *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
+    *_, whole = growing(job, catalog or load(), where=where)
+    return whole
 
 
 def growing(job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario") -> Iterator[Recommendation]:
@@ -151,9 +136,7 @@ def _notes(problem: Problem, search: Search, best: Configuration) -> Iterator[st
     if reason := search.clock.unrated(s):
         yield f"{reason}: configurations are ranked by how simple they are"
     needed = best.judged.estimate.host_peak
-    yield (
-        f"host memory: {gb(needed)} needed of {search.host}" if needed else f"host memory: none needed of {search.host}"
-    )
+    yield f"host memory: {gb(needed) if needed else 'none'} needed of {search.host}"
     if s.precision == "bf16" and s.method == "full" and "precision" not in problem.job:
         yield "precision bf16: no weight has an fp32 copy, and updates of less than 1/512 of it are rounded away"
     if s.task in RL and not s.has("reference"):

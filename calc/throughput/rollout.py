@@ -6,6 +6,7 @@ Also the work around it: new weights for the engine, and swaps of weights and st
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from calc.base.plan import Keeps, Stage
@@ -123,16 +124,22 @@ def read(arch: Architecture, at_once: float, tensor_parallel: int) -> float:
     """Bytes of weights that a decoding step reads on one rank: embeddings are looked up, not read, but a tied head is;
     routed experts count only if a token is sent to them.
     """
-    arch = language(arch)
-    tables = {t.name for t in tensors(arch) if t.kind == "embedding"}
-    shares = [share for share in kv_cache.shares(arch, tensor_parallel) if share.name not in tables]
-    whole: float = sum([share.elements * share.layers for share in shares])
-    whole += arch.tied * arch.vocab * arch.hidden / tensor_parallel
+    whole = _multiplying(arch, tensor_parallel)
     if not arch.experts:
         return 2.0 * whole
     idle: float = (1 - arch.experts_per_token / arch.experts) ** at_once
     experts = 3 * arch.expert_width * arch.moe_intermediate * arch.experts * arch.sparse_layers
     return 2.0 * (whole - experts * idle / tensor_parallel)
+
+
+@lru_cache(maxsize=1024)
+def _multiplying(arch: Architecture, tensor_parallel: int) -> float:
+    """Elements of a rank's weights that tokens are multiplied with, all experts among them."""
+    arch = language(arch)
+    tables = {t.name for t in tensors(arch) if t.kind == "embedding"}
+    shares = [share for share in kv_cache.shares(arch, tensor_parallel) if share.name not in tables]
+    head: float = arch.tied * arch.vocab * arch.hidden / tensor_parallel
+    return head + sum([share.elements * share.layers for share in shares])
 
 
 def multiplied(arch: Architecture) -> float:

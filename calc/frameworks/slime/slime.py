@@ -168,7 +168,7 @@ def stages(names: tuple[str, ...], *, colocated: bool) -> tuple[Stage, ...]:
 
 
 def _step(names: tuple[str, ...], *, colocated: bool) -> Iterator[Stage]:
-    """See `stages`."""
+    """The same, one after the other."""
     yield Stage("serve", "rollout", engine="all")
     for does in ("reference", "actor"):
         for name in names:

@@ -26,11 +26,22 @@ def of(table: Table) -> Picture | None:
 
 def drawable(table: Table) -> bool:
     """True if there is something in a table to draw, which is known sooner than its drawing."""
-    bars, verdicts = ([n for n, c in enumerate(table.columns) if c.kind == kind] for kind in ("bar", "verdict"))
-    return table.picture is not None or any(
-        [row[n].bar for row in table.rows for n in bars]
-        + [row[n].style.startswith("heat") for row in table.rows for n in verdicts]
-    )
+    return table.picture is not None or _barred(table) or _heated(table)
+
+
+def _places(table: Table, kind: str) -> list[int]:
+    """The columns of a kind, counted from 0."""
+    return [n for n, c in enumerate(table.columns) if c.kind == kind]
+
+
+def _barred(table: Table) -> bool:
+    """True if a cell of the table shows bars."""
+    return any(row[n].bar for row in table.rows for n in _places(table, "bar"))
+
+
+def _heated(table: Table) -> bool:
+    """True if a cell of the table is coloured by its verdict."""
+    return any(row[n].style.startswith("heat") for row in table.rows for n in _places(table, "verdict"))
 
 
 class Bars(NamedTuple):
@@ -82,18 +93,20 @@ def _bar(b: Bar, y: float) -> Iterator[str]:
 
 
 def _of_bars(table: Table) -> Picture | None:
-    drawn = {n: c.title.partition(",")[0].lower() for n, c in enumerate(table.columns) if c.kind == "bar"}
+    if not _barred(table):
+        return None
+    drawn = {n: table.columns[n].title.partition(",")[0].lower() for n in _places(table, "bar")}
     rows = []
     for row in table.rows:
         found = [(name if len(drawn) > 1 else "", b) for n, name in drawn.items() if (b := row[n].bar)]
         rows += [Bars(str(row[0].values[0]), found)] if found else []
-    return bars(rows, "what a process can use") if rows else None
+    return bars(rows, "what a process can use")
 
 
 def _of_verdicts(table: Table) -> Picture | None:
     """The verdicts of a table whose cells are coloured by them."""
-    places = [n for n, c in enumerate(table.columns) if c.kind == "verdict"]
-    if not any(row[n].style.startswith("heat") for row in table.rows for n in places):
+    if not _heated(table):
         return None
+    places = _places(table, "verdict")
     rows = [Row(str(row[0].values[0]), [row[n].values[0] for n in places]) for row in table.rows]
     return grid(rows, [table.columns[n].title.partition(":")[0] for n in places])

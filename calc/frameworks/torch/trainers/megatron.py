@@ -62,9 +62,8 @@ def orthogonal_fault(s: Scenario) -> Refusal | None:
     """The reason why Muon cannot step where `s` has the states, or is not modelled there, in one line, or None."""
     if not OPTIMIZERS[s.optimizer].orthogonal:
         return None
-    if s.offload.optimizer or s.offload.fraction:
-        field = "offload.optimizer" if s.offload.optimizer else "offload.fraction"
-        return Refusal(field, f"{getattr(s.offload, field[8:])} with optimizer {s.optimizer}", "none; not modelled")
+    if s.offload.optimizer:
+        return Refusal("offload.optimizer", f"True with optimizer {s.optimizer}", "none; not modelled")
     if s.data_parallel_sharding_strategy != "no_shard":
         given = f"{s.data_parallel_sharding_strategy!r} with optimizer {s.optimizer}"
         return Refusal("data_parallel_sharding_strategy", given, "no_shard; not modelled")
