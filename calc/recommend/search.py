@@ -22,7 +22,7 @@ Host memory grows where device memory falls: it is checked place by place among 
 
 Then the fastest gives way to the simplest that takes no longer within the error of times (`calc/recommend/simplicity`):
 where an estimate cannot tell two apart, the one that is easier to run wins. Among equally simple ones the faster wins,
-to three digits, and among those the one with more room on the GPU.
+to three digits, and among those the one whose tensors leave more room on the GPU, which takes no replay to tell.
 """
 
 from __future__ import annotations
@@ -141,16 +141,15 @@ class Fit:
         return min(self.training, self.serving)
 
     @property
+    def spare(self) -> int:
+        """The same as if PyTorch reserved what the tensors take; cheaper."""
+        return min(self._job.gpu.usable_bytes - self.tensors, self.serving)
+
+    @property
     def _trainings(self) -> tuple[int, int]:
         """The least and the most that `training` can be, by the replays so far."""
         low, high = zip(*[each.rooms for each in self._sets], strict=True)
         return min(low), min(high)
-
-    @property
-    def _slacks(self) -> tuple[int, int]:
-        """The least and the most that `slack` can be."""
-        low, high = self._trainings
-        return min(low, self.serving), min(high, self.serving)
 
     def _narrow(self) -> None:
         """Replays once more, to know `training` better."""
@@ -164,14 +163,6 @@ class Fit:
             if low > room or high <= room:
                 return low > room
             self._narrow()
-
-    def roomier(self, other: Fit) -> bool:
-        """True if it has more `slack` than another; replays no more than that takes."""
-        while True:
-            (low, high), (least, most) = self._slacks, other._slacks
-            if low > most or high <= least:
-                return low > most
-            (self if high - low > most - least else other)._narrow()
 
     @property
     def fits(self) -> bool:
@@ -229,14 +220,8 @@ class Found(NamedTuple):
 
     @property
     def rank(self) -> tuple[float, int]:
-        """The key that orders configurations: by time, then by room."""
-        return self.seconds, -self.slack
-
-    def before(self, other: Found | None) -> bool:
-        """True if it comes first by rank; `slack` is asked only where times are equal."""
-        if other is None or self.seconds != other.seconds:
-            return other is None or self.seconds < other.seconds
-        return self is not other and self.fit.roomier(other.fit)
+        """The key that orders configurations: by time, then by the room that tensors leave."""
+        return self.seconds, -self.fit.spare
 
 
 def room(group: Group, phase: Phase) -> int:
@@ -540,7 +525,7 @@ class Search:
     @staticmethod
     def sooner(here: Found | None, found: Found | None, limit: float) -> tuple[Found | None, float]:
         """The one of both that comes first by rank, and the seconds that the next may take."""
-        if here and here.seconds <= limit and here.before(found):
+        if here and here.seconds <= limit and (found is None or here.rank < found.rank):
             found = here
         return found, found.seconds if found else limit
 
@@ -707,7 +692,7 @@ class Search:
         found: Found | None = None
         for at in dict.fromkeys((lean, place)):
             here = self.found(b, at) if self.possible(b, at) else None
-            if here and here.before(found):
+            if here and (found is None or here.rank < found.rank):
                 found = here
             if here and here.seconds == bound:  # no hungrier place is faster
                 break
