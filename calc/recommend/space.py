@@ -50,9 +50,10 @@ from calc.step.roles import Memo, Roles
 
 Fields = Mapping[str, Any]
 
+EIGHT_BITS = "adamw-8bit"  # the optimizer whose states stay on the card in 8 bits
 RUNGS: tuple[Fields, ...] = (
     {"method": "full", "optimizer": "adamw"},
-    {"method": "full", "optimizer": "adamw-8bit"},
+    {"method": "full", "optimizer": EIGHT_BITS},
     {"method": "full", "optimizer": "adamw", "precision": "bf16"},  # unless that is the default anyway
     # torchtune's recipe for one card (recipes/configs/llama3_1/8B_full_single_device.yaml)
     {"method": "full", "optimizer": "adamw-paged-8bit", "optimizer_in_backward": True},
@@ -198,7 +199,9 @@ class Branch:
             return None
         turn, asleep = place[: self.turns], s.rollout and s.rollout.sleep
         training = self.training.setdefault((self.own(turn), s.micro_batch, asleep), Memo())
-        return Roles(s, training, self._serving.setdefault((self.kept(turn), asleep), Memo()))
+        # an engine has a batch of its own; a model that generates by itself does so for a micro batch
+        served = None if s.rollout and s.rollout.serves else s.micro_batch
+        return Roles(s, training, self._serving.setdefault((self.kept(turn), asleep, served), Memo()))
 
     def places(self) -> Iterator[tuple[int, ...]]:
         """All places of the branch, the fastest first."""

@@ -2187,7 +2187,9 @@ REFUSALS = {
     "{n}; vLLM serves no replicas of a model without experts": "{n}；没有专家的模型，vLLM 不提供副本",
     "ppo, grpo, reinforce++; sft from {version} on": "ppo、grpo、reinforce++；sft 自 {version} 起",
     "true; batches have no padding": "true；批次没有填充",
-    "colocated; trainer and rollout share one pool of GPUs": "colocated；训练与 rollout 共用一组显卡",
+    "colocated; main_ppo has one pool of GPUs, and the trainers with two are not modelled yet": (
+        "colocated；main_ppo 只有一组显卡，而使用两组显卡的训练程序尚未建模"
+    ),
     "with lora, whose adapters it gathers": "与 lora 一起，它会收集其适配器",
     "none; its server is not modelled yet": "none；它的服务尚未模拟",
     "true, which it forces": "true，它强制如此",
