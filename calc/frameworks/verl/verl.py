@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from calc.base.plan import Awake, Holds, Keeps, Leaves, Path, Role, Serving, Stage
+from calc.base.plan import Awake, Back, Holds, Keeps, Leaves, Path, Role, Serving, Stage
 from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
@@ -273,7 +273,10 @@ def _syncs(s: Scenario) -> Iterator[Stage]:
     bucket: tuple[Holds, ...] = ("bucket",) if reached(version, "0.7.1") else ()
     before: Awake = "weights" if reached(version, "0.8.0") or easyr1.wakes_first(version) else "asleep"
     if s.sharding == "fsdp2":
-        yield Stage("sync", "actor", engine="weights", holds=bucket if s.lora else ("parameter", *bucket))
+        # shards on the host are sent from there, one by one (_skip_staging, engine/fsdp/transformer_impl.py:961 of
+        # 0.9.0), and until 0.8 come back before
+        back: Back = "none" if reached(version, "0.9.0") and s.offload.parameters and not s.lora else "own"
+        yield Stage("sync", "actor", engine="weights", holds=bucket if s.lora else ("parameter", *bucket), back=back)
         return
     yield Stage("sync", "actor", engine=before, holds=(summoned,) if s.lora else ("units", "copies"))
     yield Stage("sync", "actor", engine="weights", holds=bucket if s.lora else ("copies", "parameter", *bucket))
