@@ -227,7 +227,7 @@ class Problem:
         for later, rung in enumerate(self.rungs[index + 1 :], index + 1):
             other = self.asked(rung)
             full = rung["method"] == "full"
-            limit = found.seconds / (SENSIBLE if full and rung["optimizer"] == EIGHT_BITS else PATIENCE)
+            limit = found.seconds / (SENSIBLE if full and rung["optimizer"] in EIGHT_BITS else PATIENCE)
             if not other or not other.within(limit):
                 continue
             at = other.best()

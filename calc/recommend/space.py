@@ -50,10 +50,12 @@ from calc.step.roles import Memo, Roles
 
 Fields = Mapping[str, Any]
 
-EIGHT_BITS = "adamw-8bit"  # the optimizer whose states stay on the card in 8 bits
+EIGHT_BITS = ("adamw-8bit", "adamw-torchao-8bit")  # the optimizers whose states stay on the card in 8 bits
 RUNGS: tuple[Fields, ...] = (
     {"method": "full", "optimizer": "adamw"},
-    {"method": "full", "optimizer": EIGHT_BITS},
+    {"method": "full", "optimizer": "adamw-8bit"},
+    # for FSDP 2, whose DTensors bitsandbytes does not take; DeepSpeed's offload takes its own CPU Adam alone
+    {"method": "full", "optimizer": "adamw-torchao-8bit", "offload.optimizer": False, "offload.parameters": False},
     {"method": "full", "optimizer": "adamw", "precision": "bf16"},  # unless that is the default anyway
     # torchtune's recipe for one card (recipes/configs/llama3_1/8B_full_single_device.yaml)
     {"method": "full", "optimizer": "adamw-paged-8bit", "optimizer_in_backward": True},
@@ -332,6 +334,8 @@ def rungs(job: Fields, *, experts: bool = False) -> Iterator[Fields]:
     for rung in RUNGS:
         own = {name: job.get(name, value) for name, value in rung.items()}
         if own["method"] != rung["method"] or (adapters and own["method"] == "full"):
+            continue
+        if any(rung.get(place) is False and own[place] for place in OFFLOADS):
             continue
         if "precision" in rung and (rung["precision"] != _choices_of(job).precision or "precision" in job):
             continue

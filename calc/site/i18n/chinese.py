@@ -2103,6 +2103,9 @@ REFUSALS = {
     "adamw; bitsandbytes steps on a GPU, and Accelerate makes it DeepSpeedCPUAdam, with fp32 states": (
         "adamw；bitsandbytes 在显卡上更新，而 Accelerate 会改用状态为 fp32 的 DeepSpeedCPUAdam"
     ),
+    "adamw, adamw-torchao-8bit; bitsandbytes' kernels take no DTensors, as parameters of FSDP 2 are": (
+        "adamw、adamw-torchao-8bit；FSDP 2 的参数是 DTensor，bitsandbytes 的内核不接受"
+    ),
     "{names!}, or none and ddp for zero_stage 0": "{names}；zero_stage 0 用 none 和 ddp",
     "{names!}; 4-bit weights are not partitioned": "{names}；4 位权重不能分片",
     "full, lora; this Transformers cannot move a 4-bit model": "full、lora；这个版本的 Transformers 不能移动 4 位模型",
