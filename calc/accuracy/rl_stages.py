@@ -8,9 +8,8 @@ from typing import Any
 from calc.catalog.catalog import Catalog
 from calc.resolve.parse import parse
 from calc.throughput import Term, node_of, throughput
-from calc.throughput.rollout import SWAP
 
-MAKING_ROOM = (SWAP, ": wake", ": sleep")  # how terms of what goes to host memory and back end
+MAKING_ROOM = (": wake", ": sleep")  # how terms of what an engine frees and takes again end
 
 
 def staged(record: Mapping[str, Any], catalog: Catalog) -> dict[str, list[Term]]:
@@ -23,7 +22,11 @@ def staged(record: Mapping[str, Any], catalog: Catalog) -> dict[str, list[Term]]
 
 
 def stage_of(name: str) -> str:
-    """The stage of an iteration to which a term of this name belongs."""
+    """The stage of an iteration to which a term of this name belongs.
+
+    What a role's phase brings to the GPU and sends back counts as that phase, as verl logs it
+    (workers/fsdp_workers.py:569-606 of 0.4.0).
+    """
     if name.startswith("weight sync") or name.endswith(MAKING_ROOM):
         return "sync"
     if name.startswith("rollout: "):

@@ -20,7 +20,7 @@ from calc.estimate.result import Estimate
 from calc.estimate.verdict import VERDICTS
 from calc.frameworks.registry import framework
 from calc.recommend.answer import fitting
-from calc.recommend.space import SHARES
+from calc.recommend.space import EIGHT_BITS, SHARES
 from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario
@@ -100,7 +100,8 @@ def changes(s: Scenario) -> Iterator[Change]:
     if s.grad_dtype == "fp32" and s.method == "full":
         yield Change("bf16 gradients", ({"grad_dtype": "bf16"},), "numerics", "gradients are accumulated in 16 bits")
     if s.optimizer == "adamw" and s.method == "full":
-        yield Change("8-bit Adam", ({"optimizer": "adamw-8bit"},), "numerics", "states of a byte each")
+        packed = tuple([{"optimizer": name} for name in EIGHT_BITS])
+        yield Change("8-bit Adam", packed, "numerics", "states of a byte each")
         if s.precision not in ("bf16", "fp16"):
             yield Change("bf16 weights and states", ({"precision": "bf16"},), "numerics", "no fp32 copy of the weights")
     yield from _learning(s)

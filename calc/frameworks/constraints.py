@@ -219,6 +219,10 @@ def sharding_fault(s: Scenario) -> Refusal | None:
         allowed = "adamw; bitsandbytes steps on a GPU, and Accelerate makes it DeepSpeedCPUAdam, with fp32 states"
         moved = "offload.optimizer" if s.offload.optimizer else "offload.parameters"
         return Refusal("optimizer", f"{s.optimizer!r} with {moved}", allowed)
+    if s.sharding == "fsdp2" and OPTIMIZERS[s.optimizer].bitsandbytes:
+        # `zeros_like(p)` and the kernels' `data_ptr()` see a DTensor (optim/optimizer.py:384 of 0.50.2, issue 1633)
+        allowed = "adamw, adamw-torchao-8bit; bitsandbytes' kernels take no DTensors, as parameters of FSDP 2 are"
+        return Refusal("optimizer", f"{s.optimizer!r} with sharding fsdp2", allowed)
     if s.method == "qlora" and s.sharding == "zero3" and s.checkpointing != "full":
         # `matmul_4bit(x, self.weight.t())` of older bitsandbytes keeps a view of the gathered weight for backward
         return Refusal("checkpointing", f"{s.checkpointing!r} with method qlora and sharding zero3", "full")

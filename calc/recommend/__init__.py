@@ -4,8 +4,9 @@
 described in `calc.recommend.search`, its choices in `calc.recommend.space`.
 
 Full fine-tuning, LoRA and QLoRA do not train the same model: time ranks configurations within a method only. Where the
-method is left open the answer is full fine-tuning if that fits anywhere, first with AdamW, then with 8-bit AdamW; LoRA
-and QLoRA are shown as alternatives, and become the answer only where full fine-tuning does not fit.
+method is left open the answer is full fine-tuning if that fits anywhere, first with AdamW, then with 8-bit AdamW,
+unless what comes first has to leave its optimizer on the host and takes too long (`calc.recommend.problem`); LoRA and
+QLoRA are shown as alternatives, and become the answer only where full fine-tuning does not fit.
 """
 
 from __future__ import annotations

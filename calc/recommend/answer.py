@@ -137,7 +137,8 @@ def _notes(problem: Problem, search: Search, best: Configuration) -> Iterator[st
         yield f"{reason}: configurations are ranked by how simple they are"
     needed = best.judged.estimate.host_peak
     yield f"host memory: {gb(needed) if needed else 'none'} needed of {search.host}"
-    if s.precision == "bf16" and s.method == "full" and "precision" not in problem.job:
+    trained = s.method == "full" and s.optimizer != "none"
+    if s.precision == "bf16" and trained and "precision" not in problem.job:
         yield "precision bf16: no weight has an fp32 copy, and updates of less than 1/512 of it are rounded away"
     if s.task in RL and not s.has("reference"):
         yield "no reference model runs, the framework's default; `--roles.reference {}` adds one for a KL term"

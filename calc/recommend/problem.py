@@ -11,18 +11,24 @@ from calc.engines.rollout import Unstarted
 from calc.estimate.host_memory import host_memory
 from calc.recommend.clock import TOLERANCE, Clock
 from calc.recommend.search import Found, Judged, Search
-from calc.recommend.space import CUTS, MEGATRON, Branch, Fields, branches, own, rungs, seed, whole_rollout
+from calc.recommend.space import CUTS, EIGHT_BITS, MEGATRON, Branch, Fields, branches, own, rungs, seed, whole_rollout
 from calc.scenario.rules import card_warnings
 from calc.scenario.scenario import Scenario, on_card
 from calc.scenario.words import RL
 from calc.throughput import Throughput, node_of
 
-# Frameworks tried for RL where none is named, and the least and the usual number of responses in a group (verl's and
-# TRL's own are 5 and 8: examples/grpo_trainer/run_qwen2-7b.sh, trl/trainer/grpo_config.py).
+# Frameworks tried where none is named, for RL and for all else: those with a command, as plain PyTorch has none.
 SERVING = ("verl", "openrlhf", "trl")
+TUNING = ("trl", "openrlhf")
+# The least and the usual number of responses in a group (verl's and TRL's own are 5 and 8:
+# examples/grpo_trainer/run_qwen2-7b.sh, trl/trainer/grpo_config.py).
 GROUP = (4, 8)
-# Full fine-tuning whose optimizer has to leave the card is no answer where a lighter one, or adapters if the method is
-# open, take a tenth of the time: nobody would wait for it.
+# A configuration that is cheaper in one way is sensible while the job takes at most this many times the GPU hours: on
+# fewer GPUs, on a smaller card, or with 32-bit states on the host rather than 8-bit ones on the card, which train as
+# well (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, table 1).
+SENSIBLE = 1.5
+# Full fine-tuning whose optimizer has to leave the card is no answer where weights of 16 bits alone, or adapters if the
+# method is open, take a tenth of the time: nobody would wait for it.
 PATIENCE = 10
 PIECES = (2, 4)  # of the model that a stage may have
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -89,11 +95,14 @@ class Problem:
         self._asked: dict[frozenset[tuple[str, Any]], Search | None] = {}  # by rung
 
     def _framed(self, job: Fields, catalog: Catalog, where: str) -> Fields:
-        """The job with a framework: for RL without one, the first that starts on the card, or else accepts the job."""
-        if "framework" in job or job.get("task") not in RL:
+        """The job with a framework: without one, the first that starts on the card, or else accepts the job.
+
+        A trainer is a loop of plain PyTorch's, and where no other takes the job that is what remains.
+        """
+        if "framework" in job or "trainer" in job:
             return job
-        accepted = ""
-        for name in SERVING:
+        accepted, names = "", SERVING if job.get("task") in RL else TUNING
+        for name in names:
             try:
                 fields = seed({**job, "framework": name}, catalog, where)
             except InputError:
@@ -104,7 +113,7 @@ class Problem:
                 break
         if not accepted:
             return job
-        self.notes.append(f"framework {accepted}: none was asked for; {', '.join(SERVING)} were tried in this order")
+        self.notes.append(f"framework {accepted}: none was asked for; {', '.join(names)} were tried in this order")
         return {**job, "framework": accepted}
 
     def _grouped(self, job: Fields) -> Fields:
@@ -208,16 +217,17 @@ class Problem:
     def _sooner(self, index: int, search: Search, found: Found) -> tuple[Fields, Search, Found] | None:
         """A later rung, where the first leaves its optimizer on the host and takes PATIENCE times as long.
 
-        Adapters are compared with the quickest full fine-tuning, whatever its optimizer, so that no card gets them
-        while a smaller one trains all weights.
+        SENSIBLE times are too long already beside the same weights with states of 8 bits. Adapters are compared with
+        the quickest full fine-tuning, whatever its optimizer, so that no card gets them while a smaller one trains all
+        weights.
         """
         s = search.chosen(found).scenario
         if s.method != "full" or not s.offload.states or not search.rated:
             return None
-        limit = found.seconds / PATIENCE
         for later, rung in enumerate(self.rungs[index + 1 :], index + 1):
             other = self.asked(rung)
             full = rung["method"] == "full"
+            limit = found.seconds / (SENSIBLE if full and rung["optimizer"] in EIGHT_BITS else PATIENCE)
             if not other or not other.within(limit):
                 continue
             at = other.best()
@@ -225,7 +235,7 @@ class Problem:
                 times = found.seconds / at.seconds
                 self.slow = search, found, f"{s.optimizer} with its states on the host"
                 first = "method full" if not full else f"{s.optimizer} with precision {s.precision}"
-                slower = f"takes {times:.0f} times as long"
+                slower = f"takes {times:.{1 if times < PATIENCE else 0}f} times as long"
                 self.notes.append(f"{first} fits, too, with its optimizer offloaded, and {slower}")
                 return self._on_card(later, other, at) or (rung, other, at)
         return None

@@ -10,7 +10,8 @@ Six properties let configurations be passed over, and tests hold each:
   with none of their values.
 - While vLLM sleeps, or has GPUs of its own, training and scoring take the same memory whatever vLLM's share, and
   whatever its tensor parallelism but for NCCL's buffers where that is more than 1. Loading, generating, handing weights
-  over and saving take the same whatever the micro batch, and whatever is recomputed. So each half is computed once.
+  over and saving take the same whatever the micro batch, unless the trained model generates by itself, and whatever is
+  recomputed. So each half is computed once.
 - What leaves the GPUs between the phases of a role that has them for itself takes the same from its update, wherever it
   is in between; and where more of it leaves, no phase that trains or scores needs more.
 - What is resident as roles train is the same whatever they recompute and whatever vLLM does, for all micro batches of a

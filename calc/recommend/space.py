@@ -50,9 +50,12 @@ from calc.step.roles import Memo, Roles
 
 Fields = Mapping[str, Any]
 
+EIGHT_BITS = ("adamw-8bit", "adamw-torchao-8bit")  # the optimizers whose states stay on the card in 8 bits
 RUNGS: tuple[Fields, ...] = (
     {"method": "full", "optimizer": "adamw"},
     {"method": "full", "optimizer": "adamw-8bit"},
+    # for FSDP 2, whose DTensors bitsandbytes does not take; DeepSpeed's offload takes its own CPU Adam alone
+    {"method": "full", "optimizer": "adamw-torchao-8bit", "offload.optimizer": False, "offload.parameters": False},
     {"method": "full", "optimizer": "adamw", "precision": "bf16"},  # unless that is the default anyway
     # torchtune's recipe for one card (recipes/configs/llama3_1/8B_full_single_device.yaml)
     {"method": "full", "optimizer": "adamw-paged-8bit", "optimizer_in_backward": True},
@@ -198,7 +201,9 @@ class Branch:
             return None
         turn, asleep = place[: self.turns], s.rollout and s.rollout.sleep
         training = self.training.setdefault((self.own(turn), s.micro_batch, asleep), Memo())
-        return Roles(s, training, self._serving.setdefault((self.kept(turn), asleep), Memo()))
+        # an engine has a batch of its own; a model that generates by itself does so for a micro batch
+        served = None if s.rollout and s.rollout.serves else s.micro_batch
+        return Roles(s, training, self._serving.setdefault((self.kept(turn), asleep, served), Memo()))
 
     def places(self) -> Iterator[tuple[int, ...]]:
         """All places of the branch, the fastest first."""
@@ -329,6 +334,8 @@ def rungs(job: Fields, *, experts: bool = False) -> Iterator[Fields]:
     for rung in RUNGS:
         own = {name: job.get(name, value) for name, value in rung.items()}
         if own["method"] != rung["method"] or (adapters and own["method"] == "full"):
+            continue
+        if any(rung.get(place) is False and own[place] for place in OFFLOADS):
             continue
         if "precision" in rung and (rung["precision"] != _choices_of(job).precision or "precision" in job):
             continue

@@ -10,15 +10,13 @@ from calc.base.ledger import Phase
 from calc.base.units import GiB, gib
 from calc.catalog.catalog import GPU
 from calc.recommend.clock import TOLERANCE
-from calc.recommend.problem import Configuration, Problem, configured
+from calc.recommend.problem import SENSIBLE, Configuration, Problem, configured
 from calc.recommend.search import Found, Judged, Search
 from calc.recommend.space import KEPT, MEGATRON, Branch, Fields, attention
 from calc.scenario.scenario import Scenario
 
 # The share of the card that an alternative with more margin leaves free beside the peak and its error.
 MARGIN = 0.10
-# A smaller machine is sensible while the job takes at most this many times the GPU hours on it.
-SENSIBLE = 1.5
 TOLD = GiB // 10  # the least memory that a setting saves for it to be named, in bytes
 LONGER = (8, 4, 2)  # times the length that was asked for
 KEPT_SMALL = ("optimizer", "precision", "lora.dtype")  # settings of a rung that keep what is trained small

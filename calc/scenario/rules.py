@@ -95,7 +95,8 @@ def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
         values["seq_len"] = values["prompt_len"] + values["response_len"]
         if (response := values.get("rollout.expected_len")) and "expected_len" not in given:
             values["expected_len"] = values["prompt_len"] + response
-        if values["rollout.engine"] not in SERVERS and "rollout.sleep" not in given:
+        alone = values["rollout.engine"] not in SERVERS or given.get("placement") == "separate"
+        if alone and "rollout.sleep" not in given:
             values["rollout.sleep"] = False
     else:
         values["prompt_len"] = values["response_len"] = 0

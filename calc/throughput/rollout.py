@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.base.plan import Keeps, Stage
+from calc.base.plan import Keeps, Role, Stage
 from calc.memory import kv_cache
 from calc.memory.run import Adapter, Run
 from calc.models.architecture import Architecture, language, parameters, tensors
@@ -254,7 +254,8 @@ def synced(s: Scenario, r: Rates, role: str) -> Iterator[Term]:
     count, number = parameters(own.architecture), handed(own.architecture)
     ranks = s.gpus if s.placement == "separate" else own.gpus
     if ranks > 1:
-        yield traffic.collective("weight sync", count, 2, 1, ranks, r.link(ranks))
+        stored = FORMATS[own.layout][0] if own.sharded.gathers else 2  # shards are gathered as they are, then cast
+        yield traffic.collective("weight sync", count, stored, 1, ranks, r.link(ranks))
     else:
         yield traffic.stepped(count, 4, 1, r.memory)._replace(name="weight sync", source="throughput#rollout")
     values = {"T": number, "h": HANDED}
@@ -267,6 +268,33 @@ def handed(arch: Architecture) -> int:
     return whole + 3 * arch.experts * arch.sparse_layers
 
 
+def crossings(keeps: Keeps, role: Role) -> dict[str, int]:
+    """Copies of a role's weights to the host or back in an iteration, by what they are for.
+
+    They come for each phase that needs them and leave after it (verl's engine_workers.py:281-425 of 0.9.1, and
+    fsdp_workers.py:569-677 of 0.4.0), for that of a role without weights of its own, too; what is paused goes and comes
+    once. An engine may read the copies on the host, to which nothing returns.
+    """
+    name = role.model or role.name
+    if role.paused:
+        return {name: 2}
+    found: dict[str, int] = {}
+    for stage in keeps.stages:
+        borrows = stage.does == "score" and name == "actor" and keeps.role(stage.role).shares
+        if role.name not in (stage.role, stage.beside, stage.joint) and not borrows:
+            continue
+        match stage.does:
+            case "score":
+                found[f"{stage.role.partition(',')[0]}, scoring"] = 2
+            case "train":
+                found[name] = 2
+            case "sync":
+                found.setdefault("weight sync", 1 if stage.back == "none" else 2)
+            case _:
+                pass
+    return found
+
+
 def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
     """Copies to host memory and back while others work: roles' weights and optimizer states, the engine's weights."""
     assert s.rollout
@@ -277,16 +305,16 @@ def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
         own = s.role(name) or s
         count = parameters(own.architecture) // (own.tensor_parallel * own.pipeline_parallel)
         weight, _, master, _ = FORMATS[own.layout]
-        weights = weight * ("weights" in role.leaves)
+        # Megatron-core's ranks share states alone, each with weights of its own
+        weights = weight * (own.shards if own.sharding == "megatron" else 1) * ("weights" in role.leaves)
         # states that Adam steps on the host stay there; with adapters there are states of them alone
         states = (1 - own.offload.fraction) * (master + 2 * 4) * ("states" in role.leaves)
         if own.lora:
             a = work.adapters(own.architecture, own.lora.rank, own.lora.modules)
             states *= a.elements / parameters(own.architecture)
-        # Megatron-core's ranks share states alone, each with weights of its own
-        shares = weights * (own.shards if own.sharding == "megatron" else 1) + states
-        if shares:
-            yield traffic.copied(count, 2 * shares, own.shards, r.pcie)._replace(name=f"{name}{SWAP}")
+        for label, copies in crossings(keeps, role).items():
+            if shares := copies * weights + 2 * states * (label == name):
+                yield traffic.copied(count, shares, own.shards, r.pcie)._replace(name=f"{label}{SWAP}")
     if keeps.serving and s.rollout.sleep:
         yield Term("rollout: sleep", ASLEEP, "a", {"a": ASLEEP}, "throughput#rollout")
     if keeps.serving and s.rollout.sleep and keeps.serving.sleep_level == 1:

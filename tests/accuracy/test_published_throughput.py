@@ -91,7 +91,7 @@ def test_iterations_of_rl_come_within_a_factor_of_two_and_dense_models_within_a_
     found = iterations(load())
     ratios = {p.id: p.predicted / p.measured for p in found}
     print({name: round(ratio, 2) for name, ratio in sorted(ratios.items(), key=lambda each: each[1])})
-    assert len(found) >= 14 and all(0.49 < ratio < 1.1 for ratio in ratios.values())
+    assert len(found) >= 14 and all(0.54 < ratio < 1.11 for ratio in ratios.values())
     dense = [ratio for name, ratio in ratios.items() if name.split("-")[3] in ("8b", "32b")]
     assert len(dense) == 4 and min(dense) > 0.7
     assert rank_correlation([(p.predicted, p.measured) for p in found]) > 0.8
@@ -119,7 +119,8 @@ def test_every_term_of_an_iteration_belongs_to_a_stage() -> None:
     """What makes room for the engine and brings it new weights is one stage, as frameworks log it."""
     names = {
         "rollout: decode": "rollout", "rollout: prefill, attention": "rollout", "rollout: wake": "sync",
-        "rollout: sleep": "sync", "actor: swap": "sync", "weight sync": "sync", "weight sync: tensors": "sync",
+        "rollout: sleep": "sync", "actor: swap": "update", "actor, scoring: swap": "scoring",
+        "weight sync: swap": "sync", "weight sync": "sync", "weight sync: tensors": "sync",
         "reference, scoring: loss": "scoring", "actor: matrix work": "update",
     }  # fmt: skip
     assert {name: stage_of(name) for name in names} == names

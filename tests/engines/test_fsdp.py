@@ -332,6 +332,15 @@ def test_what_bitsandbytes_steps_stays_on_the_card(moved: str) -> None:
         fsdp(optimizer="adamw-8bit", **{moved: True})
 
 
+@pytest.mark.parametrize("optimizer", ["adamw-8bit", "adamw-paged-8bit"])
+def test_bitsandbytes_takes_no_dtensors(optimizer: str) -> None:
+    """Its kernels read past a shard (bitsandbytes issue 1633); those of torchao are made for FSDP 2."""
+    with pytest.raises(ScenarioError, match=f"optimizer: given '{optimizer}' with sharding fsdp2"):
+        fsdp(optimizer=optimizer)
+    assert fsdp(optimizer="adamw-torchao-8bit")
+    assert fsdp(optimizer="adamw-8bit", sharding="fsdp1")
+
+
 def test_fsdp_1_leaves_adafactor_no_rows() -> None:
     """Flat parameters have no rows and columns: a whole second moment, 4P/N; FSDP 2 keeps shapes."""
     flat, shaped = (fsdp(sharding=f"fsdp{v}", optimizer="adafactor").resident() for v in (1, 2))

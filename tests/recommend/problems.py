@@ -15,7 +15,7 @@ from calc.scenario.scenario import ScenarioError
 from calc.scenario.words import RL
 
 TASKS = {
-    "torch": ("sft", "rm", "dpo", "ppo", "grpo"),
+    "torch": ("sft", "rm", "dpo", "ppo", "grpo", "inference"),
     "openrlhf": ("sft", "rm", "dpo", "ppo", "grpo", "reinforce++"),
     "verl": ("ppo", "grpo", "reinforce++"),
     "trl": ("sft", "rm", "dpo", "grpo"),

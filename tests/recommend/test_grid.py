@@ -16,8 +16,7 @@ from calc.launch import LaunchError, launch
 from calc.models.architecture import parameters
 from calc.recommend import Recommendation, recommend
 from calc.recommend.clock import TOLERANCE
-from calc.recommend.problem import Configuration, Problem
-from calc.recommend.trades import SENSIBLE
+from calc.recommend.problem import SENSIBLE, Configuration, Problem
 from calc.scenario.rules import card_warnings
 from calc.scenario.scenario import ScenarioError
 from calc.scenario.words import DEEPSPEED, FSDP, RL

@@ -615,6 +615,41 @@ def test_states_that_swap_are_those_of_adapters_where_adapters_are_trained() -> 
         assert t.values["N"] == 8 and moved == pytest.approx(4 * whole + 8 * trained)
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"actor: swap": 2, "actor, scoring: swap": 2, "weight sync: swap": 1}),
+        ({"framework": "verl==0.8"}, {"actor: swap": 2, "actor, scoring: swap": 2, "weight sync: swap": 2}),
+        ({"sharding": "fsdp1"}, {"actor: swap": 2, "actor, scoring: swap": 2, "weight sync: swap": 2}),
+        (
+            {"method": "lora", "roles.reference": {}},
+            {"actor: swap": 2, "actor, scoring: swap": 2, "reference, scoring: swap": 2, "weight sync: swap": 2},
+        ),
+        ({"framework": "slime", "sharding": "megatron", "placement": "colocated"}, {"actor: swap": 2}),
+    ],
+)
+def test_weights_on_the_host_come_for_each_phase_and_leave_after_it(
+    changes: dict[str, Any], expected: dict[str, int]
+) -> None:
+    """Weights of 4 bytes in verl; what slime pauses goes and comes once, with all that lies in the same blocks."""
+    job: dict[str, Any] = {"model": "llama-3-8b", "task": "grpo", "gpu": "h100-sxm", "gpus": 8, "framework": "verl"}
+    job |= {"sharding": "fsdp2", "offload.parameters": True} | changes
+    if job["framework"] == "slime":
+        del job["offload.parameters"]
+    found = {t.name: t.values["b"] for t in speed(estimate(scenario(**job))).terms if t.name.endswith(": swap")}
+    assert found.keys() == expected.keys()
+    if job["framework"] != "slime":
+        assert found == {name: 4 * copies for name, copies in expected.items()}
+
+
+def test_shards_are_gathered_for_the_engine_as_they_are_stored() -> None:
+    """fp32 shards of FSDP, 16-bit ones of Megatron-core."""
+    job: dict[str, Any] = {"model": "qwen2.5-1.5b", "task": "grpo", "gpu": "h100-sxm", "gpus": 8, "framework": "verl"}
+    for sharding, size in (("fsdp2", 4), ("megatron", 2)):
+        terms = speed(estimate(scenario(**job, sharding=sharding))).terms
+        assert next(t for t in terms if t.name == "weight sync").values["b"] == size
+
+
 def test_the_mean_length_is_divided_as_the_caps_are() -> None:
     s = scenario(**PPO, prompt_len=300, response_len=900, expected_len=800)
     assert lengths(s) == (200, 600)

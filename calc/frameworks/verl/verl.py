@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from calc.base.plan import Awake, Holds, Keeps, Leaves, Path, Role, Serving, Stage
+from calc.base.plan import Awake, Back, Holds, Keeps, Leaves, Path, Role, Serving, Stage
 from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
@@ -99,7 +99,9 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.task not in TASKS or not s.rollout:
         return Refusal("task", repr(s.task), ", ".join((*TASKS, *sft.TASKS)), "with verl")
     if s.placement != "colocated":
-        return Refusal("placement", "'separate'", "colocated; trainer and rollout share one pool of GPUs", "with verl")
+        # trainer/main_ppo.py; experimental/{one_step_off_policy,fully_async_policy} of 0.9.1 have trainers of their own
+        allowed = "colocated; main_ppo has one pool of GPUs, and the trainers with two are not modelled yet"
+        return Refusal("placement", "'separate'", allowed, "with verl")
     if not s.has("actor"):
         return Refusal("roles.actor", "'none'", "an actor, which it always trains", "with verl")
     for name, place in (("actor", ""), ("critic", "roles.critic.")):
@@ -271,7 +273,10 @@ def _syncs(s: Scenario) -> Iterator[Stage]:
     bucket: tuple[Holds, ...] = ("bucket",) if reached(version, "0.7.1") else ()
     before: Awake = "weights" if reached(version, "0.8.0") or easyr1.wakes_first(version) else "asleep"
     if s.sharding == "fsdp2":
-        yield Stage("sync", "actor", engine="weights", holds=bucket if s.lora else ("parameter", *bucket))
+        # shards on the host are sent from there, one by one (_skip_staging, engine/fsdp/transformer_impl.py:961 of
+        # 0.9.0), and until 0.8 come back before
+        back: Back = "none" if reached(version, "0.9.0") and s.offload.parameters and not s.lora else "own"
+        yield Stage("sync", "actor", engine="weights", holds=bucket if s.lora else ("parameter", *bucket), back=back)
         return
     yield Stage("sync", "actor", engine=before, holds=(summoned,) if s.lora else ("units", "copies"))
     yield Stage("sync", "actor", engine="weights", holds=bucket if s.lora else ("copies", "parameter", *bucket))

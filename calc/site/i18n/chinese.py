@@ -2103,6 +2103,9 @@ REFUSALS = {
     "adamw; bitsandbytes steps on a GPU, and Accelerate makes it DeepSpeedCPUAdam, with fp32 states": (
         "adamw；bitsandbytes 在显卡上更新，而 Accelerate 会改用状态为 fp32 的 DeepSpeedCPUAdam"
     ),
+    "adamw, adamw-torchao-8bit; bitsandbytes' kernels take no DTensors, as parameters of FSDP 2 are": (
+        "adamw、adamw-torchao-8bit；FSDP 2 的参数是 DTensor，bitsandbytes 的内核不接受"
+    ),
     "{names!}, or none and ddp for zero_stage 0": "{names}；zero_stage 0 用 none 和 ddp",
     "{names!}; 4-bit weights are not partitioned": "{names}；4 位权重不能分片",
     "full, lora; this Transformers cannot move a 4-bit model": "full、lora；这个版本的 Transformers 不能移动 4 位模型",
@@ -2187,7 +2190,9 @@ REFUSALS = {
     "{n}; vLLM serves no replicas of a model without experts": "{n}；没有专家的模型，vLLM 不提供副本",
     "ppo, grpo, reinforce++; sft from {version} on": "ppo、grpo、reinforce++；sft 自 {version} 起",
     "true; batches have no padding": "true；批次没有填充",
-    "colocated; trainer and rollout share one pool of GPUs": "colocated；训练与 rollout 共用一组显卡",
+    "colocated; main_ppo has one pool of GPUs, and the trainers with two are not modelled yet": (
+        "colocated；main_ppo 只有一组显卡，而使用两组显卡的训练程序尚未建模"
+    ),
     "with lora, whose adapters it gathers": "与 lora 一起，它会收集其适配器",
     "none; its server is not modelled yet": "none；它的服务尚未模拟",
     "true, which it forces": "true，它强制如此",

@@ -27,8 +27,7 @@ from calc.models.architecture import Architecture, Head, parameters
 from calc.models.families import ALIKE, FAMILIES, NESTED
 from calc.models.lora import lora_parameters
 from calc.recommend.clock import TOLERANCE
-from calc.recommend.problem import PATIENCE
-from calc.recommend.trades import SENSIBLE
+from calc.recommend.problem import PATIENCE, SENSIBLE
 from calc.scenario.scenario import ScenarioError
 from calc.site.calculator import addresses, comparison, pasting, picker
 from calc.site.calculator.calculator import Place
