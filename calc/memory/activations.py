@@ -298,10 +298,11 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             if arch.routing_normed:
                 best = tape.op("router: normalise", [best], k, best.b, saves=[best, Tensor(Size({"": 1}), best.b)])
             return tape.op("router: scale", [best], k, best.b)
-        probabilities = tape.op("router: softmax", [self.cast(logits, 4, "router")], experts, 4, saves_out=True)
-        best = tape.op("router: top k", [probabilities], k, 4, saves=[index])
+        b = logits.b if arch.routing == "narrow" and not self.autocast else 4  # autocast takes every softmax in fp32
+        probabilities = tape.op("router: softmax", [self.cast(logits, b, "router")], experts, b, saves_out=True)
+        best = tape.op("router: top k", [probabilities], k, b, saves=[index])
         if arch.routing_normed:
-            best = tape.op("router: normalise", [best], k, 4, saves=[Tensor(Size({"": 1}), 4)], saves_out=True)
+            best = tape.op("router: normalise", [best], k, b, saves=[Tensor(Size({"": 1}), b)], saves_out=True)
         return best if arch.routing_uncast else self.cast(best, self.c, "router")
 
     def drawn_experts(self, logits: Tensor) -> Tensor:

@@ -343,10 +343,10 @@ class Architecture:
     # experts are modules of linears in code beside the weights, whatever Transformers has, and run in turn (Ling)
     experts_apart: bool = False
     router: str = "mlp.gate"  # the router's module name
-    # a softmax over all experts (fp32: on casts), or over the best alone; all: every expert gets every token
-    # (Llama 4); sigmoid: of each expert's logit, in the compute type (LFM2); sampled: two of those near the best, each
-    # with a softmax of its own (Phi-3.5 MoE)
-    routing: Literal["softmax", "fp32", "best", "best-fp32", "all", "sigmoid", "sampled"] = "softmax"
+    # a softmax over all experts (fp32: on casts; narrow: in the compute type, Mistral Small 4), or over the best alone;
+    # all: every expert gets every token (Llama 4); sigmoid: of each expert's logit, in the compute type (LFM2);
+    # sampled: two of those near the best, each with a softmax of its own (Phi-3.5 MoE)
+    routing: Literal["softmax", "fp32", "narrow", "best", "best-fp32", "all", "sigmoid", "sampled"] = "softmax"
     jittered: bool = False  # what experts and router read is multiplied by noise, once for each (Phi-3.5 MoE)
     routing_normed: bool = True  # the weights of a token's experts are divided by their sum
     routing_uncast: bool = False  # the weights of a token's experts stay in fp32

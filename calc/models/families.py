@@ -514,7 +514,8 @@ FAMILIES: dict[str, Family] = {
         dict(num_key_value_heads=32, max_position_embeddings=1048576, n_routed_experts=128, num_experts_per_tok=4,
              moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=0, v_head_dim=128,
              **_MLA | dict(q_lora_rank=1024, kv_lora_rank=256, qk_nope_head_dim=64)),
-        dict(routing_uncast=True, tuned=True), biases=_ATTENTION, experts="n_routed_experts", mla=True,
+        dict(routing="narrow", routing_uncast=True, tuned=True), biases=_ATTENTION, experts="n_routed_experts",
+        mla=True,
     ),
     "minimax_m2": Family(
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=196608, num_local_experts=256,
