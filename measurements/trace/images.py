@@ -33,10 +33,12 @@ MODULES = (
     "smolvlm",
     "mistral3",
     "paligemma",
+    "llama4",
 )
 VISION = re.compile(r"\b(visual|vision_tower|vision_model|multi_modal_projector|connector)\.")
 PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector|connector)\.")
 LONG = 4  # squares along an image's longer side, of Idefics 3
+SQUARES = 16  # the most into which an image is cut, of Llama 4
 
 
 class Sizes(np.ndarray):  # type: ignore[type-arg]
@@ -60,6 +62,8 @@ def _side(config: Any) -> int:
         return int(eyes.patch_size * config.scale_factor)
     if config.model_type == "paligemma":
         return int(eyes.patch_size)
+    if config.model_type == "llama4":
+        return int(eyes.patch_size / eyes.pixel_shuffle_ratio)
     return int(eyes.image_size // config.mm_tokens_per_image**0.5)
 
 
@@ -77,6 +81,10 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
     if hasattr(config, "downsample_ratio"):
         tile = eyes.image_size[0]
         return {"pixel_values": torch.zeros(count * _tiles(case, tile), eyes.num_channels, tile, tile, device=DEVICE)}
+    if config.model_type == "llama4":  # whose processor makes pixels of bf16
+        tile, b = eyes.image_size, torch.float32 if case.prec == "fp32" else torch.bfloat16
+        squares = count * _tiles(case, tile, SQUARES)
+        return {"pixel_values": torch.zeros(squares, eyes.num_channels, tile, tile, dtype=b, device=DEVICE)}
     if hasattr(config, "scale_factor"):
         edge, number = eyes.image_size, case.images * _cut(case)
         mask = torch.zeros(rows, number, edge, edge, dtype=torch.long, device=DEVICE)
@@ -106,10 +114,10 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
     }
 
 
-def _tiles(case: Case, tile: int) -> int:
+def _tiles(case: Case, tile: int, most: int = 12) -> int:
     """Squares of an image that is whole squares large: these, and one of all of it if there are several."""
-    if case.height % tile or case.width % tile or case.height * case.width > 12 * tile**2:
-        raise CaseError(f"images.height: {case.height} cannot be traced; allowed: multiples of {tile}, 12 squares")
+    if case.height % tile or case.width % tile or case.height * case.width > most * tile**2:
+        raise CaseError(f"images.height: {case.height} cannot be traced; allowed: multiples of {tile}, {most} squares")
     number = case.height * case.width // tile**2
     return number + (number > 1)
 
@@ -126,6 +134,9 @@ def tokens(case: Case, model: Any, rows: int) -> int:
     if hasattr(config, "downsample_ratio"):
         tile = config.vision_config.image_size[0]
         return rows * case.images * _tiles(case, tile) * (tile // _side(config)) ** 2
+    if config.model_type == "llama4":
+        tile = config.vision_config.image_size
+        return rows * case.images * _tiles(case, tile, SQUARES) * (tile // _side(config)) ** 2
     if hasattr(config, "scale_factor"):
         return int(rows * case.images * _cut(case) * (config.vision_config.image_size // _side(config)) ** 2)
     return rows * case.images * (case.height * case.width // _side(config) ** 2)
@@ -134,14 +145,15 @@ def tokens(case: Case, model: Any, rows: int) -> int:
 def tower(model: Any) -> Any:
     """The vision tower of a model."""
     ends = (".visual", ".vision_tower", ".vision_model")
-    return next(module for name, module in model.named_modules() if name.endswith(ends))
+    return next(module for name, module in model.named_modules() if f".{name}".endswith(ends))
 
 
 def linear_names(case: Case, model: Any) -> list[str]:
     """The names of the linear modules beside which there are adapters: all but the head, and what is frozen."""
     linear = (name for name, module in model.named_modules() if hasattr(module, "in_features"))
     frozen = VISION if case.freeze == "tower" else re.compile("$^")
-    return [n for n in linear if n != "lm_head" and (not frozen.search(n) or PROJECTOR.search(n))]
+    ends = ("lm_head", "router")  # Llama 4's router returns two tensors
+    return [n for n in linear if not n.endswith(ends) and (not frozen.search(n) or PROJECTOR.search(n))]
 
 
 def freeze(case: Case, model: torch.nn.Module) -> None:

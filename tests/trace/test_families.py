@@ -126,6 +126,8 @@ SEEN: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
         "image_size": 448, "patch_size": 28, "vision_use_head": False, "projection_dim": 1024,
     },
+    "llama4": {**SQUARE, "projector_input_dim": 512, "projector_output_dim": 512, "vision_output_dim": 512,
+               "intermediate_size": 1280, "image_size": 448},
     "mistral3": {name: size for name, size in SQUARE.items() if name != "image_size"},
     "idefics3": SQUARE,
     "smolvlm": SQUARE,
@@ -150,6 +152,9 @@ def seeing(family: str) -> dict[str, Any]:
     elif family in ("idefics3", "smolvlm"):
         outer = {"image_token_id": 16383, "tie_word_embeddings": False, "scale_factor": 4}
         inner["model_type"] = "llama"
+    elif family == "llama4":
+        outer = {"image_token_index": 16383}
+        inner["model_type"] = "llama4_text"
     elif family == "mistral3":
         outer = {"image_token_index": 16383, "tie_word_embeddings": False, "spatial_merge_size": 2}
         inner["model_type"] = "mistral"
@@ -227,14 +232,13 @@ WAYS: tuple[dict[str, Any], ...] = (
 )
 
 
-# PEFT would adapt its experts beside all linears; beside linears by name the tower has no adapters
-NAMED: dict[str, dict[str, Any]] = {
-    "glm4v_moe": {
-        "images": {**IMAGE, "count": 2, "freeze": "vision"},
-        "method": "lora",
-        "lora": {"rank": 16, "dtype": "bf16", "targets": ["q_proj", "v_proj"]},
-    }
+# PEFT would adapt experts or a router beside all linears; beside linears by name the tower has no adapters
+TOWARDS_TEXT = {
+    "images": {**IMAGE, "count": 2, "freeze": "vision"},
+    "method": "lora",
+    "lora": {"rank": 16, "dtype": "bf16", "targets": ["q_proj", "v_proj"]},
 }
+NAMED: dict[str, dict[str, Any]] = {"glm4v_moe": TOWARDS_TEXT, "llama4": TOWARDS_TEXT}
 
 
 def test_steps_with_images_take_what_their_traces_say(tmp_path: Path) -> None:
