@@ -69,7 +69,7 @@ TYPED = {
     "Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b",
     "unsloth/gemma-2-9b-it": "gemma-2-9b",
     "gemma3-12b-it": "gemma-3-12b",
-    "microsoft/Phi-3.5-mini-instruct": "phi-3-mini",
+    "microsoft/Phi-3.5-mini-instruct": "phi-3-mini-128k",
     "openai/gpt-oss-20b": "gpt-oss-20b",
     "allenai/Olmo-3-7B-Think": "olmo-3-7b",
     "Olmo-3.1-32B-Instruct": "olmo-3-32b",
@@ -226,7 +226,7 @@ TYPED = {
     "qwen3 moe 30b": "qwen3-30b-a3b",
     "tencent/Youtu-LLM-2B-Base": "youtu-llm-2b",
     "MiniMaxAI/MiniMax-M3": "",
-    "microsoft/Phi-3-medium-128k-instruct": "phi-3-medium",
+    "microsoft/Phi-3-medium-128k-instruct": "phi-3-medium-128k",
     "01-ai/Yi-6B-Chat-8bits": "yi-6b",
     "tiiuae/Falcon-H1-1.5B-Deep-Instruct": "",
 }
