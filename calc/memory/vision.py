@@ -1,7 +1,7 @@
 """A vision tower's operations: patches, blocks and projector, per patch, as Transformers' eager code runs them.
 
-Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v,idefics3,llama4,smolvlm,
-mistral3,paligemma,pixtral}/modeling_*.py`. The blocks are an architecture of their own, so that
+Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v,idefics3,llama4,llava,
+smolvlm,mistral3,paligemma,pixtral,clip}/modeling_*.py`. The blocks are an architecture of their own, so that
 `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a token is a patch.
 """
 
@@ -87,7 +87,7 @@ def patches(run: Run, tower: Tower, *, embeds: bool) -> Segment:
     if tower.framed:
         x = tape.op("patches: join", [x], WIDTH, x.b)
     table = tower.positions * hidden
-    if tower.first_norm and not tower.flattened:
+    if tower.first_norm and not tower.classes:
         program.elements = {**program.elements, FIRST: hidden}
         x = program.rms_norm(x, FIRST, Size({"": 1}))
     if tower.sampled:
@@ -107,7 +107,7 @@ def patches(run: Run, tower: Tower, *, embeds: bool) -> Segment:
         to = x.b if tower.flattened else run.residual
         x = tape.op("positions: add", [x], WIDTH, to, aliases=[x] if x.b == to else [],
                     weight=(table + hidden) * trained)  # fmt: skip
-        if tower.flattened:
+        if tower.first_norm:
             program.elements = {**program.elements, FIRST: 2 * hidden}
             x = program.layer_norm(x, FIRST, Size({"": 1}))
     elif tower.positions:
@@ -183,6 +183,11 @@ def projector(
         for name in merger.inner:
             x = program.activated(program.linear(name, x, of(between=1)))
         program.run = own
+    elif tower.unread:
+        if x.b == run.compute:  # without the tower's own token; a cast cuts it off, too
+            x = program.tape.op("projector: cut", [x], WIDTH, x.b)
+        for name in linears[:-1]:
+            x = program.activated(program.linear(name, x, of(out=1)))
     elif not merger.norm:
         x = program.layer_norm(x, LAST, Size({"": 1}))
         x = x if merger.biased else shuffled(program, x)

@@ -19,7 +19,8 @@ from calc.base.refusal import Refusal
 from calc.models.vision import Tower
 
 Head = Literal["lm", "scalar", "none"]
-Seeing = Literal["all", "linears", "blocks", "projector"]  # parts for images; linears: of the tower, outside its blocks
+# parts for images; linears: of the tower, outside its blocks; unread: without gradients, as nothing reads its output
+Seeing = Literal["all", "linears", "blocks", "projector", "unread"]
 TOWER: tuple[Seeing, ...] = ("linears", "blocks")  # what is frozen, or gets adapters, with a tower
 
 
@@ -826,7 +827,10 @@ def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ..
         projector += named(tower.projector(tower.deep_merger), len(tower.deep))
     match part:
         case "all":
-            return (*named(tower.patches), *named(tower.linears), *blocks, *projector)
+            return (*named(tower.patches), *named(tower.linears), *blocks, *vision_tensors(arch, "unread"), *projector)
+        case "unread":
+            idle = [t._replace(count=tower.unread) for t in blocks if tower.unread]
+            return (*idle, *named(tower.normed(tower.last_norm))) if idle else ()
         case "linears":
             return named(tower.linears)
         case "blocks":

@@ -314,7 +314,8 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
             raise ConfigError(name, config[name], f"{str(only).casefold()}; not modelled")
     patch, side = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
     edge = 0 if sight.tower.get("sampled") else side
-    depth = read.integer("depth")
+    unread = _unread(config, read) if family == "llava" else 0
+    depth = read.integer("depth") - unread
     deep = read.value("deepstack_visual_indexes") or ()
     merged = _merging(family, read, wrong)
     if not all(type(index) is int and 0 <= index < depth for index in _listed(deep)) or len(deep) > arch.layers:
@@ -347,8 +348,19 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         edge=edge,
         between=read.integer("between") if "between" in sight.spelled else 0,
         deep=tuple(deep),
+        unread=unread,
         **sight.tower,
     )
+
+
+def _unread(config: Mapping[str, Any], read: _Reader) -> int:
+    """The number of last blocks that LLaVA does not read, as it takes an earlier one's output."""
+    layer, strategy = config.get("vision_feature_layer", -2), config.get("vision_feature_select_strategy", "default")
+    if strategy != "default":
+        raise ConfigError("vision_feature_select_strategy", strategy, "default; not modelled")
+    if type(layer) is not int or not 2 <= -layer <= read.integer("depth"):
+        raise ConfigError("vision_feature_layer", layer, f"a number from -2 to {-read.integer('depth')}; not modelled")
+    return -1 - layer
 
 
 def _merging(family: str, read: _Reader, wrong: Callable[[str, object, str], ConfigError]) -> Merging:

@@ -113,10 +113,13 @@ def pins(s: Scenario) -> HostAllocator:
 
 
 def frozen_tensors(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
-    """The tensors of a vision tower that stay as they are in a model that is trained otherwise."""
+    """The tensors of a vision tower that stay as they are in a model that is trained otherwise.
+
+    Those that are frozen, and those that get no gradients, which an optimizer passes by.
+    """
     freeze = s.images.freeze if s.images else "none"
     if freeze == "none":
-        return ()
+        return vision_tensors(arch, "unread")
     trained = vision_tensors(arch, "projector") if freeze == "tower" else ()
     return tuple(t for t in vision_tensors(arch) if t not in trained)
 

@@ -92,7 +92,8 @@ class Seen:
     @property
     def trained(self) -> int:
         """All trained elements."""
-        whole = sum(t.elements * t.count for t in vision_tensors(self.arch)) if self.looks else 0
+        idle = vision_tensors(self.arch, "unread")
+        whole = sum(t.elements * t.count for t in vision_tensors(self.arch) if t not in idle) if self.looks else 0
         return whole or sum([self.elements(part) for part in (*TOWER, "projector")])
 
     def line(self, component: str, amount: Amount, times: int = 1) -> Line:

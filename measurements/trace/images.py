@@ -34,6 +34,7 @@ MODULES = (
     "mistral3",
     "paligemma",
     "llama4",
+    "llava",
 )
 VISION = re.compile(r"\b(visual|vision_tower|vision_model|multi_modal_projector|connector)\.")
 PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector|connector)\.")
@@ -60,7 +61,7 @@ def _side(config: Any) -> int:
         return int(eyes.patch_size[0] / config.downsample_ratio)
     if hasattr(config, "scale_factor"):
         return int(eyes.patch_size * config.scale_factor)
-    if config.model_type == "paligemma":
+    if config.model_type in ("paligemma", "llava"):
         return int(eyes.patch_size)
     if config.model_type == "llama4":
         return int(eyes.patch_size / eyes.pixel_shuffle_ratio)
@@ -97,9 +98,10 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
             allowed = str(square) if square else f"multiples of {side}"
             raise CaseError(f"images.{name}: {edge} cannot be traced; allowed: {allowed}")
     if square:
+        kinds = {} if config.model_type == "llava" else {"token_type_ids": (rows, case.seq)}
         return {
             "pixel_values": torch.zeros(count, eyes.num_channels, case.height, case.width, device=DEVICE),
-            "token_type_ids": torch.zeros(rows, case.seq, dtype=torch.long, device=DEVICE),
+            **{name: torch.zeros(shape, dtype=torch.long, device=DEVICE) for name, shape in kinds.items()},
         }
     if framed:
         sizes = np.array([[case.height, case.width]] * count).view(Sizes)
@@ -154,6 +156,16 @@ def linear_names(case: Case, model: Any) -> list[str]:
     frozen = VISION if case.freeze == "tower" else re.compile("$^")
     ends = ("lm_head", "router")  # Llama 4's router returns two tensors
     return [n for n in linear if not n.endswith(ends) and (not frozen.search(n) or PROJECTOR.search(n))]
+
+
+def unread(case: Case, model: Any) -> set[int]:
+    """The ids of parameters without gradients: those of LLaVA's blocks behind the one whose output it takes."""
+    if case.config["model_type"] != "llava":
+        return set()
+    depth = case.config["vision_config"]["num_hidden_layers"]
+    behind = "|".join(map(str, range(depth + 1 + case.config.get("vision_feature_layer", -2), depth)))
+    idle = re.compile(rf"vision_tower\.(encoder\.layers\.({behind})|post_layernorm)\.")
+    return {id(parameter) for name, parameter in model.named_parameters() if idle.search(name)}
 
 
 def freeze(case: Case, model: torch.nn.Module) -> None:

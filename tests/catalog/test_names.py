@@ -35,6 +35,8 @@ TYPED = {
     "qwen2.5-7b-32k": "qwen2.5-7b",
     "01-ai/Yi-6B-Chat": "yi-6b",
     "Yi-6B-200K": "yi-6b-200k",
+    "llava-hf/llava-1.5-7b-hf": "llava-1.5-7b",
+    "llava-v1.5-13b": "llava-1.5-13b",
     "Qwen/Qwen2.5-14B-Instruct-1M": "qwen2.5-14b-1m",
     "Qwen/Qwen2.5-Math-1.5B": "qwen2.5-1.5b",
     "Qwen2.5-Math-7B-Instruct": "qwen2.5-7b",
@@ -244,7 +246,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 212
+    assert len(TYPED) == 214
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -332,7 +334,7 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
         ("inclusionAI/Ling-lite-1.5", "is of another BailingMoE"),
         ("ai21labs/AI21-Jamba-1.5-Mini", "has Mamba-1's state spaces"),
         ("baichuan-inc/Baichuan2-13B-Chat", "slopes attention's scores"),
-        ("llava-hf/llava-1.5-7b-hf", "reads images"),
+        ("llava-hf/llava-v1.6-vicuna-7b-hf", "reads images"),
         ("mistralai/Voxtral-Mini-3B-2507", "hears or speaks"),
         ("google/flan-t5-xl", "has an encoder beside"),
         ("microsoft/Phi-3-small-8k-instruct", "has attention by blocks"),
