@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.: +-]*", re.ASCII)  # no path
 _WORD = re.compile(r"bf16|[a-z]+|[0-9]+(?:\.[0-9]+)*(?:bit|[a-z](?![a-z]))?")  # the 2.5vl of a name is two words
-# Words that change no tensor: a model's maker, its tuning, its file format, QLoRA's 4 bits, 16, the 1M of Qwen's long
-# context, models that refuse nothing, and those trained to be quantised (QAT). `base` is none of them: tuning often
-# adds rows to the vocabulary.
+# Words that change no tensor: a model's maker, its tuning, its file format, QLoRA's 4 bits, 16, models that refuse
+# nothing, and those trained to be quantised (QAT). `base` is none of them: tuning often adds rows to the vocabulary.
 _SAME = frozenset({
-    "meta", "deepseek", "instruct", "chat", "it", "pt", "hf", "thinking", "unsloth", "bnb", "4bit", "bf16", "1m",
+    "meta", "deepseek", "instruct", "chat", "it", "pt", "hf", "thinking", "unsloth", "bnb", "4bit", "bf16",
     "abliterated", "ds", "qat", "pretrained", "sft", "dpo", "mpo",
 })  # fmt: skip
-_CONTEXT = re.compile(r"[0-9]+k")  # the context that a model was lengthened to, which changes no tensor either
+# The context that a model was lengthened to, which changes no tensor either, but the positions, for which it may have a
+# file of its own.
+_CONTEXT = re.compile(r"[0-9]+k|1m")
 
 # Words that mean another architecture beside a model's name: other inputs or outputs, pruned models, and draft models.
 _OTHER = frozenset({
@@ -63,7 +64,13 @@ def words(name: str) -> str:
 @lru_cache(maxsize=4096)
 def plain(name: str) -> str:
     """The words of a name that say which shapes the model has."""
-    return " ".join(word for word in words(name).split() if word not in _SAME and not _CONTEXT.fullmatch(word))
+    return " ".join(word for word in lengthened(name).split() if not _CONTEXT.fullmatch(word))
+
+
+@lru_cache(maxsize=4096)
+def lengthened(name: str) -> str:
+    """The words of a name that say which shapes and positions the model has."""
+    return " ".join(word for word in words(name).split() if word not in _SAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,8 @@ class Names:
     """The ids of models by name.
 
     `listed`: by id, Hugging Face name and alias, casefolded. `spelled`: by the words of these and of the name for
-    readers, by the plain ones, and by those without active parameters, where they are of one model alone. `unlike`: the
+    readers, by those of shapes and positions, by the plain ones, and by these without active parameters, where they are
+    of one model alone. `unlike`: the
     reason why a name that looks like a model's is another's, by the words of that name.
     """
 
@@ -84,8 +92,10 @@ class Names:
         return None if self.refusal(name) else self._spelled(name)
 
     def _spelled(self, name: str) -> str | None:
-        """The id of the model with the words of this name, or with its plain words."""
-        return (self.spelled.get(words(name)) or self.spelled.get(plain(name))) if _NAME.fullmatch(name) else None
+        """The id of the model with the words of this name, or with those of them that say most."""
+        if not _NAME.fullmatch(name):
+            return None
+        return next(filter(None, [self.spelled.get(form(name)) for form in (words, lengthened, plain)]), None)
 
     def refusal(self, name: str) -> str:
         """The reason why the name is not that of the model that it looks like, or ""."""
@@ -145,7 +155,9 @@ def names(models: Iterable[Model]) -> Names:
         for name, reason in model.unlike.items():
             unlike[words(name)] = unlike[plain(name)] = f"not {model.id}: {reason}"
     short = _of_one((_ACTIVE.sub("", plain(name)), id) for name, id in known)
-    forms = short | _of_one((plain(name), id) for name, id in known) | _of_one((words(name), id) for name, id in known)
+    forms = short
+    for form in (plain, lengthened, words):
+        forms |= _of_one((form(name), id) for name, id in known)
     spelled = {form: id for form, id in forms.items() if form and id}
     return Names(listed, spelled, {form: why for form, why in unlike.items() if form not in spelled})
 

@@ -298,10 +298,11 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             if arch.routing_normed:
                 best = tape.op("router: normalise", [best], k, best.b, saves=[best, Tensor(Size({"": 1}), best.b)])
             return tape.op("router: scale", [best], k, best.b)
-        probabilities = tape.op("router: softmax", [self.cast(logits, 4, "router")], experts, 4, saves_out=True)
-        best = tape.op("router: top k", [probabilities], k, 4, saves=[index])
+        b = logits.b if arch.routing == "narrow" and not self.autocast else 4  # autocast takes every softmax in fp32
+        probabilities = tape.op("router: softmax", [self.cast(logits, b, "router")], experts, b, saves_out=True)
+        best = tape.op("router: top k", [probabilities], k, b, saves=[index])
         if arch.routing_normed:
-            best = tape.op("router: normalise", [best], k, 4, saves=[Tensor(Size({"": 1}), 4)], saves_out=True)
+            best = tape.op("router: normalise", [best], k, b, saves=[Tensor(Size({"": 1}), b)], saves_out=True)
         return best if arch.routing_uncast else self.cast(best, self.c, "router")
 
     def drawn_experts(self, logits: Tensor) -> Tensor:
@@ -362,7 +363,7 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
 
         Transformers 5.23 `models/llama4/modeling_llama4.py`, `Llama4TextMoe`.
         """
-        tape, trained, c = self.tape, self.run.trained, self.c
+        tape, c = self.tape, self.c
         rows, inner, experts, k = Size({"E·h": 1}), Size({"E·j": 1}), of(E=1), of(k=1)
         logits = self.linear(self.arch.router.rpartition(".")[2], x, experts)
         index = Tensor(k, 8, differentiable=False)
@@ -373,18 +374,29 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         copies = tape.op("experts: repeat", [x], rows, x.b)
         picked = tape.op("experts: weigh", [copies, scores], rows, x.b, saves=[copies, scores],
                          backward_scratch=rows * x.b)  # fmt: skip
-        pair = tape.op("experts: gate_up", [picked], inner * 2, c, saves=[picked] if trained else [],
-                       weight=self.trained_expert("gate_up_proj"), multiplies=True)  # fmt: skip
+        pair = self.of_each_expert("gate_up", picked, inner * 2)
         gate, up = tape.split("experts: gate, up", pair, [inner, inner])
         act = tape.op("experts: activation", [gate], inner, c, saves=[gate])
         product = tape.op("experts: product", [up, act], inner, c, saves=[up, act])
-        down = tape.op("experts: down", [product], rows, c, saves=[product] if trained else [],
-                       weight=self.trained_expert("down_proj"), multiplies=True)  # fmt: skip
+        down = self.of_each_expert("down", product, rows)
         shared = self.mlp(x, of(s=1), "shared_")
         total = tape.op("experts: sum", [down], WIDTH, c)
         y = tape.op("experts: add shared", [shared, total], WIDTH, c, view=True, aliases=[shared, total])
         tape.returns(picked, down)
         return y
+
+    def of_each_expert(self, name: str, x: Tensor, out: Size) -> Tensor:
+        """A batched product of every expert with every token, which autocast runs on copies in bf16."""
+        tape, run, weight, copies = self.tape, self.run, self.trained_expert(f"{name}_proj"), list[Tensor]()
+        if run.copies:
+            elements = Size({}, {f"W_experts_{name}_proj": 1})
+            copies = [tape.op(f"experts: {name}: weight to bf16", [], elements, 2, weight=weight)]
+            if run.caches:
+                tape.cache(*copies)
+        source = self.cast(x, self.c, "experts") if self.autocast else x
+        kept = [source] if run.trained else []
+        return tape.op(f"experts: {name}", [*copies, source], out, self.c, saves=[*kept, *copies],
+                       weight=0 if copies else weight, multiplies=True)  # fmt: skip
 
     def layer(self) -> Tape:
         """One decoder layer, in the symbols of its kind."""
@@ -655,7 +667,8 @@ def below_layers(run: Run, recompute: bool, masked: bool = False) -> Size:
     """Bytes kept below the first layer: a dropout mask and, with checkpointing, embedding output and attention masks.
 
     PEFT makes the embedding's output a leaf that requires a gradient (`_prepare_model_for_gradient_checkpointing`); if
-    a number or a dropout mask multiplies it, the first layer's input is another tensor, and the leaf counts here. Eager
+    a number or a dropout mask multiplies it, or tokens of images are put in a copy (`masked_scatter` in
+    `modeling_{qwen2_vl,internvl,…}.py`), the first layer's input is another tensor, and the leaf counts here. Eager
     attention gets a mask in the type of the residual stream, and another one if some of the layers slide: checkpoints
     keep both. SDPA's mask of rows that lie end to end has a byte for each two positions.
     """
@@ -677,7 +690,8 @@ def below_layers(run: Run, recompute: bool, masked: bool = False) -> Size:
     if run.arch.altup:
         tape = Program(run, first=not run.trained and not leaf, counted=recompute).parted(run.arch.altup)
         kept += tape.saved()
-    return kept + (of(h=run.residual) if leaf and (dropped or run.arch.embedding_scaled) else NOTHING)
+    apart = dropped or run.arch.embedding_scaled or run.sees
+    return kept + (of(h=run.residual) if leaf and apart else NOTHING)
 
 
 def lent(run: Run) -> Size:

@@ -93,6 +93,7 @@ class Run:
     rotates: bool = False  # Megatron-core's layers without fusions rotate in one kernel all the same
     again: frozenset[Recomputed] = frozenset()  # parts of Megatron-core's layers that are run again for backward
     single: bool = False  # sparse attention sees one sequence at a time, for which a product copies no keys
+    sees: bool = False  # tokens of images take the places that are theirs in a copy of the embedded ones
     fed: bool = False  # the embedded tokens need a gradient, for adapters in a vision tower before them
     deterministic: bool = False  # PyTorch's deterministic algorithms, with which experts' outputs are summed otherwise
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`

@@ -1,7 +1,7 @@
 """A vision tower's operations: patches, blocks and projector, per patch, as Transformers' eager code runs them.
 
-Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v,idefics3,smolvlm,
-mistral3,paligemma,pixtral}/modeling_*.py`. The blocks are an architecture of their own, so that
+Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v,idefics3,llama4,llava,
+smolvlm,mistral3,paligemma,pixtral,clip}/modeling_*.py`. The blocks are an architecture of their own, so that
 `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a token is a patch.
 """
 
@@ -26,6 +26,7 @@ PIXEL = 4  # bytes of a number in `pixel_values`, as the image processor makes t
 # the tower's norms before and after its blocks, where it has them
 FIRST, LAST = "post_conv_layernorm", "post_layernorm"
 ROW = 8  # numbers of which a mask's row has a multiple in the memory-efficient kernel
+UNFOLDED = "patch_embedding"  # the linear that reads unfolded pixels
 TAPS = 4  # rows of a table of positions that a bilinear interpolation weighs
 
 
@@ -68,21 +69,25 @@ def patches(run: Run, tower: Tower, *, embeds: bool) -> Segment:
     """
     narrow = tower.first_norm and run.precision == "autocast"  # the convolution's output
     program = activations.Program(replace(run, precision="autocast-narrow") if narrow else run)
+    program.widths = {"pixels": tower.pixels}
     tape, b, trained = program.tape, run.compute, run.trained
-    pixels = Tensor(of(pixels=1), PIXEL, differentiable=False)
+    pixels = Tensor(of(pixels=1), pixel(run, tower), differentiable=False)
     pixels.size = NOTHING  # they are counted as the batch's
     hidden = tower.blocks.hidden
     weight = hidden * (tower.pixels + tower.patch_bias) if trained else 0
     read = program.cast(pixels, b, "patches")
     if tower.ragged:
         read = tape.op("patches: those with pixels", [read], of(pixels=1), read.b)
-    x = tape.op("patches: embed", [read], WIDTH, b, saves=[read] if trained else [], weight=weight)
+    if tower.flattened:
+        x = flattened(program, tower, read)
+    else:
+        x = tape.op("patches: embed", [read], WIDTH, b, saves=[read] if trained else [], weight=weight)
     x.differentiable = embeds
     leaf, moved = x, tower.windowed or tower.framed or (tower.positions > 0 and not tower.ragged)
     if tower.framed:
         x = tape.op("patches: join", [x], WIDTH, x.b)
     table = tower.positions * hidden
-    if tower.first_norm:
+    if tower.first_norm and not tower.classes:
         program.elements = {**program.elements, FIRST: hidden}
         x = program.rms_norm(x, FIRST, Size({"": 1}))
     if tower.sampled:
@@ -99,8 +104,12 @@ def patches(run: Run, tower: Tower, *, embeds: bool) -> Segment:
         x = tape.op("positions: add", [x, y], WIDTH, b, aliases=[x, y])
     elif tower.classes:
         x = tape.op("patches: join class", [x], WIDTH, x.b, weight=hidden if trained else 0)
-        x = tape.op("positions: add", [x], WIDTH, run.residual, aliases=[x] if b == run.residual else [],
+        to = x.b if tower.flattened else run.residual
+        x = tape.op("positions: add", [x], WIDTH, to, aliases=[x] if x.b == to else [],
                     weight=(table + hidden) * trained)  # fmt: skip
+        if tower.first_norm:
+            program.elements = {**program.elements, FIRST: 2 * hidden}
+            x = program.layer_norm(x, FIRST, Size({"": 1}))
     elif tower.positions:
         rows = WIDTH if tower.ragged else Size({}, {"": table})
         places = [Tensor(Size({"": 1}), 8)] * (tower.ragged and trained)
@@ -108,27 +117,42 @@ def patches(run: Run, tower: Tower, *, embeds: bool) -> Segment:
         x = tape.op("positions: add", [x, y], WIDTH, run.residual, aliases=[x] if b == run.residual else [])
     angles, order = Tensor(of(D=2), x.b if tower.framed else 4), Tensor(Size({"": 1 / tower.merge**2}), 8)
     kept = [
-        *[angles] * run.arch.specs[0].rotated,
+        *[angles] * (run.arch.specs[0].rotated and not tower.flattened),
         *[order] * tower.windowed,
-        *[leaf] * (moved and embeds and not trained),
+        *[leaf] * (moved and embeds and not trained and not (tower.flattened and run.adapter)),
     ]
     x.differentiable = True  # in what follows, adapters make it so
     tape.op("patches: order", [x], WIDTH, x.b, saves=kept, view=not tower.windowed)
-    return Segment(tape, {**dimensions(run.arch), "pixels": tower.pixels})
+    rank = run.adapter.rank if run.adapter else 0
+    return Segment(tape, {**dimensions(run.arch, rank), symbol(UNFOLDED): hidden * tower.pixels, **program.widths})
+
+
+def pixel(run: Run, tower: Tower) -> int:
+    """Bytes of a number in `pixel_values`, as the image processor makes them."""
+    return 2 if tower.flattened and run.precision != "fp32" else PIXEL
+
+
+def flattened(program: activations.Program, tower: Tower, x: Tensor) -> Tensor:
+    """A linear of the pixels of each patch, which lie channel by channel before and are copied."""
+    program.elements = {**program.elements, UNFOLDED: tower.blocks.hidden * tower.pixels}
+    for name in ("unfold", "lay out"):
+        x = program.tape.op(f"patches: {name}", [x], x.width, x.b)
+    return program.linear(UNFOLDED, x, WIDTH)
 
 
 @lru_cache(maxsize=1024)
 def projector(
-    run: Run, tower: Tower, merger: Merger, *, first: bool, counted: bool = False, looks: bool = False
+    run: Run, tower: Tower, merger: Merger, *, first: bool, counted: bool = False, below: Run | None = None
 ) -> Segment:
     """The norm of each patch or token, and the linears, after the tower's last norm if it has one.
 
     Two linears read `merge`² patches at once, with a GELU between, or one alone; one matrix multiplies their average. A
     narrow projector's patches, and those that no norm follows, are put together by two copies. Where blocks attend
     within windows, the output is put into the old order. A convolution makes a token of its patches before a linear and
-    an MLP. `out` is a token's width over the patches that it is made of; `first`: nothing below is trained. `looks`:
-    the tower's own norm and convolution are. `counted`: a block keeps the input, too.
+    an MLP. `out` is a token's width over the patches that it is made of; `first`: nothing below is trained. `below`:
+    the settings with which the tower's own norm, convolution and linears run. `counted`: a block keeps the input, too.
     """
+    looks = below is not None and below.trained
     width, out, token = tower.merged, tower.out, Size({"": 1 / tower.merge**2})
     arch = replace(run.arch, activation="gelu", norm_fp32=merger.pooled)
     own = replace(run, arch=arch, replaced=frozenset())
@@ -140,6 +164,7 @@ def projector(
     between = tower.blocks.hidden if merger.unfolded else tower.between
     program.widths = {"out": out // tower.merge**2, "between": between // tower.merge**2}
     program.row_share = 1 / tower.merge**2
+    program.elements |= {name.removesuffix(".weight"): prod(shape) for name, shape, _ in tower.linears}
     program.elements[LAST] = looks * tower.blocks.hidden * (1 + tower.blocks.norm_bias)
     x = program.input
     if merger.pooled:
@@ -152,6 +177,17 @@ def projector(
     elif merger.unfolded:
         x = program.linear(linears[0], shuffled(program, program.norm(x, norm)), of(between=1))
         x = program.activated(program.linear(linears[1], x, of(out=1)))
+    elif merger.inner and below:
+        program.run = replace(own, trained=below.trained, adapter=below.adapter)
+        x = shuffled(program, program.layer_norm(x, LAST, Size({"": 1})))
+        for name in merger.inner:
+            x = program.activated(program.linear(name, x, of(between=1)))
+        program.run = own
+    elif tower.unread:
+        if x.b == run.compute:  # without the tower's own token; a cast cuts it off, too
+            x = program.tape.op("projector: cut", [x], WIDTH, x.b)
+        for name in linears[:-1]:
+            x = program.activated(program.linear(name, x, of(out=1)))
     elif not merger.norm:
         x = program.layer_norm(x, LAST, Size({"": 1}))
         x = x if merger.biased else shuffled(program, x)
@@ -169,7 +205,9 @@ def projector(
     products = [] if merger.pooled else tower.products(merger)
     sizes = [inputs * outputs for _, inputs, outputs in products] or [tower.blocks.hidden * out]
     weights = {symbol(name): size for name, size in zip(linears, sizes, strict=True)} | {"W_downsample": width * out}
-    rank = run.adapter.rank if run.adapter else 0
+    weights |= {symbol(name.removesuffix(".weight")): prod(shape) for name, shape, _ in tower.linears}
+    adapter = run.adapter or (below and below.adapter)
+    rank = adapter.rank if adapter else 0
     return Segment(program.tape, {**dimensions(run.arch, rank), **weights, **program.widths})
 
 

@@ -19,6 +19,9 @@ from calc.base.refusal import Refusal
 from calc.models.vision import Tower
 
 Head = Literal["lm", "scalar", "none"]
+# parts for images; linears: of the tower, outside its blocks; unread: without gradients, as nothing reads its output
+Seeing = Literal["all", "linears", "blocks", "projector", "unread"]
+TOWER: tuple[Seeing, ...] = ("linears", "blocks")  # what is frozen, or gets adapters, with a tower
 
 
 class Norms(NamedTuple):
@@ -56,6 +59,7 @@ class Names(NamedTuple):
     gate_up: str = "gate_up_proj"
     ssm: str = "mamba"
     gate: str = "gate_proj"
+    head: str = "lm_head"
     embedding_norm: str = ""  # of the embedding's output, where the family has one (BLOOM)
 
 
@@ -343,10 +347,10 @@ class Architecture:
     # experts are modules of linears in code beside the weights, whatever Transformers has, and run in turn (Ling)
     experts_apart: bool = False
     router: str = "mlp.gate"  # the router's module name
-    # a softmax over all experts (fp32: on casts), or over the best alone; all: every expert gets every token
-    # (Llama 4); sigmoid: of each expert's logit, in the compute type (LFM2); sampled: two of those near the best, each
-    # with a softmax of its own (Phi-3.5 MoE)
-    routing: Literal["softmax", "fp32", "best", "best-fp32", "all", "sigmoid", "sampled"] = "softmax"
+    # a softmax over all experts (fp32: on casts; narrow: in the compute type, Mistral Small 4), or over the best alone;
+    # all: every expert gets every token (Llama 4); sigmoid: of each expert's logit, in the compute type (LFM2);
+    # sampled: two of those near the best, each with a softmax of its own (Phi-3.5 MoE)
+    routing: Literal["softmax", "fp32", "narrow", "best", "best-fp32", "all", "sigmoid", "sampled"] = "softmax"
     jittered: bool = False  # what experts and router read is multiplied by noise, once for each (Phi-3.5 MoE)
     routing_normed: bool = True  # the weights of a token's experts are divided by their sum
     routing_uncast: bool = False  # the weights of a token's experts stay in fp32
@@ -747,7 +751,7 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
     embedding = Tensor(f"{names.model}.{names.embedding}.weight", (rows, arch.hidden), 1, "embedding", "embed")
     endings = () if arch.norm == "bare" else ("weight", "bias") if arch.norm_bias else ("weight",)
     norm = [Tensor(f"{names.model}.{names.final_norm}.{end}", (arch.hidden,), 1, "norm", "norm") for end in endings]
-    lm = [] if arch.tied else [Tensor("lm_head.weight", (rows, arch.hidden), 1, "head", "head")]
+    lm = [] if arch.tied else [Tensor(f"{names.head}.weight", (rows, arch.hidden), 1, "head", "head")]
     if arch.head_bias:
         lm.append(Tensor("lm_head.bias", (rows,), 1, "bias", "head"))
     heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
@@ -807,7 +811,7 @@ def layer_input_parameters(arch: Architecture) -> int:
 
 
 @lru_cache(maxsize=4096)
-def vision_tensors(arch: Architecture, part: Literal["all", "blocks", "projector"] = "all") -> tuple[Tensor, ...]:
+def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ...]:
     """The parameter tensors of the vision tower and its projector, or one part of them; none without a tower."""
     tower = arch.vision
     if tower is None:
@@ -816,14 +820,19 @@ def vision_tensors(arch: Architecture, part: Literal["all", "blocks", "projector
     blocks = tuple(t._replace(count=count, module="vision") for t in layer_tensors(tower.blocks, spec))
 
     def named(tensors: Iterable[tuple[str, tuple[int, ...], str]], count: int = 1) -> tuple[Tensor, ...]:
-        return tuple([Tensor(f"model.{name}", shape, count, kind, "vision") for name, shape, kind in tensors])
+        return tuple([Tensor(f"{tower.prefix}{name}", shape, count, kind, "vision") for name, shape, kind in tensors])
 
     projector = named(tower.projector(tower.merger))
     if tower.deep:
         projector += named(tower.projector(tower.deep_merger), len(tower.deep))
     match part:
         case "all":
-            return (*named(tower.patches), *blocks, *projector)
+            return (*named(tower.patches), *named(tower.linears), *blocks, *vision_tensors(arch, "unread"), *projector)
+        case "unread":
+            idle = [t._replace(count=tower.unread) for t in blocks if tower.unread]
+            return (*idle, *named(tower.normed(tower.last_norm))) if idle else ()
+        case "linears":
+            return named(tower.linears)
         case "blocks":
             return blocks
         case "projector":

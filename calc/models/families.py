@@ -69,7 +69,7 @@ UNSCORED = (
     "afmoe", "apertus", "bailing_moe", "bamba", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5",
     "ernie4_5_moe", "exaone_moe", "falcon_h1",
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
-    "granitemoehybrid", "idefics3", "lfm2", "lfm2_moe", "llama4_text", "minimax_m2", "mistral3",
+    "granitemoehybrid", "idefics3", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava", "minimax_m2", "mistral3",
     "nemotron_h",
     "olmoe", "paligemma", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
     "smolvlm", "solar_open", "youtu",
@@ -100,7 +100,8 @@ class Sight:
     spelled: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     apart: bool = False
-    inner: str = "language_model"  # the module of the language model
+    inner: str = "model.language_model"  # the module of the language model
+    head: str = "lm_head"
 
 
 _SEEN = Names("model.visual", attention="attn", qkv="qkv", output="proj", layers="blocks")
@@ -151,7 +152,7 @@ _IDEFICS3 = Sight(
          table="vision_model.embeddings.position_embedding", last_norm="vision_model.post_layernorm", ragged=True,
          along=4, limits=Pixels(1, 10**9), merger=Merger("connector", "", ("modality_projection.proj",))),
     dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
-    inner="text_model",
+    inner="model.text_model",
 )  # fmt: skip
 _GEMMA3 = Sight(
     "gemma3_text",
@@ -171,6 +172,36 @@ SEEING: Mapping[str, Sight] = {
     "paligemma": replace(
         _GEMMA3, text="gemma", apart=False,
         tower={**_GEMMA3.tower, "merger": Merger("multi_modal_projector", "", ("linear",), biased=True)},
+    ),
+    "llama4": Sight(
+        "llama4_text",
+        dict(num_hidden_layers=34, hidden_size=768, hidden_act="gelu", intermediate_size=5632, num_attention_heads=16,
+             num_channels=3, patch_size=14, image_size=448, vision_output_dim=7680, pixel_shuffle_ratio=0.5,
+             projector_input_dim=4096, projector_output_dim=4096, multi_modal_projector_bias=False),
+        dict(**_PLAIN, rotation="complex", by_token=True,
+             names=Names("vision_model.model", up="fc1", down="fc2")),
+        # `max_patches` of `image_processing_llama4.py`
+        dict(hooked=True, flattened=True, prefix="", tiles=16, limits=Pixels(1, 10**9),
+             embedding="vision_model.patch_embedding.linear", table="vision_model.positional_embedding_vlm",
+             classes="vision_model.class_embedding", first_norm="vision_model.layernorm_pre",
+             last_norm="vision_model.layernorm_post",
+             merger=Merger("multi_modal_projector", "", ("linear_1",),
+                           inner=("vision_model.vision_adapter.mlp.fc1", "vision_model.vision_adapter.mlp.fc2"))),
+        dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels",
+             between="projector_output_dim"),
+        apart=True, inner="language_model.model", head="language_model.lm_head",
+    ),
+    "llava": Sight(
+        "llama",
+        dict(num_hidden_layers=12, hidden_size=768, hidden_act="quick_gelu", intermediate_size=3072,
+             num_attention_heads=12, num_channels=3, patch_size=32, image_size=224),
+        dict(**_PLAIN, norms=Norms("layer_norm1", mlp="layer_norm2"),
+             names=Names("model.vision_tower", output="out_proj", up="fc1", down="fc2", layers="encoder.layers")),
+        dict(hooked=True, embedding="vision_tower.embeddings.patch_embedding",
+             table="vision_tower.embeddings.position_embedding", classes="vision_tower.embeddings.class_embedding",
+             first_norm="vision_tower.pre_layrnorm", last_norm="vision_tower.post_layernorm", limits=Pixels(1, 10**9),
+             merger=Merger("multi_modal_projector", "", ("linear_1", "linear_2"), biased=True)),
+        dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
     ),
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
@@ -514,7 +545,8 @@ FAMILIES: dict[str, Family] = {
         dict(num_key_value_heads=32, max_position_embeddings=1048576, n_routed_experts=128, num_experts_per_tok=4,
              moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=0, v_head_dim=128,
              **_MLA | dict(q_lora_rank=1024, kv_lora_rank=256, qk_nope_head_dim=64)),
-        dict(routing_uncast=True, tuned=True), biases=_ATTENTION, experts="n_routed_experts", mla=True,
+        dict(routing="narrow", routing_uncast=True, tuned=True), biases=_ATTENTION, experts="n_routed_experts",
+        mla=True,
     ),
     "minimax_m2": Family(
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=196608, num_local_experts=256,

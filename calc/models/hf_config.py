@@ -40,6 +40,7 @@ KINDS = ("full_attention", "sliding_attention")
 MLP_KINDS = ("dense", "sparse")  # in `mlp_layer_types`
 CONV_KINDS = ("full_attention", "conv")  # of families with short convolutions
 DELTA_KINDS = ("full_attention", "linear_attention")  # of families with gated delta rules
+Merging = Callable[[int, Mapping[str, Any]], int]
 Mixer = Literal["attention", "latent", "delta", "ssm", "both", "conv", "none"]
 # the kinds of a family's layers with state spaces, by the names that configs have for them
 SSM_KINDS: Mapping[str, tuple[Mixer, Literal["dense", "experts", "none"]]] = {
@@ -285,7 +286,7 @@ def _seeing(config: Mapping[str, Any]) -> Architecture:
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         raise ConfigError("vision_config", vision, f"a mapping, the vision tower of {family}")
-    names = arch.names._replace(model=f"model.{sight.inner}")
+    names = arch.names._replace(model=sight.inner, head=sight.head)
     tower = _tower(family, vision, arch, config)
     return replace(arch, family=family, names=names, vision=tower, **sight.fixed)
 
@@ -313,9 +314,10 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
             raise ConfigError(name, config[name], f"{str(only).casefold()}; not modelled")
     patch, side = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
     edge = 0 if sight.tower.get("sampled") else side
-    depth = read.integer("depth")
+    unread = _unread(config, read) if family == "llava" else 0
+    depth = read.integer("depth") - unread
     deep = read.value("deepstack_visual_indexes") or ()
-    merged = _shuffled if sight.tower.get("along") else _single if sight.tower["merger"].biased else _pooled
+    merged = _merging(family, read, wrong)
     if not all(type(index) is int and 0 <= index < depth for index in _listed(deep)) or len(deep) > arch.layers:
         raise wrong("deepstack_visual_indexes", deep, f"indices of blocks, below depth = {depth}, one a layer at most")
     blocks = Architecture(
@@ -346,8 +348,34 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         edge=edge,
         between=read.integer("between") if "between" in sight.spelled else 0,
         deep=tuple(deep),
+        unread=unread,
         **sight.tower,
     )
+
+
+def _unread(config: Mapping[str, Any], read: _Reader) -> int:
+    """The number of last blocks that LLaVA does not read, as it takes an earlier one's output."""
+    layer, strategy = config.get("vision_feature_layer", -2), config.get("vision_feature_select_strategy", "default")
+    if strategy != "default":
+        raise ConfigError("vision_feature_select_strategy", strategy, "default; not modelled")
+    if type(layer) is not int or not 2 <= -layer <= read.integer("depth"):
+        raise ConfigError("vision_feature_layer", layer, f"a number from -2 to {-read.integer('depth')}; not modelled")
+    return -1 - layer
+
+
+def _merging(family: str, read: _Reader, wrong: Callable[[str, object, str], ConfigError]) -> Merging:
+    """The rule by which a family says how many of a square's patches become a token."""
+    tower = SEEING[family].tower
+    if not tower.get("flattened"):
+        return _shuffled if tower.get("along") else _single if tower["merger"].biased else _pooled
+    side = {0.5: 2, 0.25: 4, 1: 1}.get(ratio := read.value("pixel_shuffle_ratio"), 0)
+    if not side:
+        raise wrong("pixel_shuffle_ratio", ratio, "0.25, 0.5 or 1")
+    merged, width = read.integer("hidden_size") * side**2, read.integer("between")
+    for name, only in ("intermediate_size", merged), ("projector_input_dim", width), ("vision_output_dim", width):
+        if read.integer(name) != only:
+            raise wrong(name, read.value(name), f"{only}, which the linears around it have; others are not modelled")
+    return lambda *_: side
 
 
 def _vision_norms(read: _Reader, wrong: Callable[[str, object, str], ConfigError]) -> dict[str, Any]:

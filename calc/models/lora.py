@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal
 
 from calc.models.architecture import (
     Architecture,
     ConfigError,
     LayerSpec,
     Linear,
+    Seeing,
     Tensor,
     layer_kinds,
     layer_tensors,
@@ -119,8 +119,8 @@ def saved_modules(arch: Architecture, names: Sequence[str]) -> tuple[Tensor, ...
 
 
 @lru_cache(maxsize=4096)
-def vision_matrices(arch: Architecture, rank: int, part: Literal["blocks", "projector"]) -> tuple[Tensor, ...]:
-    """LoRA's two matrices for each linear of the vision tower's blocks, or of its projectors."""
+def vision_matrices(arch: Architecture, rank: int, part: Seeing) -> tuple[Tensor, ...]:
+    """LoRA's two matrices for each linear of a part of the vision tower."""
     return tuple([
         Tensor(f"{linear.name.removesuffix('.weight')}.{name}", shape, linear.count, "linear", "vision")
         for linear in vision_tensors(arch, part)

@@ -21,7 +21,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.31.0": ("falcon",),
     "4.32.0": ("mpt",),
     "4.34.0": ("mistral",),
-    "4.36.0": ("mixtral", "phi"),
+    "4.36.0": ("llava", "mixtral", "phi"),
     "4.37.0": ("qwen2",),
     "4.38.0": ("gemma", "stablelm"),
     "4.39.0": ("cohere", "starcoder2"),

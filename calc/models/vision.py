@@ -1,7 +1,8 @@
 """The vision tower of a model that reads images, and the projector that hands its output to the language model.
 
 Read in transformers 5.23 `{configuration,modeling}_*.py` of `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,
-internvl,glm4v,idefics3,smolvlm,mistral3,paligemma,pixtral}`.
+internvl,glm4v,idefics3,llama4,llava,smolvlm,mistral3,
+paligemma,pixtral}` and `models/clip`.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ class Merger(NamedTuple):
     `joined`: the norm sees the patches of a token as one row, not one by one. `narrow`: it is PyTorch's own, and the
     first linear's output is as wide as a token (InternVL). `convolved`: the name of a convolution that makes a token of
     its patches; then come a linear, the norm, PyTorch's own, and an MLP with a gate, none with a bias (GLM-4V).
-    `biased`: the one linear has a bias, and makes a token of each patch (PaliGemma).
+    `biased`: one linear with a bias makes a token of each patch (PaliGemma), or two do (LLaVA).
     `unfolded`: a linear makes a token, as wide as a patch, of its patches before two others, all without a bias
-    (Pixtral).
+    (Pixtral). `inner`: the names of linears of the tower's own that read the patches of a token side by side before the
+    one linear, with an activation behind each (Llama 4).
     """
 
     name: str
@@ -36,6 +38,7 @@ class Merger(NamedTuple):
     convolved: str = ""
     unfolded: bool = False
     biased: bool = False
+    inner: tuple[str, ...] = ()
 
 
 class Pixels(NamedTuple):
@@ -65,7 +68,11 @@ class Tower:
     position up by its place; `along`: the squares along an image's longer side, into which every image is cut, beside
     one of all of it (Idefics 3). `longest`: the side beyond which an image is made smaller; 0: `limits` alone say so.
     `framed`: images are padded to the largest of them, and the patches of all lie in one row under one mask, unless
-    FlashAttention's package reads their lengths (Pixtral).
+    FlashAttention's package reads their lengths (Pixtral). `flattened`: pixels, which the processor makes 16 bits wide,
+    are unfolded before a linear, and the token of the tower's own comes last, before a norm of patches with their
+    positions; `tiles` then are those of the canvas on which the image is least resized (Llama 4). `prefix`: of the
+    tensors' names. `unread`: the last blocks, which are not among `blocks`, and the norm behind them, whose output
+    nothing reads, so that they get no gradients (LLaVA, whose table of positions is an embedding for all that).
     `video_limits` are those of all frames of a video together; None: each frame is resized as an image is.
     """
 
@@ -96,6 +103,9 @@ class Tower:
     along: int = 0
     longest: int = 0
     framed: bool = False
+    flattened: bool = False
+    prefix: str = "model."
+    unread: int = 0
     video_limits: Pixels | None = None
 
     def bounds(self, frames: int) -> Pixels:
@@ -121,25 +131,38 @@ class Tower:
     def patches(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """Name, shape and kind of each tensor of the tower outside its blocks."""
         h, kernel = self.blocks.hidden, (self.patch, self.patch)
-        yield (
-            f"{self.embedding}.weight",
-            (h, self.channels, *((self.frames, *kernel) if self.frames > 1 else kernel)),
-            "patches",
-        )
+        if not self.flattened:
+            yield (
+                f"{self.embedding}.weight",
+                (h, self.channels, *((self.frames, *kernel) if self.frames > 1 else kernel)),
+                "patches",
+            )
         if self.patch_bias:
             yield f"{self.embedding}.bias", (h,), "bias"
         if self.classes:
-            yield self.classes, (1, 1, h), "patches"
-            yield self.table, (1, self.positions + 1, h), "patches"
+            one = () if self.flattened or self.unread else (1,)
+            yield self.classes, (*one, *one, h), "patches"
+            yield self.table + ".weight" * bool(self.unread), (*one, self.positions + 1, h), "patches"
         elif self.positions:
             yield f"{self.table}.weight", (self.positions, h), "patches"
-        for norm in filter(None, (self.first_norm, self.last_norm)):
-            yield f"{norm}.weight", (h,), "norm"
-            if self.blocks.norm_bias:
-                yield f"{norm}.bias", (h,), "norm"
+        for norm in filter(None, (self.first_norm, self.last_norm * (not self.unread))):
+            yield from self.normed(norm)
         if name := self.merger.convolved:
             yield f"{name}.weight", (self.out, h, self.merge, self.merge), "patches"
             yield f"{name}.bias", (self.out,), "bias"
+
+    def normed(self, norm: str) -> Iterable[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and kind of each tensor of a norm of patches."""
+        for end in ("weight", "bias") if self.blocks.norm_bias else ("weight",):
+            yield f"{norm}.{end}", (self.blocks.hidden,), "norm"
+
+    @property
+    def linears(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and kind of each linear of the tower's own outside its blocks."""
+        if self.flattened:
+            yield f"{self.embedding}.weight", (self.blocks.hidden, self.pixels), "linear"
+        for name, inputs in zip(self.merger.inner, (self.merged, self.between), strict=False):
+            yield f"{name}.weight", (self.between, inputs), "linear"
 
     def projector(self, merger: Merger) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """Name, shape and kind of each tensor of a projector."""
@@ -162,7 +185,8 @@ class Tower:
         """Name, inputs and outputs of each linear of a projector."""
         width, out, wide = self.merged, self.out, self.between
         if not merger.norm:
-            return [(merger.linears[0], width, out)]
+            first, *more = merger.linears
+            return [(first, wide if merger.inner else width, out), *[(name, out, out) for name in more]]
         if merger.unfolded:
             h = self.blocks.hidden
             return [

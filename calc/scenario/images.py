@@ -73,6 +73,9 @@ class Images:
             return tower.along * math.ceil(tower.along * short / long) + 1
         if tower.tiles == 1 or self.frames > 1:
             return 1
+        if tower.flattened:
+            number = self.canvas(tower)
+            return number + (number > 1)
         sides = range(1, tower.tiles + 1)
         grids = sorted([(w, h) for w in sides for h in sides if w * h <= tower.tiles], key=math.prod)
         best = (1, 1)
@@ -83,6 +86,18 @@ class Images:
                 best = grid
         number = math.prod(best)
         return number + (number > 1)
+
+    def canvas(self, tower: Tower) -> int:
+        """Squares of the canvas that enlarges an image least or, if all make it smaller, that makes it so least.
+
+        Of those that do so alike the smallest (transformers 5.23 `models/llama4/image_processing_llama4.py`,
+        `get_best_fit`).
+        """
+        sides = range(1, tower.tiles + 1)
+        grids = [(w, h) for w in sides for h in sides if w * h <= tower.tiles]
+        scale = {(w, h): min(w * tower.edge / self.width, h * tower.edge / self.height) for w, h in grids}
+        best = min([s for s in scale.values() if s >= 1], default=max(scale.values()))
+        return min(math.prod(grid) for grid, own in scale.items() if own == best)
 
     def tokens(self, tower: Tower) -> int:
         """Tokens of one sample that stand for its images."""

@@ -391,7 +391,7 @@ def unsuited(architecture: Architecture) -> str:
         return ""
     if architecture.ssm and not architecture.ssm.adapted:
         return "PEFT refuses the out_proj of these state spaces"
-    if architecture.experts and architecture.routing in BY_SEVERAL:
+    if architecture.sparse_layers and architecture.routing in BY_SEVERAL:
         return "PEFT would wrap the router, too, and fail on what it returns"
     return "PEFT would adapt routed experts, too" if architecture.experts_converted else ""
 

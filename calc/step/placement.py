@@ -29,7 +29,16 @@ from calc.memory.optimizer import Optimizer
 from calc.memory.run import Adapter, Format, Kernel, Narrow, Run
 from calc.memory.runtime import process, symmetric
 from calc.memory.weights import Experts
-from calc.models.architecture import Architecture, Head, Tensor, layer_kinds, parameters, tensors, vision_tensors
+from calc.models.architecture import (
+    TOWER,
+    Architecture,
+    Head,
+    Tensor,
+    layer_kinds,
+    parameters,
+    tensors,
+    vision_tensors,
+)
 from calc.models.kernels import SDPA_FLASH_HEAD, replaced
 from calc.models.lora import adapter_matrices, head_matrices, lora_parameters, saved_modules, vision_matrices
 from calc.models.slices import part, stage
@@ -93,8 +102,8 @@ def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...
 def seeing_adapters(s: Scenario, arch: Architecture, rank: int) -> tuple[Tensor, ...]:
     """LoRA's matrices beside the linears of a vision tower and its projectors, of what the job does not freeze."""
     freeze = s.images.freeze if s.images else "vision"
-    blocks = vision_matrices(arch, rank, "blocks") if freeze == "none" else ()
-    return (*blocks, *vision_matrices(arch, rank, "projector")) if freeze != "vision" else ()
+    tower = [t for part in TOWER for t in vision_matrices(arch, rank, part)] if freeze == "none" else []
+    return (*tower, *vision_matrices(arch, rank, "projector")) if freeze != "vision" else ()
 
 
 def pins(s: Scenario) -> HostAllocator:
@@ -104,10 +113,13 @@ def pins(s: Scenario) -> HostAllocator:
 
 
 def frozen_tensors(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
-    """The tensors of a vision tower that stay as they are in a model that is trained otherwise."""
+    """The tensors of a vision tower that stay as they are in a model that is trained otherwise.
+
+    Those that are frozen, and those that get no gradients, which an optimizer passes by.
+    """
     freeze = s.images.freeze if s.images else "none"
     if freeze == "none":
-        return ()
+        return vision_tensors(arch, "unread")
     trained = vision_tensors(arch, "projector") if freeze == "tower" else ()
     return tuple(t for t in vision_tensors(arch) if t not in trained)
 
@@ -173,6 +185,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         rotates=s.apply_rope_fusion,
         exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
         single=arch.indexer is not None and max(role.rows, role.scoring_rows) == 1,
+        sees=s.images is not None and arch.vision is not None,
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank) or "embed_tokens" in adapter.saved),
         quantised=s.method == "qlora",
         nested=s.double_quantization,

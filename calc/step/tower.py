@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from calc.autograd.polynomial import NO_BYTES, Amount, Segment, Shot, amount
 from calc.base.ledger import Line, total
 from calc.engines.replica import TrainingEngine, Where
 from calc.memory import vision
 from calc.memory.run import Run
-from calc.models.architecture import Architecture, vision_tensors
+from calc.models.architecture import TOWER, Architecture, Seeing, vision_tensors
 from calc.models.lora import vision_matrices
 from calc.models.vision import Tower
 from calc.scenario.images import Images
@@ -56,15 +55,16 @@ class Seen:
         """True if the projector is trained."""
         return self.run.trained and self.images.freeze != "vision"
 
-    def adapted(self, part: Literal["blocks", "projector"]) -> bool:
+    def adapted(self, part: Seeing) -> bool:
         """True if there are adapters beside a part's linears."""
-        frozen = ("tower", "vision") if part == "blocks" else ("vision",)
+        frozen = ("vision",) if part == "projector" else ("tower", "vision")
         return self.run.adapter is not None and self.images.freeze not in frozen
 
     @property
     def embeds(self) -> bool:
         """True if gradients reach the embedded patches."""
-        return self.looks or (self.hooked and self.tower.hooked)
+        adapted = self.tower.flattened and self.adapted("blocks")  # beside the linear that reads pixels
+        return self.looks or (self.hooked and self.tower.hooked) or adapted
 
     @property
     def passes(self) -> bool:
@@ -82,18 +82,19 @@ class Seen:
         """True if the blocks are run again for backward."""
         return bool(self.images.checkpointing) and self.passes
 
-    def elements(self, part: Literal["blocks", "projector"]) -> int:
+    def elements(self, part: Seeing) -> int:
         """Trained elements of a part, or of the adapters beside its linears."""
         if self.run.adapter and self.adapted(part):
             return sum(t.elements * t.count for t in vision_matrices(self.arch, self.run.adapter.rank, part))
-        trained = self.looks if part == "blocks" else self.projects
+        trained = self.projects if part == "projector" else self.looks
         return sum(t.elements * t.count for t in vision_tensors(self.arch, part)) if trained else 0
 
     @property
     def trained(self) -> int:
         """All trained elements."""
-        whole = sum(t.elements * t.count for t in vision_tensors(self.arch)) if self.looks else 0
-        return whole or self.elements("blocks") + self.elements("projector")
+        idle = vision_tensors(self.arch, "unread")
+        whole = sum(t.elements * t.count for t in vision_tensors(self.arch) if t not in idle) if self.looks else 0
+        return whole or sum([self.elements(part) for part in (*TOWER, "projector")])
 
     def line(self, component: str, amount: Amount, times: int = 1) -> Line:
         """The ledger line of `times` an amount, of which each counts patches."""
@@ -112,7 +113,8 @@ class Seen:
         """The pixels of the micro batch, and a mask of those of ragged squares, through forward and backward."""
         width, mask = self.tower.pixels, self.tower.patch**2 * self.tower.ragged
         values = {"P_v": self.count, "pixels": width} | ({"mask": mask} if mask else {})
-        each, formula = vision.PIXEL * width, "4·pixels·P_v"
+        b = vision.pixel(self.run, self.tower)
+        each, formula = b * width, f"{b}·pixels·P_v"
         if mask:
             each, formula = each + vision.MASKED * mask, "(4·pixels + 8·mask)·P_v"
         return [Line("activations", self.role, each * self.count, formula, values, SOURCE)]
@@ -179,9 +181,7 @@ class Seen:
     @property
     def projector(self) -> Segment:
         """The projector after the last block."""
-        return vision.projector(
-            self._projecting, self.tower, self.tower.merger, first=not self.passes, looks=self.looks
-        )
+        return vision.projector(self._projecting, self.tower, self.tower.merger, first=not self.passes, below=self.own)
 
     @property
     def between(self) -> Segment:

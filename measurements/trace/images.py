@@ -33,10 +33,13 @@ MODULES = (
     "smolvlm",
     "mistral3",
     "paligemma",
+    "llama4",
+    "llava",
 )
 VISION = re.compile(r"\b(visual|vision_tower|vision_model|multi_modal_projector|connector)\.")
 PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector|connector)\.")
 LONG = 4  # squares along an image's longer side, of Idefics 3
+SQUARES = 16  # the most into which an image is cut, of Llama 4
 
 
 class Sizes(np.ndarray):  # type: ignore[type-arg]
@@ -58,8 +61,10 @@ def _side(config: Any) -> int:
         return int(eyes.patch_size[0] / config.downsample_ratio)
     if hasattr(config, "scale_factor"):
         return int(eyes.patch_size * config.scale_factor)
-    if config.model_type == "paligemma":
+    if config.model_type in ("paligemma", "llava"):
         return int(eyes.patch_size)
+    if config.model_type == "llama4":
+        return int(eyes.patch_size / eyes.pixel_shuffle_ratio)
     return int(eyes.image_size // config.mm_tokens_per_image**0.5)
 
 
@@ -77,6 +82,10 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
     if hasattr(config, "downsample_ratio"):
         tile = eyes.image_size[0]
         return {"pixel_values": torch.zeros(count * _tiles(case, tile), eyes.num_channels, tile, tile, device=DEVICE)}
+    if config.model_type == "llama4":  # whose processor makes pixels of bf16
+        tile, b = eyes.image_size, torch.float32 if case.prec == "fp32" else torch.bfloat16
+        squares = count * _tiles(case, tile, SQUARES)
+        return {"pixel_values": torch.zeros(squares, eyes.num_channels, tile, tile, dtype=b, device=DEVICE)}
     if hasattr(config, "scale_factor"):
         edge, number = eyes.image_size, case.images * _cut(case)
         mask = torch.zeros(rows, number, edge, edge, dtype=torch.long, device=DEVICE)
@@ -89,9 +98,10 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
             allowed = str(square) if square else f"multiples of {side}"
             raise CaseError(f"images.{name}: {edge} cannot be traced; allowed: {allowed}")
     if square:
+        kinds = {} if config.model_type == "llava" else {"token_type_ids": (rows, case.seq)}
         return {
             "pixel_values": torch.zeros(count, eyes.num_channels, case.height, case.width, device=DEVICE),
-            "token_type_ids": torch.zeros(rows, case.seq, dtype=torch.long, device=DEVICE),
+            **{name: torch.zeros(shape, dtype=torch.long, device=DEVICE) for name, shape in kinds.items()},
         }
     if framed:
         sizes = np.array([[case.height, case.width]] * count).view(Sizes)
@@ -106,10 +116,10 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
     }
 
 
-def _tiles(case: Case, tile: int) -> int:
+def _tiles(case: Case, tile: int, most: int = 12) -> int:
     """Squares of an image that is whole squares large: these, and one of all of it if there are several."""
-    if case.height % tile or case.width % tile or case.height * case.width > 12 * tile**2:
-        raise CaseError(f"images.height: {case.height} cannot be traced; allowed: multiples of {tile}, 12 squares")
+    if case.height % tile or case.width % tile or case.height * case.width > most * tile**2:
+        raise CaseError(f"images.height: {case.height} cannot be traced; allowed: multiples of {tile}, {most} squares")
     number = case.height * case.width // tile**2
     return number + (number > 1)
 
@@ -126,6 +136,9 @@ def tokens(case: Case, model: Any, rows: int) -> int:
     if hasattr(config, "downsample_ratio"):
         tile = config.vision_config.image_size[0]
         return rows * case.images * _tiles(case, tile) * (tile // _side(config)) ** 2
+    if config.model_type == "llama4":
+        tile = config.vision_config.image_size
+        return rows * case.images * _tiles(case, tile, SQUARES) * (tile // _side(config)) ** 2
     if hasattr(config, "scale_factor"):
         return int(rows * case.images * _cut(case) * (config.vision_config.image_size // _side(config)) ** 2)
     return rows * case.images * (case.height * case.width // _side(config) ** 2)
@@ -134,14 +147,25 @@ def tokens(case: Case, model: Any, rows: int) -> int:
 def tower(model: Any) -> Any:
     """The vision tower of a model."""
     ends = (".visual", ".vision_tower", ".vision_model")
-    return next(module for name, module in model.named_modules() if name.endswith(ends))
+    return next(module for name, module in model.named_modules() if f".{name}".endswith(ends))
 
 
 def linear_names(case: Case, model: Any) -> list[str]:
     """The names of the linear modules beside which there are adapters: all but the head, and what is frozen."""
     linear = (name for name, module in model.named_modules() if hasattr(module, "in_features"))
     frozen = VISION if case.freeze == "tower" else re.compile("$^")
-    return [n for n in linear if n != "lm_head" and (not frozen.search(n) or PROJECTOR.search(n))]
+    ends = ("lm_head", "router")  # Llama 4's router returns two tensors
+    return [n for n in linear if not n.endswith(ends) and (not frozen.search(n) or PROJECTOR.search(n))]
+
+
+def unread(case: Case, model: Any) -> set[int]:
+    """The ids of parameters without gradients: those of LLaVA's blocks behind the one whose output it takes."""
+    if case.config["model_type"] != "llava":
+        return set()
+    depth = case.config["vision_config"]["num_hidden_layers"]
+    behind = "|".join(map(str, range(depth + 1 + case.config.get("vision_feature_layer", -2), depth)))
+    idle = re.compile(rf"vision_tower\.(encoder\.layers\.({behind})|post_layernorm)\.")
+    return {id(parameter) for name, parameter in model.named_parameters() if idle.search(name)}
 
 
 def freeze(case: Case, model: torch.nn.Module) -> None:

@@ -185,9 +185,10 @@ class Step:
             self.ledger.phase = "setup"
         if self.optimizer is None:
             return
+        unread = images.unread(case, self.model)
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                parameter.grad = torch.empty_like(parameter)
+                parameter.grad = None if id(parameter) in unread else torch.empty_like(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._label_states()

@@ -30,8 +30,14 @@ TYPED = {
     "Qwen2.5-7B-Instruct": "qwen2.5-7b",
     "qwen2.5:7b": "qwen2.5-7b",
     "Qwen 2.5 14B Instruct": "qwen2.5-14b",
-    "Qwen/Qwen2.5-7B-Instruct-1M": "qwen2.5-7b",
-    "Qwen/Qwen2.5-14B-Instruct-1M": "qwen2.5-14b",
+    "Qwen/Qwen2.5-7B-Instruct-1M": "qwen2.5-7b-1m",
+    "unsloth/Qwen2.5-7B-Instruct-1M-bnb-4bit": "qwen2.5-7b-1m",
+    "qwen2.5-7b-32k": "qwen2.5-7b",
+    "01-ai/Yi-6B-Chat": "yi-6b",
+    "Yi-6B-200K": "yi-6b-200k",
+    "llava-hf/llava-1.5-7b-hf": "llava-1.5-7b",
+    "llava-v1.5-13b": "llava-1.5-13b",
+    "Qwen/Qwen2.5-14B-Instruct-1M": "qwen2.5-14b-1m",
     "Qwen/Qwen2.5-Math-1.5B": "qwen2.5-1.5b",
     "Qwen2.5-Math-7B-Instruct": "qwen2.5-7b",
     "qwen2.5-math-72b-instruct": "qwen2.5-72b",
@@ -47,9 +53,9 @@ TYPED = {
     "Sky-T1-32B-Preview": "qwen2.5-32b",
     "zai-org/GLM-4.5-Air": "glm-4.5-air",
     "Kimi K2": "kimi-k2",
-    "Qwen3-4B-Thinking-2507": "qwen3-4b",
-    "Qwen/Qwen3-30B-A3B-Thinking-2507": "qwen3-30b-a3b",
-    "Qwen3-Coder-30B-A3B-Instruct": "qwen3-30b-a3b",
+    "Qwen3-4B-Thinking-2507": "qwen3-4b-2507",
+    "Qwen/Qwen3-30B-A3B-Thinking-2507": "qwen3-30b-a3b-2507",
+    "Qwen3-Coder-30B-A3B-Instruct": "qwen3-30b-a3b-2507",
     "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
     "Llama 3.1 8B": "llama-3.1-8b",
     "llama3.1:70b": "llama-3.1-70b",
@@ -65,7 +71,7 @@ TYPED = {
     "Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b",
     "unsloth/gemma-2-9b-it": "gemma-2-9b",
     "gemma3-12b-it": "gemma-3-12b",
-    "microsoft/Phi-3.5-mini-instruct": "phi-3-mini",
+    "microsoft/Phi-3.5-mini-instruct": "phi-3-mini-128k",
     "openai/gpt-oss-20b": "gpt-oss-20b",
     "allenai/Olmo-3-7B-Think": "olmo-3-7b",
     "Olmo-3.1-32B-Instruct": "olmo-3-32b",
@@ -90,7 +96,7 @@ TYPED = {
     "Qwen2-VL-7B-Instruct": "qwen2-vl-7b",
     "Qwen/Qwen3-VL-30B-A3B-Thinking": "qwen3-vl-30b-a3b",
     "deepseek r1 distill 32b": "qwen2.5-32b",
-    "qwen3 coder 30b": "qwen3-30b-a3b",
+    "qwen3 coder 30b": "qwen3-30b-a3b-2507",
     "Qwen/Qwen3-Coder-Next": "qwen3-next-80b-a3b",
     "qwen3.6 27b": "qwen3.5-27b",
     "glm 4.6": "glm-4.5",
@@ -180,7 +186,7 @@ TYPED = {
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "mixtral-8x22b-instruct",
     "mistral-community/Mixtral-8x22B-v0.1": "mixtral-8x22b",
     "Mixtral-8x22B-Instruct-v0.1-AWQ": "mixtral-8x22b-instruct",
-    "01-ai/Yi-34B-200K": "yi-34b",
+    "01-ai/Yi-34B-200K": "yi-34b-200k",
     "zai-org/chatglm3-6b-128k": "chatglm3-6b",
     "OpenGVLab/InternVL3_5-8B-MPO": "internvl3.5-8b",
     "OpenGVLab/InternVL3-14B-Pretrained": "internvl3-14b",
@@ -206,7 +212,7 @@ TYPED = {
     "Qwen2.5-7B-Instruct-GPTQ-Int4": "qwen2.5-7b",
     "gaunernst/gemma-3-27b-it-qat-compressed-tensors": "gemma-3-27b",
     "lmstudio-community/gpt-oss-20b-MXFP4": "gpt-oss-20b",
-    "cpatonn/Qwen3-30B-A3B-Instruct-2507-AWQ-4bit": "qwen3-30b-a3b",
+    "cpatonn/Qwen3-30B-A3B-Instruct-2507-AWQ-4bit": "qwen3-30b-a3b-2507",
     "amazon/MegaBeam-Mistral-7B-512k": "mistral-7b-v0.2",
     "command r+": "command-r-plus-104b",
     "allenai/FlexOlmo-7x7B-1T": "flexolmo-7x7b",
@@ -222,7 +228,7 @@ TYPED = {
     "qwen3 moe 30b": "qwen3-30b-a3b",
     "tencent/Youtu-LLM-2B-Base": "youtu-llm-2b",
     "MiniMaxAI/MiniMax-M3": "",
-    "microsoft/Phi-3-medium-128k-instruct": "phi-3-medium",
+    "microsoft/Phi-3-medium-128k-instruct": "phi-3-medium-128k",
     "01-ai/Yi-6B-Chat-8bits": "yi-6b",
     "tiiuae/Falcon-H1-1.5B-Deep-Instruct": "",
 }
@@ -240,7 +246,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 208
+    assert len(TYPED) == 214
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -328,7 +334,7 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
         ("inclusionAI/Ling-lite-1.5", "is of another BailingMoE"),
         ("ai21labs/AI21-Jamba-1.5-Mini", "has Mamba-1's state spaces"),
         ("baichuan-inc/Baichuan2-13B-Chat", "slopes attention's scores"),
-        ("llava-hf/llava-1.5-7b-hf", "reads images"),
+        ("llava-hf/llava-v1.6-vicuna-7b-hf", "reads images"),
         ("mistralai/Voxtral-Mini-3B-2507", "hears or speaks"),
         ("google/flan-t5-xl", "has an encoder beside"),
         ("microsoft/Phi-3-small-8k-instruct", "has attention by blocks"),

@@ -313,6 +313,15 @@ def test_below_the_first_layer_a_dropped_out_embedding_keeps_its_mask() -> None:
     assert kept(scaled, recompute=True) == kept(scaled, **frozen(BF16_LORA)) == form("0")
 
 
+def test_tokens_of_images_are_put_in_a_copy_of_a_leaf() -> None:
+    """Beside adapters with checkpointing the embedding's output is a leaf, 2h, and the copy the first checkpoint."""
+    a = small("llama")
+    run = Run(a, sees=True, **frozen(BF16_LORA))
+    assert terms(activations.below_layers(run, True), a) == form("2h")
+    assert terms(activations.below_layers(run, False), a) == form("0")
+    assert terms(activations.below_layers(Run(a, sees=True), True), a) == form("0")
+
+
 def activated(family: str, precision: str = "bf16") -> tuple[Any, list[Any], list[Any]]:
     """Of a small model's activation: what it keeps, each output's bytes an element, each backward's scratch."""
     a = small(family)

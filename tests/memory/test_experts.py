@@ -229,3 +229,9 @@ def test_experts_in_four_bits_are_kept_in_sixteen_until_backward() -> None:
     )
     assert four.fixed - sixteen.fixed == 2 * 64 * 3 * 2048 * 1024
     assert four.tokens == sixteen.tokens
+
+
+@pytest.mark.parametrize(("precision", "shares"), [("bf16", 2), ("autocast", 4)])
+def test_mistral_small_4_routes_in_the_type_of_its_logits(precision: str, shares: int) -> None:
+    """Its softmax names no type: of 2 bytes an expert is what it keeps, but for autocast, which takes it in fp32."""
+    assert tape("mistral-small-4-119b", moe=True, precision=precision).saved().tokens["E"] == shares
