@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hypothesis import strategies as st
 
+from calc.base.reading import parse_mapping
 from calc.models.architecture import Architecture
 from calc.models.families import FAMILIES
 from calc.models.hf_config import from_config
@@ -31,8 +31,7 @@ def tiny(family: str, **fields: Any) -> Architecture:
 
 @cache
 def record(model: str) -> dict[str, Any]:
-    data: dict[str, Any] = yaml.safe_load((MODELS[0].parent / f"{model}.yaml").read_text())
-    return data
+    return parse_mapping((MODELS[0].parent / f"{model}.yaml").read_bytes(), f"{model}.yaml")
 
 
 def published(model: str) -> Architecture:

@@ -13,8 +13,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from calc.answers import advice, answers
+from calc.answers import advice, along, answers
 from calc.answers.advice import PENDING, TRAINED, Advice, Job, Machine
+from calc.answers.along import Turns
 from calc.answers.answers import Preview
 from calc.answers.kept import FOLDER, Kept, fingerprint, of_gpu, of_model
 from calc.answers.workings import Shared
@@ -50,10 +51,14 @@ def key(given: Job) -> str:
 
 
 class Smallest(NamedTuple):
-    """The smallest machine for a job, with its recommendation; or None, with what the largest one lacks."""
+    """The smallest machine for a job, with its recommendation; or None, with what the largest one lacks.
+
+    `turns`: where the verdict on what is recommended changes along the length of sequences; None where no page asks.
+    """
 
     machine: Machine | None
     advice: Advice
+    turns: Turns | None = None
 
 
 class Missing(Exception):
@@ -103,6 +108,14 @@ class Answers:
             if m.gpu.usable_bytes > self.limit(given, m.gpus) and self.fits(given | m.fields):
                 return Smallest(Machine(m.gpu.id, m.gpus), self.find(given | m.fields))
         return Smallest(None, self.find(given | self.machines[-1].fields))
+
+    def turns(self, given: Job) -> Turns:
+        """Where the verdict on a job changes along the length of its sequences."""
+
+        def found() -> Turns:
+            return along.turns(given, "seq_len", along.points(given, "seq_len"))
+
+        return tuple(self.once(("turns", key(given)), found))
 
     def limit(self, given: Job, gpus: int) -> int:
         """The bytes of card memory up to which a job is known not to fit on `gpus` cards."""
@@ -169,7 +182,13 @@ def _answered(topic: Topic, known: Answers, *, pending: bool = False) -> Found:
 
     model, task, left_out = topic.model, topic.task, Smallest(None, PENDING)
     cells = {machine: ask(partial(known.cell, task, model, machine), PENDING) for machine in topic.cells}
-    return cells, {trained: ask(partial(known.smallest, model, task, trained), left_out) for trained in TRAINED}
+    smallest = {trained: ask(partial(known.smallest, model, task, trained), left_out) for trained in TRAINED}
+    for trained, (machine, found, _) in smallest.items():
+        if task == "sft" and machine and found.scenario:  # a page of a model draws the first of them
+            turns = ask(partial(known.turns, found.scenario), None)
+            smallest[trained] = Smallest(machine, found, turns)
+            break
+    return cells, smallest
 
 
 def _compute(every: Sequence[Topic], kept: Sequence[Mapping[Hashable, Any]]) -> list[dict[Hashable, Any]]:

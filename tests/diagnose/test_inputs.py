@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from calc.base.reading import parse_yaml
 from calc.catalog.catalog import load
 from calc.diagnose import diagnose
 from calc.diagnose.reading import read
 
 CATALOG = load()
 INPUTS: dict[str, dict[str, Any]] = {
-    each["id"]: each for each in yaml.safe_load(Path(__file__).with_name("inputs.yaml").read_text("utf-8"))
+    each["id"]: each for each in parse_yaml(Path(__file__).with_name("inputs.yaml").read_text("utf-8"), "inputs.yaml")
 }
 
 

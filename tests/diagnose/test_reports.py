@@ -28,14 +28,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from calc.base.reading import parse_yaml
 from calc.catalog.catalog import load
 from calc.diagnose import Diagnosis, diagnose
 from calc.resolve.parse import parse
 
 REPORTS: dict[str, dict[str, Any]] = {
-    report["id"]: report for report in yaml.safe_load((Path(__file__).with_name("reports.yaml")).read_text("utf-8"))
+    report["id"]: report
+    for report in parse_yaml(Path(__file__).with_name("reports.yaml").read_text("utf-8"), "reports.yaml")
 }
 HELD_BACK = ("torchtitan", "torchtune", "fsdp_qlora", "lomo", "llm-foundry", "axolotl", "ms-swift", "easyr1")
 

@@ -22,8 +22,8 @@ TABLES = [
     ("index.html", "fits-sft-full-8"),
     (GPU, "gpu-rtx4090-sft"),
     (GPU, "gpu-rtx4090-run-grpo"),
-    ("models/gemma-2-2b.html", "model-gemma-2-2b-gpus"),
-    ("models/gemma-2-2b.html", "model-gemma-2-2b-run"),
+    ("models/qwen2.5-1.5b.html", "model-qwen2.5-1.5b-gpus"),
+    ("models/qwen2.5-1.5b.html", "model-qwen2.5-1.5b-run"),
     (CASE, "rm-6x4090-zero3-8192"),
     (CASE, "rm-6x4090-zero2-4096-lines"),
     (CASE, "rm-6x4090"),
@@ -50,7 +50,7 @@ def shown(cell: str) -> tuple[float, int]:
 @pytest.mark.parametrize(("page_at", "table_id"), TABLES)
 def test_the_workings_lines_add_up_to_the_cell(browser: Browser, origin: str, page_at: str, table_id: str) -> None:
     page, _, complaints = opened(browser, f"{origin}/{page_at}", viewport={"width": 1280, "height": 900})
-    figure = page.locator(f"#{table_id}")
+    figure = page.locator(f'[id="{table_id}"]')
     figure.get_by_role("button", name="Show the working").click()
     cells = figure.locator("button.work")
     cells.first.wait_for()

@@ -120,7 +120,7 @@ def short(model: Model) -> str:
     for task in advice.JOBS:
         _, machines = topics.found(model.id, task)
         ways: dict[str, list[str]] = {}
-        for trained, (machine, _) in machines.items():
+        for trained, (machine, _, _) in machines.items():
             if machine:
                 ways.setdefault(_machine(machine), []).append(LEARNED[trained])
         if ways:
@@ -141,7 +141,7 @@ def for_model(model: Model, root: str) -> Table:
     catalog = answers.catalog()
     for task in advice.JOBS:
         _, machines = topics.found(model.id, task)
-        for trained, (machine, found) in machines.items():
+        for trained, (machine, found, _) in machines.items():
             if machine:
                 card = catalog.gpu(machine.gpu)
                 name = f"{machine.gpus} × {card.name}"

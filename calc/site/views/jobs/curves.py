@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any
 
-from calc.answers import answers, fits, topics
+from calc.answers import along, answers, fits, topics
+from calc.answers.along import NODE, Job, Turns
 from calc.answers.answers import Answer
 from calc.answers.workings import of_phase
 from calc.base.units import GiB
 from calc.catalog.catalog import GPU, Model
-from calc.scenario.rules import flatten
-from calc.scenario.scenario import Scenario
 from calc.site.tables import charts
 from calc.site.tables.plots import Band, Plot, Point, picture
 from calc.site.tables.tables import WORDS, Cell, Column, Table
 from calc.site.views.jobs import ledgers
 
-GPUS = (1, 2, 4, 8, 16, 32, 64)
-NODE = 8
-SHORTEST = 512
 AXES = {
     "seq_len": "tokens a sequence",
     "response_len": "tokens a response",
     "expected_len": "tokens a sequence on average",
     "gpus": "GPUs",
 }
-BEYOND = 2  # points out of memory that are shown
-Job = Mapping[str, Any]
 
 
-def curve(job: Job, over: str, id: str, caption: str, values: Sequence[int] = ()) -> Table:
+def curve(job: Job, over: str, id: str, caption: str, values: Sequence[int] = (), turns: Turns | None = None) -> Table:
     """The table of a job at several lengths (`seq_len`, `response_len`, `expected_len`) or `gpus`, with its drawing.
 
-    `values` are the points to ask; by default lengths double up to the model's positions, and GPUs are those of `GPUS`,
-    points far out of memory left out. Raises ValueError if the framework can run fewer than two of them.
+    `values` are the points to ask, by default those of `along.points`; `turns`: where the verdict changes, if that is
+    known. Raises ValueError if the framework can run fewer than two of the points.
     """
     if over not in AXES:
         raise ValueError(f"over: given {over!r}, allowed: {', '.join(AXES)}")
-    found = _points(job, over, values)
+    found = along.points(job, over, values)
     if len(found) < 2:
         raise ValueError(f"over {over}: fewer than two points that the framework can run")
     shown = list(found.items())
-    bands = _bands(job, over, found)
+    bands = _bands(found, along.turns(job, over, found) if turns is None else turns)
     words = _words(over, bands, found)
     plot = Plot(
         id,
@@ -57,75 +49,14 @@ def curve(job: Job, over: str, id: str, caption: str, values: Sequence[int] = ()
     return _table(plot, shown, over, caption, words)
 
 
-def at(job: Job, over: str, value: int) -> Answer | None:
-    """The job with another length, or on another number of GPUs; None if the framework refuses it."""
-    given = {**flatten(job), over: value}
-    if over == "gpus":
-        sizes = (int(given.get("gpus_per_node", NODE)), NODE, 1)
-        given["gpus_per_node"] = next(min(value, n) for n in sizes if value % min(value, n) == 0)
-        given.pop("global_batch", None)  # it would have to be a multiple of micro_batch x data-parallel GPUs
-    elif given.get("expected_len", 0) > value:
-        del given["expected_len"]
-    return answers.attempt(given)
-
-
-def _points(job: Job, over: str, values: Sequence[int]) -> dict[int, Answer]:
-    """The answers by place on the axis."""
-    doubled = GPUS if over == "gpus" else [SHORTEST << n for n in range(12)]
-    found: dict[int, Answer] = {}
-    for value in values or doubled:
-        answer = at(job, over, value)
-        if answer is None:
-            continue
-        if over != "gpus" and _length(answer.scenario) > answer.scenario.architecture.max_positions:
-            break
-        found[value] = answer
-        if over != "gpus" and [a.estimate.verdict for a in found.values()].count("oom") == BEYOND:
-            break
-    while over == "gpus" and not values and len(found) > 2 and _verdicts(found)[-3:] == ["fits"] * 3:
-        found.popitem()  # more GPUs than anybody needs
-    while over == "gpus" and not values and _verdicts(found)[: BEYOND + 1] == ["oom"] * (BEYOND + 1):
-        del found[next(iter(found))]
-    return found
-
-
-def _length(s: Scenario) -> int:
-    return s.seq_len or s.prompt_len + s.response_len
-
-
-def _verdicts(found: Mapping[int, Answer]) -> list[str]:
-    return [answer.estimate.verdict for answer in found.values()]
-
-
-def _bands(job: Job, over: str, found: Mapping[int, Answer]) -> list[Band]:
-    """The verdict along the axis: exact to the token for lengths, halfway between two points for GPUs."""
+def _bands(found: Mapping[int, Answer], turns: Turns) -> list[Band]:
+    """The verdict along the axis."""
     places = list(found)
-    bands = [Band(found[places[0]].estimate.verdict, places[0], places[0])]
-    for low, high in pairwise(places):
-        for start, verdict in _changes(job, over, (low, found[low]), (high, found[high])):
-            bands[-1] = bands[-1]._replace(end=start)
-            bands.append(Band(verdict, start, start))
-        bands[-1] = bands[-1]._replace(end=high)
+    bands = [Band(found[places[0]].estimate.verdict, places[0], places[-1])]
+    for start, verdict in turns:
+        bands[-1] = bands[-1]._replace(end=start)
+        bands.append(Band(verdict, start, places[-1]))
     return bands
-
-
-Place = tuple[int, Answer]
-
-
-def _changes(job: Job, over: str, low: Place, high: Place) -> list[tuple[float, str]]:
-    """The places between two points at which the verdict changes, each with the new verdict."""
-    before, after = low[1].estimate.verdict, high[1].estimate.verdict
-    if before == after:
-        return []
-    if over == "gpus":
-        return [((low[0] * high[0]) ** 0.5, after)]
-    if high[0] - low[0] <= 1:
-        return [(high[0], after)]
-    middle = (low[0] + high[0]) // 2
-    between = at(job, over, middle)
-    if between is None:  # a length that the framework refuses: no closer look
-        return [(high[0], after)]
-    return [*_changes(job, over, low, (middle, between)), *_changes(job, over, (middle, between), high)]
 
 
 def _words(over: str, bands: Sequence[Band], found: Mapping[int, Answer]) -> str:
@@ -188,13 +119,13 @@ def _table(plot: Plot, shown: Sequence[tuple[int, Answer]], over: str, caption: 
 def lengths(model: Model) -> Table | None:
     """A model's fine-tuning on the smallest machine that trains it in full, else with adapters; None if none does."""
     _, machines = topics.found(model.id, "sft")
-    for trained, (machine, found) in machines.items():
+    for trained, (machine, found, turns) in machines.items():
         if machine and found.scenario:
             on = f"{machine.gpus} × {answers.catalog().gpu(machine.gpu).name}"
             caption = (
                 f"{model.name}, supervised fine-tuning ({trained}) on {on}: memory against the length of sequences"
             )
-            return curve(found.scenario, "seq_len", f"model-{model.id}-lengths", caption)
+            return curve(found.scenario, "seq_len", f"model-{model.id}-lengths", caption, turns=turns)
     return None
 
 
