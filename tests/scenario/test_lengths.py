@@ -180,6 +180,10 @@ def test_every_known_data_set_has_no_sequence_below_its_mean_alone() -> None:
     [
         ({"lengths": {"mean": 5}}, "lengths.longest: given nothing, allowed: mean and longest, data, or counts"),
         ({"lengths": {"mean": 9, "longest": 5}}, "lengths.mean: given 9, allowed: at most lengths.longest = 5"),
+        (
+            {"lengths": {"mean": 9, "longest": 20, "shortest": 10}},
+            "lengths.shortest: given 10, allowed: at most lengths.mean = 9",
+        ),
         ({"lengths": {"counts": [[5, 1]], "mean": 5}}, "lengths: given counts and more, allowed: counts alone"),
         ({"lengths": {"data": ["self-cognition"], "mean": 5}}, "lengths: given data and more, allowed: counts alone"),
         ({"lengths": {"data": ["alpaca-gpt5"]}}, "given 'alpaca-gpt5', allowed: one of "),
