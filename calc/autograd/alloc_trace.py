@@ -16,8 +16,8 @@ from calc.autograd.tape import NOTHING, Course, Size, Tensor
 # Slots that are not a piece's own: its input, the gradient of its output, gradients of weights, which stay, and what an
 # operation takes and gives back while it runs. MULTIPLY is where cuBLAS is called first, by forward's thread, 1, or
 # autograd's, 2. CAST is taken for autocast's cache, and stays until that ends. REPLACED has the outputs of the
-# micro batch before, which go as the model returns.
-INPUT, GIVEN, WEIGHT, MULTIPLY, CAST, REPLACED, PASSING = -1, -2, -3, -4, -5, -6, -7  # and below
+# micro batch before, which go as the model returns. ENDED is where an autocast around the model's forward ends.
+INPUT, GIVEN, WEIGHT, MULTIPLY, CAST, REPLACED, ENDED, PASSING = -1, -2, -3, -4, -5, -6, -7, -8  # and below
 
 FEW = 4  # temporaries of one operation
 
@@ -49,9 +49,9 @@ class Writer:
         self.alive: set[Tensor] = set()
         self.sizes: dict[Size, int] = {}
 
-    def forward(self) -> Script:
-        """A forward that keeps what backward needs."""
-        return self._whole(self.lifetimes.forward)
+    def forward(self, outside: Container[str] = ()) -> Script:
+        """A forward that keeps what backward needs; operations named in `outside` run once the model's has ended."""
+        return self._whole(self.lifetimes.forward, outside)
 
     def without_grad(self) -> Script:
         """A forward that keeps nothing."""
@@ -72,15 +72,19 @@ class Writer:
         kept = [t.storage for op in self.lifetimes.tape.ops for t in op.kept]
         return self._script(self.lifetimes.again, [self.lifetimes.input, *kept])
 
-    def _whole(self, run: Pass) -> Script:
+    def _whole(self, run: Pass, outside: Container[str] = ()) -> Script:
         """A forward; casts that autocast keeps are not the piece's own, unless it saves them."""
         casts = {*self.lifetimes.tape.cached}.difference(run.turns[-1].saved)
-        return self._script(run, [self.lifetimes.input], casts)
+        return self._script(run, [self.lifetimes.input], casts, outside)
 
-    def _script(self, run: Pass, there: Iterable[Tensor], casts: Container[Tensor] = ()) -> Script:
+    def _script(
+        self, run: Pass, there: Iterable[Tensor], casts: Container[Tensor] = (), outside: Container[str] = ()
+    ) -> Script:
         """The script of a pass that finds these tensors there, and a given gradient."""
         self.alive, self.steps = {*there, self.lifetimes.given}, []
         for turn in run.turns:
+            if turn.op.name in outside and (ENDED, 0) not in self.steps:
+                self.steps.append((ENDED, 0))
             self._backward(turn) if turn.backward else self._forward(turn, casts)
             self._free(turn.freed)
         return Script(tuple(self.steps), self.slots[run.out] if run.out else PASSING)

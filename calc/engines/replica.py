@@ -234,8 +234,8 @@ class Holder:
     def tables(self: TrainingEngine) -> list[Line]:
         """The rotary tables of its layers, if each has its own."""
         r = self.replica
-        positions = r.arch.cached_positions
-        return [weights.tables(r.role, r.arch, positions, self.table_bytes())] if positions else []
+        positions, b = r.arch.cached_positions, r.arch.cached_bytes or self.table_bytes()
+        return [weights.tables(r.role, r.arch, positions, b)] if positions else []
 
     def table_bytes(self: TrainingEngine) -> int:
         """Bytes of an element of a rotary table: those of a weight."""

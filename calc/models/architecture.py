@@ -306,6 +306,7 @@ class Architecture:
     output_gate: Literal["", "joined", "apart"] = ""
     rotary_tables: int = 0  # elements of cos and sin per position, where each layer repeats them for itself (GLM)
     cached_positions: int = 0  # positions whose cos and sin every layer has in buffers (Transformers until 4.44)
+    cached_bytes: int = 0  # of an element of these; 0: as many as a weight's
     embedding_scaled: bool = False  # outside the embedding's module (Granite; Gemma's module does it itself)
     embedding_dropout: bool = False
     residual_scaled: bool = False  # outputs of attention and MLP are multiplied before they are added (Granite)

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from calc.autograd.alloc_trace import REPLACED, Script, Writer
 from calc.autograd.lifetimes import Lifetimes
-from calc.base.plan import Ends, Held
+from calc.base.plan import Ends, Held, Streams
 from calc.base.units import MiB
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
@@ -21,7 +21,7 @@ from calc.engines.plain import Plain
 from calc.engines.replica import Replica, TrainingEngine
 from calc.engines.zero_partition import part_of
 from calc.memory.activations import Program, kinds, lifetimes
-from calc.memory.loss import head_dimensions, written
+from calc.memory.loss import AFTER, head_dimensions, written
 from calc.memory.optimizer import in_32_bits, passing, scratch, single_step, state_bytes_per_parameter
 from calc.memory.run import dimensions
 from calc.memory.weights import NF4, PACKED, is_quantised
@@ -132,7 +132,7 @@ class Blocks:
     `inside`: the loss runs inside the model's own forward, `outside`: once it has returned. `wrapped`: an autocast
     begins and ends with each forward.
     `flats`: the model is in FSDP 1's flat parameters, `weights` and `units` are empty. `buckets` are DDP's. `retains`:
-    see `calc.memory.run.Run`.
+    see `calc.memory.run.Run`. `streams`: how checkpoints leave for the host, see `calc.base.plan.Role`.
     """
 
     weights: tuple[int, ...]
@@ -157,6 +157,7 @@ class Blocks:
     flats: Flats | None = None
     buckets: Buckets | None = None
     retains: bool = False
+    streams: Streams = ""
 
     @property
     def sharded(self) -> bool:
@@ -218,7 +219,8 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         ends=r.ends if units else "",
         flats=flats,
         buckets=buckets,
-        retains=optimizer is not None and run.retains,
+        retains=optimizer is not None and run.retains and not r.streams,
+        streams=r.streams if optimizer else "",
     )
 
 
@@ -484,7 +486,7 @@ def _head(r: Replica, batch: Batch) -> Piece:
     if not r.optimizer:
         return Piece(writer.without_grad(), None)
     late = program.held if r.path.held in LASTING else None
-    forward = writer.forward()
+    forward = writer.forward(AFTER if r.run.wrapped else ())
     slot = writer.slots[late.storage] if late else None
     return Piece(_replacing(forward, slot) if r.path.outside else forward, writer.backward(), slot)
 

@@ -13,7 +13,7 @@ from copy import copy
 from functools import lru_cache
 from typing import NamedTuple
 
-from calc.autograd.alloc_trace import CAST, GIVEN, INPUT, MULTIPLY, PASSING, REPLACED, WEIGHT, Script
+from calc.autograd.alloc_trace import CAST, ENDED, GIVEN, INPUT, MULTIPLY, PASSING, REPLACED, WEIGHT, Script
 from calc.base.plan import Stage
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
@@ -47,6 +47,7 @@ Own = dict[int, Block]  # a piece's blocks by their slots
 Kept = list[Own]  # the blocks that each piece keeps for its backward, lowest piece first
 STEPPED = 1 << 29  # the slot of the temporaries of a step in backward
 OUTLIVING = 1 << 30  # the first slot of blocks that outlive their piece
+RETURNED = 2  # buffers for checkpoints that come back (unsloth_zoo gradient_checkpointing.py of 2024.11.10)
 INFLIGHT = 2  # broadcasts at once (torch 2.13 `csrc/distributed/c10d/comm.cpp`, `max_in_flight`)
 
 Both = tuple[Blocks, Blocks | None]  # a model, and one that scores inside its forward, if any
@@ -144,7 +145,9 @@ def _known(placed: Placed, bare: bool) -> bool:
     s, engine = placed.s, placed.engine
     if engine.replica.path.compiled and s.expandable_segments:
         return False  # measured with fixed segments alone; three published runs reserve 3 to 6 GiB less than a replay
-    if engine.replica.streams or engine.replica.arch.vision:
+    if engine.replica.arch.vision or (engine.replica.streams and not isinstance(engine, Plain)):
+        return False
+    if engine.replica.streams == "stash":
         return False
     uncut = s.gpus == s.shards * s.tensor_parallel
     if isinstance(engine, Plain):
@@ -320,7 +323,8 @@ def _split(shards: Shards | Gathers | None) -> Shards | None:
 class Course(NamedTuple):
     """The steps that a script takes on one occasion, and the slots of the blocks that outlive the piece.
 
-    `threads`: the number of threads that have called cuBLAS by then.
+    `threads`: the number of threads that have called cuBLAS by then. `ended`: the steps before the wrapping autocast
+    ends, 0 if it does not in this piece.
     """
 
     steps: Steps
@@ -329,6 +333,7 @@ class Course(NamedTuple):
     casts: list[int]
     late: list[int]
     threads: int
+    ended: int = 0
 
 
 class State(NamedTuple):
@@ -366,6 +371,7 @@ class Replay:
         self.buckets: list[Block] = []  # DDP's
         self.rebuilt = False  # they have the order of the gradients
         self.retained: list[Block] = []  # inputs of layers that ran again, and their gradients
+        self.returned: list[Block] = []  # buffers into which checkpoints come back from the host
         self.kept: Kept = []
         self.gradients: list[Block] = []
         self.adding = False  # gradients of earlier micro batches exist, or none stays
@@ -387,6 +393,7 @@ class Replay:
         other.kept = [own.copy() for own in self.kept]
         other.gradients, other.casts, other.before = self.gradients.copy(), self.casts.copy(), self.before.copy()
         other.buckets, other.retained = self.buckets.copy(), self.retained.copy()
+        other.returned = self.returned.copy()
         return other
 
     def all(self, a: Act, marks: list[Replay] | None = None) -> None:
@@ -414,7 +421,7 @@ class Replay:
         process = self.heap.process
         spare, *found = zip(*[stream.state for stream in process.streams], strict=True)
         ours = process.allocated, self.threads, self.stepped, self.adding, self.late, self.head
-        blocks = *self.gradients, *self.casts, *self.buckets, *[(*own.items(),) for own in self.kept]
+        blocks = *self.gradients, *self.casts, *self.buckets, *self.returned, *[(*own.items(),) for own in self.kept]
         shards = [own.state for own in self.shards.values()]
         return State((*found, *ours, blocks, shards), spare, process.reserved, process.released)
 
@@ -503,7 +510,10 @@ class Replay:
     def play(self, script: Script, own: Own, late: int | None = None) -> None:
         """Plays a script's steps over the blocks of its piece; the block in slot `late` is not freed yet."""
         course = self.course(script, late)
-        self.heap.play(course.steps, own)
+        if course.ended:
+            self.heap.play(course.steps[: course.ended], own)
+            self.uncache()
+        self.heap.play(course.steps[course.ended :], own)
         for slot in course.workspaces:
             del own[slot]
         made = [own.pop(slot) for slot in course.gradients]
@@ -545,6 +555,8 @@ class Replay:
                     steps.append((n, 0))
                 else:
                     outlives[slot].append(n)
+            elif slot == ENDED:
+                course = course._replace(ended=len(steps))
             elif not size and slot == late:
                 course.late.append(slot)
             else:
@@ -585,6 +597,8 @@ class Replay:
             self.play(piece.forward, own)
             block = own.pop(piece.forward.out, NO_BLOCK)
             kept.append(own)
+            if m.streams and n < len(m.layers):
+                self.depart(m, own, last=n == len(m.layers) - 1)
             if layer:
                 layer.leave(n)
         if shards and m.inside:
@@ -595,6 +609,15 @@ class Replay:
         if m.held == "next":
             self.drop()
         return kept
+
+    def depart(self, m: Blocks, own: Own, *, last: bool) -> None:
+        """Sends a layer's checkpoint to the host; the `last` stays where others come back into buffers."""
+        if m.streams == "buffers" and last:
+            return
+        self.give(own.pop(INPUT))
+        if m.streams == "buffers" and m.stream > length(self.returned[0] if self.returned else NO_BLOCK):
+            self.give(*self.returned)
+            self.returned = self.heap.take_all([m.stream] * RETURNED)
 
     def leave(self, kept: Kept) -> None:
         """Frees what a forward keeps."""
@@ -625,8 +648,10 @@ class Replay:
             layer = shards if n < len(m.layers) else None
             if layer:
                 layer.reenter(n)
-            before = len(self.gradients)
-            block = self.back(piece, kept.pop(), block, retains=m.retains and layer is not None)
+            before, saved = len(self.gradients), kept.pop()
+            if m.streams == "each" and n < len(m.layers):
+                saved[INPUT] = self.take(m.stream)
+            block = self.back(piece, saved, block, retains=m.retains and layer is not None)
             self.apart = False
             if layer:
                 own, self.gradients = self.gradients[before:], self.gradients[:before]

@@ -1,9 +1,10 @@
 """The lengths of a data set's sequences: the tokens of the fullest batch of an epoch, and of an average one.
 
 A batch without packing is padded to its own longest sequence, so that its length follows from the data and not from the
-cap alone. What is known is either a histogram, or the mean and the longest; then the distribution is the one of
-greatest entropy between 1 and the longest with that mean, which is an exponential one, cut off at the longest (Jaynes,
-Information Theory and Statistical Mechanics, 1957).
+cap alone. What is known is either a histogram, or the mean and the longest, perhaps with the shortest and the standard
+deviation. Then the distribution is the one of greatest entropy between shortest and longest that has the mean and at
+most that deviation: exponential by the mean alone, normal by both, cut off at both ends (Jaynes, Information Theory and
+Statistical Mechanics, 1957).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ POINTS = 256  # lengths that stand for a distribution known by its mean and its 
 CELLS = 512  # most cells of the distribution of a batch's tokens, and the least to one of its standard deviations
 FINE = 8
 NEVER = 1e-12  # a probability left out
+HALVINGS = 60
+CURVES = (-40, 0)  # powers of e: deviations from 0.7 tokens to more than any data set has
 # An epoch's batches where their sizes matter one by one: so many in a row, of so many lengths, one for each equal part
 # of the distribution, in the order of multiples of the golden ratio, which fall into all parts alike.
 BATCHES, PARTS = 48, 24
@@ -34,18 +37,26 @@ Sum = tuple[int, list[float]]  # the distribution of a sum by cells: the first o
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Lengths in tokens: `counts` of (length, sequences), shortest first, or `mean` and `longest` of `samples`."""
+    """Lengths in tokens: `counts` of (length, sequences), shortest first, or `mean` and `longest` of `samples`.
+
+    `deviation` is the standard deviation, None where it is not known.
+    """
 
     mean: float
     longest: int
     samples: int
     counts: tuple[tuple[int, int], ...] = ()
+    deviation: float | None = None
+    shortest: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """The field `lengths` of a scenario, from which the same is read."""
         if self.counts:
             return {"counts": [list(pair) for pair in self.counts]}
-        return {"mean": self.mean, "longest": self.longest, "samples": self.samples}
+        told = {"mean": self.mean, "longest": self.longest, "samples": self.samples}
+        if self.shortest > 1:
+            told["shortest"] = self.shortest
+        return told if self.deviation is None else {**told, "deviation": self.deviation}
 
     def longest_below(self, cap: int) -> int:
         """Tokens of the longest sequence, cut off at `cap`; every epoch meets it."""
@@ -80,15 +91,17 @@ def known(said: Mapping[str, Any]) -> Lengths:
     if "data" in said:
         if len(said) > 1:
             raise ValueError("lengths: given data and more, allowed: counts alone, data alone, or mean and longest")
-        all_of_it = mixture(said["data"])
-        return Lengths(all_of_it.mean, all_of_it.longest, all_of_it.samples)
+        whole = mixture(said["data"])
+        return Lengths(whole.mean, whole.longest, whole.samples, (), whole.deviation, whole.shortest)
     for name in ("mean", "longest"):
         if name not in said:
             raise ValueError(f"lengths.{name}: given nothing, allowed: mean and longest, data, or counts")
-    mean, longest = said["mean"], said["longest"]
+    mean, longest, shortest = said["mean"], said["longest"], said.get("shortest", 1)
     if mean > longest:
         raise ValueError(f"lengths.mean: given {mean}, allowed: at most lengths.longest = {longest}")
-    return Lengths(mean, longest, said.get("samples", SAMPLES))
+    if shortest > mean:
+        raise ValueError(f"lengths.shortest: given {shortest}, allowed: at most lengths.mean = {mean}")
+    return Lengths(mean, longest, said.get("samples", SAMPLES), (), said.get("deviation"), shortest)
 
 
 @lru_cache(maxsize=256)
@@ -97,30 +110,48 @@ def _weights(lengths: Lengths, cap: int) -> tuple[tuple[int, float], ...]:
     if lengths.counts:
         pairs = [(length, count / lengths.samples) for length, count in lengths.counts]
     else:
-        pairs = _exponential(lengths.mean, lengths.longest)
+        pairs = _likeliest(lengths)
     below = [(length, weight) for length, weight in pairs if length < cap]
     rest = sum([weight for length, weight in pairs if length >= cap])
     return (*below, (cap, rest)) if rest else tuple(below)
 
 
-def _exponential(mean: float, longest: int) -> list[tuple[int, float]]:
-    """The distribution of greatest entropy with this mean on up to POINTS lengths from 1 to `longest`."""
-    step = max(1, ceil((longest - 1) / POINTS))
-    lengths = [*range(1, longest, step), longest]
+def _likeliest(known: Lengths) -> list[tuple[int, float]]:
+    """The distribution of greatest entropy for the mean and the deviation, on up to POINTS lengths."""
+    step = max(1, ceil((known.longest - known.shortest) / POINTS))
+    lengths = [*range(known.shortest, known.longest, step), known.longest]
 
-    def weights(rate: float) -> list[float]:
-        top = max(rate, rate * longest)
-        raw = [exp(max(-700.0, rate * length - top)) for length in lengths]
-        return [weight / sum(raw) for weight in raw]
+    def weights(curve: float) -> list[float]:
+        """The normal distribution of the mean that bends by `curve`; exponential at 0."""
 
-    low, high = -700.0, 700.0  # rates at which all are the shortest, and the longest
-    for _ in range(60):
+        def at(rate: float) -> list[float]:
+            bent = [(rate - curve * length) * length for length in lengths]
+            top = max(bent)
+            raw = [exp(max(-700.0, each - top)) for each in bent]
+            whole = sum(raw)
+            return [weight / whole for weight in raw]
+
+        most = 700 + 2 * curve * known.longest  # a rate at which all are the longest
+        return at(_rising(lambda rate: sum(map(mul, lengths, at(rate))), known.mean, -700, most))
+
+    def deviates(found: list[float]) -> float:
+        return sqrt(sum([weight * (length - known.mean) ** 2 for length, weight in zip(lengths, found, strict=True)]))
+
+    found = weights(0)
+    if known.deviation is not None and deviates(found) > known.deviation:
+        found = weights(exp(_rising(lambda power: -deviates(weights(exp(power))), -known.deviation, *CURVES)))
+    return list(zip(lengths, found, strict=True))
+
+
+def _rising(of: Callable[[float], float], value: float, low: float, high: float) -> float:
+    """Where `of`, which rises from `low` to `high`, comes to `value`."""
+    for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if sum(map(mul, lengths, weights(middle))) < mean:
+        if of(middle) < value:
             low = middle
         else:
             high = middle
-    return list(zip(lengths, weights(high), strict=True))
+    return high
 
 
 @lru_cache(maxsize=1024)

@@ -161,6 +161,26 @@ def test_adapters_are_fp32_unless_deepspeed_or_a_4_bit_base_makes_them_bf16(fiel
     assert (s.lora.dtype, s.lora.rank, s.lora.dropout) == (dtype, 16, 0.05)
 
 
+@pytest.mark.parametrize(
+    ("task", "version", "precision", "adapters"),
+    [
+        ("sft", "0.24.0", "bf16", "fp32"),  # models/utils.py:538 and :561
+        ("sft", "0.26.0", "autocast", "bf16"),  # trainer/sft_trainer.py:718
+        ("sft", "0.18.0", "fp32", "fp32"),  # bf16 is off
+        ("rm", "0.20.0", "autocast", "fp32"),  # reward_trainer.py:165: nothing goes back to bf16
+        ("rm", "0.22.0", "bf16", "fp32"),
+        ("dpo", "0.27.0", "bf16", "fp32"),  # dpo_trainer.py:602 and :610
+        ("dpo", "0.29.0", "autocast", "bf16"),
+        ("orpo", "1.6.0", "bf16", "fp32"),  # experimental/orpo/orpo_trainer.py:231
+    ],
+)
+def test_older_trainers_prepare_four_bits_with_peft(task: str, version: str, precision: str, adapters: str) -> None:
+    """Embedding and head end in bf16, and nothing casts the adapters."""
+    s = run(task=task, framework=f"trl=={version}", method="qlora")
+    assert s.lora
+    assert (s.precision, s.lora.dtype) == (precision, adapters)
+
+
 # --- refusals ---
 
 REFUSED = {

@@ -165,3 +165,16 @@ def test_layers_that_share_their_tables_have_none() -> None:
     assert positions("llama-3.1-8b", trainer="unsloth", versions__transformers="4.44") == 32_768
     assert positions("llama-3.1-8b", trainer="unsloth", versions__transformers="4.48") == 0
     assert positions("llama-3.1-8b", trainer="torchtune", versions__transformers="4.37") == 0
+
+
+def test_unsloth_had_all_positions_before_its_tables_grew_and_has_those_of_gemma_in_fp32() -> None:
+    """Commit 54dd81de67 of July 2024; models/gemma.py:239 of 2024.8."""
+
+    def tables(model: str, release: str) -> tuple[int, int]:
+        fields = {"versions__unsloth": release, "versions__transformers": "4.42"}
+        arch = job(model=model, trainer="unsloth", **fields).architecture
+        return arch.cached_positions, arch.cached_bytes
+
+    assert tables("qwen2-7b", "2024.6") == (131_072, 0)
+    assert tables("qwen2-7b", "2024.7") == (32_768, 0)
+    assert tables("gemma-2-9b", "2024.7") == (8192, 4)

@@ -224,6 +224,18 @@ def test_the_replays_peak_of_adapters_is_nearly_the_ledgers(fields: dict[str, An
     assert replayed_peak(s) == pytest.approx(ledgers_peak(s), rel=0.005)
 
 
+@pytest.mark.parametrize("version", ["2024.8", "2024.11.10"])
+@pytest.mark.parametrize("fields", [{}, {"method": "lora", "loss": "full", "micro_batch": 4}], ids=str)
+def test_the_replays_peak_is_the_ledgers_where_checkpoints_leave_for_the_host(
+    version: str, fields: dict[str, Any]
+) -> None:
+    """One at a time, and through buffers."""
+    own = {"trainer": "unsloth", "versions": {"unsloth": version}, "model": "llama-3-8b", "seq_len": 4096, **fields}
+    s = parse({**JOB, "precision": "bf16", **own}, where="test", catalog=load())
+    assert s.offload.activations
+    assert replayed_peak(s) == pytest.approx(ledgers_peak(s), rel=0.0015)
+
+
 def replayed_peak(s: Scenario) -> int:
     act = replay.act(Roles(s))
     assert act

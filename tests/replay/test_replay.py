@@ -64,6 +64,8 @@ def act(**fields: Any) -> replay.Act | None:
         ({"gpus": 1, "sharding": "fsdp1"}, False),
         ({"gpus": 1, "sharding": "fsdp2"}, True),
         ({"framework": "openrlhf"}, False),  # DeepSpeed
+        ({"trainer": "unsloth", "gpus": 2}, True),  # checkpoints come back into buffers
+        ({"framework": "trl", "offload": {"activations": True}}, False),  # some wait on the GPU
         ({"task": "inference"}, False),
     ],
     ids=str,

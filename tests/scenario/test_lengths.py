@@ -15,7 +15,7 @@ from calc.estimate.estimate import estimate, speed
 from calc.resolve.parse import parse
 from calc.scenario import lengths
 from calc.scenario.data_sets import ALIASES, DATA_SETS
-from calc.scenario.lengths import BATCHES, Lengths, fullest, in_turn, known
+from calc.scenario.lengths import BATCHES, Lengths, _weights, fullest, in_turn, known
 
 CAP = 1 << 20
 SFT = {
@@ -149,7 +149,24 @@ def test_data_sets_are_known_by_name_whole_or_in_part() -> None:
     assert (lengths.mean, lengths.longest, lengths.samples) == (pytest.approx(127.9), 607, 1500)
     whole = known({"data": ["self-cognition"]})
     assert (whole.mean, whole.longest, whole.samples) == (58.9, 131, 108)
-    assert job(lengths={"data": names}) == job(lengths={"mean": lengths.mean, "longest": 607, "samples": 1500})
+    assert job(lengths={"data": names}) == job(lengths=lengths.as_dict())
+
+
+def test_a_known_deviation_and_the_shortest_bound_the_spread() -> None:
+    """Of one data set its own; of three together the squares of 93.2, 123.9 and 20.3 add up about the common mean.
+
+    A deviation beyond that of the exponential distribution changes nothing.
+    """
+    own = known({"data": ["self-cognition"]})
+    spread = _weights(own, 10_000)
+    mean = sum(length * weight for length, weight in spread)
+    squares = sum(weight * (length - mean) ** 2 for length, weight in spread)
+    assert (mean, sqrt(squares), spread[0][0], spread[-1][0]) == (pytest.approx(58.9), pytest.approx(20.3), 32, 131)
+    three = known({"data": ["alpaca-gpt4-data-zh#500", "alpaca-gpt4-data-en#500", "self-cognition#500"]})
+    about = sum(d**2 + (m - 127.9) ** 2 for m, d in ((157.2, 93.2), (167.6, 123.9), (58.9, 20.3))) / 3
+    assert (three.deviation, three.shortest) == (pytest.approx(sqrt(about)), 27)
+    wide = {"mean": 600, "longest": 3000}
+    assert _weights(known({**wide, "deviation": 900}), 4096) == _weights(known(wide), 4096)
 
 
 def test_every_known_data_set_has_no_sequence_below_its_mean_alone() -> None:
@@ -163,6 +180,10 @@ def test_every_known_data_set_has_no_sequence_below_its_mean_alone() -> None:
     [
         ({"lengths": {"mean": 5}}, "lengths.longest: given nothing, allowed: mean and longest, data, or counts"),
         ({"lengths": {"mean": 9, "longest": 5}}, "lengths.mean: given 9, allowed: at most lengths.longest = 5"),
+        (
+            {"lengths": {"mean": 9, "longest": 20, "shortest": 10}},
+            "lengths.shortest: given 10, allowed: at most lengths.mean = 9",
+        ),
         ({"lengths": {"counts": [[5, 1]], "mean": 5}}, "lengths: given counts and more, allowed: counts alone"),
         ({"lengths": {"data": ["self-cognition"], "mean": 5}}, "lengths: given data and more, allowed: counts alone"),
         ({"lengths": {"data": ["alpaca-gpt5"]}}, "given 'alpaca-gpt5', allowed: one of "),

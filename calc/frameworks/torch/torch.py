@@ -80,7 +80,8 @@ def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architect
         case "torchtune":
             return torchtune.modelled(architecture, str(values["versions.torchtune"]), packing=bool(values["packing"]))
         case "unsloth":
-            return as_published(unsloth.modelled(architecture, str(values["versions.transformers"])), values)
+            own = unsloth.modelled(architecture, str(values["versions.unsloth"]), str(values["versions.transformers"]))
+            return as_published(own, values)
         case _:
             return as_published(architecture, values)
 

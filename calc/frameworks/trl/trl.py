@@ -52,6 +52,15 @@ ALONE = {"gkd": "teacher", "grpo": "reward"}  # the model that a trainer loads b
 OFFLOADS = {"sft": "0.18.0", "rm": "0.24.0", "dpo": "0.29.0"}
 PAIRS = "0.24.0"  # RewardTrainer has chosen and rejected in one batch, and images
 BF16 = "0.19.0"  # bf16 is true unless fp16 is, since then
+# A 4-bit model by task. From the first release named its trainer has PEFT make fp32 of all else that the model has
+# (`prepare_model_for_kbit_training`) and, where bf16 is on, makes bf16 of embedding and head again
+# (`peft_module_casting_to_bf16`: trainer/sft_trainer.py:591 of 0.19.0, models/utils.py:561 of 0.24.0). From the second
+# on it leaves the model as loaded, and makes bf16 of adapters, which PEFT makes fp32 (sft_trainer.py:718 of 0.26.0).
+PREPARES: Mapping[str, tuple[str, str]] = {
+    "sft": (FIRST, "0.26.0"), "gkd": (FIRST, "0.26.0"), "rm": ("0.22.0", "0.26.0"), "grpo": ("0.22.0", "0.26.0"),
+    "dpo": (FIRST, "0.29.0"), "kto": (FIRST, "1.4.0"), "orpo": (FIRST, ""), "simpo": (FIRST, ""), "ppo": (FIRST, ""),
+}  # fmt: skip
+NEVER = (FIRST, FIRST)  # for a task that no trainer has
 
 
 def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
@@ -92,7 +101,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     sharding = str(given.get("sharding", "ddp" if gpus > 1 else "none"))
     optimizer = str(given.get("optimizer", values["optimizer"]))
     micro_batch = int(given.get("micro_batch", values["micro_batch"]))
-    precision = str(given.get("precision", loaded(version, sharding)))
+    precision = str(given.get("precision", loaded(task, version, sharding, method)))
     values |= {
         "micro_batch": micro_batch,
         "global_batch": micro_batch * gpus,
@@ -111,15 +120,23 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     if paths.by_liger(task, version, str(given.get("kernels", "eager"))):
         values["loss"] = "fused"
     if adapters:
-        # peft makes adapters fp32; DeepSpeed casts them, under ZeRO-3 the trainers ask for the base's type, and those
-        # of a 4-bit base are cast to bf16 (trainer/grpo_trainer.py, __init__)
-        values["lora.dtype"] = "bf16" if sharding in DEEPSPEED or method == "qlora" else "fp32"
+        # peft makes adapters fp32; DeepSpeed casts them, under ZeRO-3 the trainers ask for the base's type
+        narrow = sharding in DEEPSPEED or (method == "qlora" and leaves_as_loaded(task, version))
+        values["lora.dtype"] = "bf16" if narrow else "fp32"
         values["double_quantization"] = method != "qlora"  # use_bnb_nested_quant (trainer/model_config.py:164)
     return values
 
 
-def loaded(version: str, sharding: str) -> str:
+def leaves_as_loaded(task: str, version: str) -> bool:
+    """True if the trainer of `task` takes a 4-bit model as it is, and makes bf16 of its adapters."""
+    _, end = PREPARES.get(task, NEVER)
+    return bool(end) and at_least(version, end)
+
+
+def loaded(task: str, version: str, sharding: str, method: str) -> str:
     """The default precision: fp32 weights (trainer/utils.py:1332), and since 0.19.0 bf16, which is autocast.
+
+    A 4-bit model on a single GPU is in bf16 otherwise where its trainer sees to that: see `PREPARES`.
 
     DeepSpeed casts the weights and keeps fp32 ones beside them; Accelerate gives FSDP a mixed precision of its own
     (utils/dataclasses.py:2062) and fp32 shards (accelerator.py:1955, utils/fsdp_utils.py:702). Until 0.18 bf16 is a
@@ -129,7 +146,11 @@ def loaded(version: str, sharding: str) -> str:
         return "mixed"
     if sharding in FSDP:
         return "fsdp-mixed"
-    return "autocast" if at_least(version, BF16) else "fp32"
+    if not at_least(version, BF16):
+        return "fp32"
+    since, _ = PREPARES.get(task, NEVER)
+    prepares = at_least(version, since) and not leaves_as_loaded(task, version)
+    return "bf16" if method == "qlora" and prepares else "autocast"
 
 
 def stepped(known: Mapping[str, Any], optimizer: str) -> str:

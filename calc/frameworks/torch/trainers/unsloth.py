@@ -33,6 +33,8 @@ RELEASES: Mapping[str, Pins] = {
 }
 # the families that run its own attention, the Transformers from which layers share a table, and a table's positions
 ROTATES, SHARED, POSITIONS = ("llama", "mistral", "qwen2", "gemma", "gemma2"), "4.48", 32_768
+IN_FP32 = ("gemma", "gemma2")  # their tables (models/gemma.py:239 of 2024.8)
+GROWS = "2024.7"  # tables that begin with POSITIONS (commit 54dd81de67 of 2024-07-18); before, they had all of them
 WHOLE = 1024  # tokens of a micro batch up to which logits were made all the same (models/llama.py:1092 of 2025.3.19)
 FIXED = {"optimizer": "adamw-8bit"}  # what its command sets for good (unsloth_cli/commands/train.py:63)
 ACCUMULATION = 4  # gradient_accumulation_steps (unsloth_cli/config.py:36)
@@ -61,18 +63,20 @@ ADAPTERS = Table(
 )  # fmt: skip
 
 
-def modelled(arch: Architecture, transformers: str) -> Architecture:
+def modelled(arch: Architecture, version: str, transformers: str) -> Architecture:
     """The model with the cos and sin that each of its own attention layers keeps (models/llama.py:1004 of 2024.8).
 
-    They have room for 32,768 positions at first. Where Transformers has one table for the model, so has Unsloth
-    (models/llama.py:2250 of 2025.9.1). Phi-3 and Phi-4 are copies of its own with the weights of Llama's layers, q, k,
-    v, gate and up apart (models/mapper.py): it runs none that joins them (models/loader.py:203-257 of 2024.8).
+    They have room for 32,768 positions at first, before 2024.7 for all. Where Transformers has one table for the model,
+    so has Unsloth (models/llama.py:2250 of 2025.9.1). Phi-3 and Phi-4 are copies of its own with the weights of Llama's
+    layers, q, k, v, gate and up apart (models/mapper.py): it runs none that joins them (models/loader.py:203-257 of
+    2024.8).
     """
     if arch.family == "phi3" and not arch.rotary_dim:  # Llama rotates whole heads
         arch = replace(arch, family="llama", fused_qkv="", fused_gate_up=False, rotation="")
     if arch.family not in ROTATES or at_least(transformers, SHARED):
         return arch
-    return replace(arch, cached_positions=min(arch.max_positions, POSITIONS))
+    positions = min(arch.max_positions, POSITIONS) if at_least(version, GROWS) else arch.max_positions
+    return replace(arch, cached_positions=positions, cached_bytes=4 if arch.family in IN_FP32 else 0)
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
