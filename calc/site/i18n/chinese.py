@@ -755,7 +755,7 @@ ADVICE = {
     "{n#} GPUs instead of {given#} suffice; the closest {miss*}": "把 {given} 张卡换成 {n} 张就够；最接近的配置{miss}",
     "the closest {miss*}": "最接近的配置{miss}",
     "the safest {miss*}": "最稳妥的配置{miss}",
-    "nothing faster was found": "没有找到更快的",
+    "nothing was found that gains more than the error of times": "没有找到提速超过时间估计误差的配置",
     "the framework can run no configuration of this job": "框架跑不了这个任务的任何配置",
     "the framework can run no configuration of this job on this machine": "在这台机器上，框架跑不了这个任务的任何配置",
     "Next faster: {miss*}.": "更快一档：{miss}。",
