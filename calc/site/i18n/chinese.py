@@ -1627,8 +1627,8 @@ DIAGNOSIS = {
 }
 # What scripts say.
 SCRIPTS = {
-    "Loading the calculator: Python and the formulas, 13 MB, once …": (
-        "正在加载计算器：Python 和公式，13 MB，只需一次……"
+    "Loading the calculator: Python and the formulas, {megabytes} MB, once …": (
+        "正在加载计算器：Python 和公式，{megabytes} MB，只需一次……"
     ),
     "Computing …": "正在计算……",
     "The calculator could not be loaded: check the connection and ask again. The tables below need nothing.": (
