@@ -19,7 +19,7 @@ CASE = "case-studies/reward-model-6x4090.html"
 # A table of each kind with the place of its page: fits on all cards and on one, what to run, the smallest card,
 # phases, lines, jobs side by side, what changes save, host memory, roles, loading, caches, recipes.
 TABLES = [
-    ("index.html", "fits-sft-full-8"),
+    ("what-fits/sft-full-8.html", "fits-sft-full-8"),
     (GPU, "gpu-rtx4090-sft"),
     (GPU, "gpu-rtx4090-run-grpo"),
     ("models/gemma-2-2b.html", "model-gemma-2-2b-gpus"),

@@ -608,6 +608,15 @@ LINES = {
     "{task*}, {method}, on {gpus}: the verdict, and what the fullest GPU needs": (
         "{task}，{method}，{gpus}：结论，以及占用最多的那张卡需要多少"
     ),
+    "{task*} by memory of the card: which of {n#} models fit": "{task}，按显卡的显存：{n} 个模型中哪些放得下",
+    "Of each size the newest card is shown": "每种显存只列最新的一款",
+    "the tables have every card": "表中有全部显卡",
+    "The drawing has {n#} of the models, from small to large": "图中从小到大画出其中 {n} 个模型",
+    "the table counts all of them": "表中计入全部模型",
+    "How many fit, and the largest or smallest, as a table": "放得下几个，最大或最小的是哪个：以表格显示",
+    "Largest that fits": "放得下的最大模型",
+    "Another length, another number": "换长度、换卡数",
+    "calculator": "计算器",
     "on one GPU": "单卡",
     "on {n#} GPUs": "{n} 卡",
     "{job*}: memory by phase": "{job}：各阶段的显存",
