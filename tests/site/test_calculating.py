@@ -85,6 +85,15 @@ def home(browser: Browser, origin: str) -> Iterator[Page]:
     page.context.close()
 
 
+def test_a_first_answer_is_four_fields_away_and_needs_no_button(home: Page) -> None:
+    for name, value in (("model", "qwen2.5-7b"), ("task", "grpo"), ("gpu", "rtx4090")):
+        home.locator(f"#calculator [name={name}]").select_option(value)
+    home.locator("#calculator [name=gpus]").fill("8")
+    home.locator("#calculator [name=gpus]").blur()
+    settle(home)
+    assert "Qwen2.5 7B, GRPO on 8 × GeForce RTX 4090" in home.locator("#calculator .headline").inner_text()
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_an_answer_is_the_command_lines(home: Page, project: Path, name: str) -> None:
     job = dict(JOBS[name])

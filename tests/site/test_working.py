@@ -277,7 +277,8 @@ def test_what_is_folded_is_printed_if_the_reader_has_opened_it(browser: Browser,
 
 
 @pytest.mark.parametrize(
-    ("page_at", "pages"), [("recipes/sft.html", 8), (CASE, 12), ("index.html", 4), ("what-fits/ppo.html", 2)]
+    ("page_at", "pages"),
+    [("recipes/sft.html", 8), (CASE, 12), ("index.html", 4), ("what-fits/ppo.html", 2), ("compare.html", 2)],
 )
 def test_a_page_that_one_would_hand_in_takes_few_sheets_and_says_how_to_cite_it(
     browser: Browser, origin: str, page_at: str, pages: int
