@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from calc.site.build import theme
+from calc.site.faults import BuildError
 
 CSS = """@charset "UTF-8";
 :root{--read:1px;--unread:url('data:image/svg+xml;charset=utf-8,<svg>}</svg>');--scripted:2px}
@@ -34,3 +37,9 @@ def test_the_themes_style_keeps_what_pages_and_scripts_name_and_others_lose_comm
     theme.trim(tmp_path)
     assert (tmp_path / "assets/stylesheets/main.1.css").read_text("utf-8") == KEPT
     assert (tmp_path / "assets/own.css").read_text("utf-8") == ".gone{color:red}"
+
+
+def test_a_style_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "own.css").write_text("a{color:red} } b{", "utf-8")
+    with pytest.raises(BuildError, match=r"^own\.css: Parsing stylesheet failed: [^\n]+$"):
+        theme.trim(tmp_path)

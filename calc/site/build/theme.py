@@ -7,6 +7,8 @@ from pathlib import Path
 
 from lightningcss import process_stylesheet
 
+from calc.site.faults import BuildError
+
 THEME = "assets/stylesheets/main.*.css"
 CLASS, SET = re.compile(r"\.(-?[A-Za-z_](?:[\w-]|\\.)*)"), re.compile(r"(--[\w-]+)\s*:")
 WORD, READ = re.compile(r"[\w-]+"), re.compile(r"var\(\s*(--[\w-]+)")
@@ -22,11 +24,18 @@ def trim(site: Path) -> None:
     scripted = {word for path in site.rglob("*.js") for word in WORD.findall(path.read_text("utf-8"))}
     marks = {names for path in site.rglob("*.html") for names in MARKS.findall(path.read_text("utf-8"))}
     marked = scripted.union(*(names.split() for names in marks))
-    styles = {path: process_stylesheet(path.read_text("utf-8"), str(path)) for path in site.rglob("*.css")}
+    styles = {path: _small(path.read_text("utf-8"), path.relative_to(site)) for path in site.rglob("*.css")}
     for path in site.glob(THEME):
         classes = {name.replace("\\", "") for name in CLASS.findall(styles[path])}
-        styles[path] = process_stylesheet(styles[path], str(path), unused_symbols=classes - marked)
+        styles[path] = process_stylesheet(styles[path], unused_symbols=classes - marked)
         read = scripted.union(*(READ.findall(css) for css in styles.values()))
-        styles[path] = process_stylesheet(styles[path], str(path), unused_symbols={*SET.findall(styles[path])} - read)
+        styles[path] = process_stylesheet(styles[path], unused_symbols={*SET.findall(styles[path])} - read)
     for path, css in styles.items():
         path.write_text(css, "utf-8")
+
+
+def _small(css: str, path: Path) -> str:
+    try:
+        return process_stylesheet(css)
+    except ValueError as error:
+        raise BuildError(f"{path}: {error}") from None
