@@ -174,7 +174,7 @@ def against(found: Recommendation) -> str:
         )
         return "; ".join([*found.advice, closest])
     if miss is None:
-        return "nothing faster was found"
+        return "nothing was found that gains more than the error of times"
     said = settings(best.scenario)
     other = [part for part in settings(miss.judged.scenario) if part not in said]
     return f"{', '.join(other)}: {lacks(miss)}"

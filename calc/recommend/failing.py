@@ -9,6 +9,7 @@ from math import ceil, inf
 from calc.base.units import GB
 from calc.catalog.catalog import Catalog
 from calc.estimate.host_memory import SHARE as HOST_SHARE
+from calc.recommend.clock import TOLERANCE
 from calc.recommend.problem import COUNTS, Configuration, Miss, Problem, fits
 from calc.recommend.search import Found, Judged, Place, Search, room
 from calc.recommend.space import SHARE, SHARES, Fields, shares_packed
@@ -32,23 +33,27 @@ def miss(search: Search, judged: Judged) -> Miss:
 
 
 def next_faster(search: Search, found: Found) -> Miss | None:
-    """The next faster configuration and what it lacks.
+    """The next faster configuration and what it lacks; faster is what gains more than the error of times.
 
     Along each setting the first faster value is taken, and of these configurations the slowest. If no single setting
     makes it faster: of all faster configurations that the search has looked at, the one that lacks least.
     """
+    limit = found.seconds / (1 + TOLERANCE) if search.rated else found.seconds  # without rates, steps stand for time
+
+    def faster(search: Search, b: int, place: Place) -> bool:
+        return search.time(b, place) < limit
+
     near = []
     for axis, index in enumerate(found.place):
-        faster = ((*found.place[:axis], n, *found.place[axis + 1 :]) for n in reversed(range(index)))
-        first = next((place for place in faster if search.time(found.branch, place) < found.seconds), None)
-        if first:
+        along = ((*found.place[:axis], n, *found.place[axis + 1 :]) for n in reversed(range(index)))
+        if first := next((place for place in along if faster(search, found.branch, place)), None):
             near.append((search.time(found.branch, first), first))
     for _, place in sorted(near, reverse=True):
         fit = search.fit(found.branch, place)
         judged = search.judged(found.branch, place) if fit and not fit.fits else None
         if judged:
             return miss(search, judged)
-    return _least([search], lambda s, b, place: s.time(b, place) < found.seconds)
+    return _least([search], faster)
 
 
 def closest(problem: Problem) -> Miss | None:

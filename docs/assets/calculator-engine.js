@@ -64,7 +64,7 @@ window.calculatorEngine = (() => {
       const made = (worker = calculatorWorker());
       worker.onmessage = ({ data }) => {
         if (made !== worker) return;
-        if (data.words) return tell(t(data.words), "working");
+        if (data.words) return tell(t(data.words, data.values), "working");
         if (data.ready) return asked || tell("");
         if (data.failed) {
           worker = worker.terminate(); // nobody knows what it still can do: another one starts

@@ -1,8 +1,8 @@
 // Runs calc in Python, in a thread of its own, so that the page never waits.
-let loading, browser, broken, newest;
+let loading, browser, broken, newest, size;
 let answering = Promise.resolve(); // one question at a time: the page starts another worker after a fault
 
-const say = (words) => postMessage({ words });
+const say = (words, values) => postMessage({ words, values });
 const turn = () => new Promise((resolve) => setTimeout(resolve)); // what has come meanwhile is read
 const failed = (error, id) => {
   broken = error;
@@ -53,6 +53,12 @@ async function start(engine) {
   return py.pyimport("calc.site.calculator.browser");
 }
 
+// The file that says how much is on its way is one that Pyodide reads anyhow.
+async function sayLoading(engine) {
+  const { megabytes } = await (size ??= fetched(`${engine}pyodide-lock.json`).then((lock) => lock.json()));
+  if (!browser) say("Loading the calculator: Python and the formulas, {megabytes} MB, once …", { megabytes });
+}
+
 async function fill(memory, value, chunks) {
   for (let place = 0, done = false; !done; { value, done } = await chunks.read()) {
     memory.set(value, place);
@@ -78,8 +84,8 @@ async function answer(question) {
 onmessage = async ({ data: { engine, question } }) => {
   newest = question ?? newest;
   if (broken) return failed(broken, question?.id);
-  if (!browser) say("Loading the calculator: Python and the formulas, 13 MB, once …");
   try {
+    if (!browser) sayLoading(engine).catch((error) => failed(error, question?.id));
     browser ??= await (loading ??= start(engine));
     if (!question) return postMessage({ ready: true });
     await (answering = answering.then(() => question === newest && answer(question)));

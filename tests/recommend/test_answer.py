@@ -111,12 +111,14 @@ def test_one_setting_away_nothing_fits_that_is_faster(answered: tuple[dict[str, 
                     assert found is None or found.rank >= best.rank
 
 
-def test_what_fails_is_faster_and_lacks_what_is_said(answered: tuple[dict[str, Any], Recommendation]) -> None:
+def test_what_fails_is_faster_beyond_the_error_of_times_and_lacks_what_is_said(
+    answered: tuple[dict[str, Any], Recommendation],
+) -> None:
     _, r = answered
     assert r.recommended
     if r.fails is None:
         return
-    assert r.fails.throughput is None or seconds(r.fails) < seconds(r.recommended)
+    assert r.fails.throughput is None or seconds(r.fails) * (1 + TOLERANCE) < seconds(r.recommended)
     e = estimate(r.fails.judged.scenario)
     if r.fails.where == "gpu":
         group, phase = next(

@@ -20,7 +20,7 @@ from calc.scenario.scenario import SCHEMA
 
 RL = ("--model", "llama-3-8b", "--task", "ppo", "--gpu", "a40", "--gpus", "2")
 JOB = ("--model", "llama-3-8b", "--task", "sft", "--framework", "openrlhf", "--method", "full")
-EIGHT = (*JOB, "--gpu", "a100-80-sxm", "--gpus", "8")
+EIGHT = (*JOB, "--gpu", "a100-40-sxm", "--gpus", "8")
 CONFIGURATION = {
     "scenario", "verdict", "fit_probability", "peak_device_bytes", "peak_device_range", "peak_phase", "phases",
     "usable_bytes", "slack_bytes", "host_peak_bytes_per_node", "throughput",

@@ -69,7 +69,7 @@ def test_a_finger_on_a_term_writes_its_meaning_and_takes_it_away(browser: Browse
 
 
 def test_tables_scroll_in_their_own_named_box_that_the_keyboard_reaches(browser: Browser, origin: str) -> None:
-    page, _, _ = opened(browser, f"{origin}/index.html", viewport={"width": 360, "height": 740})
+    page, _, _ = opened(browser, f"{origin}/what-fits/sft-full-8.html", viewport={"width": 360, "height": 740})
     boxes = page.locator("figure.computed .scroll")
     assert boxes.count() == 2
     box = page.locator("#fits-sft-full-8 .scroll")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import json
 import shutil
 import zlib
@@ -101,9 +102,13 @@ def test_the_engine_is_written_once_and_what_is_old_goes(tmp_path: Path) -> None
     (folder,) = tmp_path.iterdir()
     assert {path.name for path in folder.iterdir()} == {
         *browser_engine.CORE,
+        browser_engine.LIBRARY,
         browser_engine.LOCK,
         browser_engine.SNAPSHOT,
     }
+    loaded = [folder / name for name in (*browser_engine.CORE, browser_engine.SNAPSHOT)]
+    transferred = sum(min(path.stat().st_size, len(gzip.compress(path.read_bytes()))) for path in loaded)
+    assert json.loads((folder / browser_engine.LOCK).read_bytes())["megabytes"] == round(transferred / 1e6)
     before = (folder / browser_engine.SNAPSHOT).stat().st_mtime_ns
     browser_engine.write(tmp_path)
     assert (folder / browser_engine.SNAPSHOT).stat().st_mtime_ns == before

@@ -60,7 +60,7 @@ def test_all_bars_have_one_scale_and_each_card_its_own_limit() -> None:
 
 def test_a_job_that_cannot_run_is_a_row_that_says_why() -> None:
     rows = table(HERE, REFUSED)
-    assert rows[1]["job"].value == "8 × h200, llama-3.1-8b, ppo"
+    assert rows[1]["job"].value == "8 × H200 SXM 141GB, Llama 3.1 8B, PPO"
     assert rows[1]["run"].value[2].startswith("task: given 'ppo', allowed with trl")
     assert rows[0]["hours"].value and rows[1]["hours"].value is None
 

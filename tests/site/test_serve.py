@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from browsing import opened
+from lightningcss import process_stylesheet
 from playwright.sync_api import Browser
 from sites import command
 
@@ -209,11 +210,12 @@ def test_every_page_is_what_the_build_publishes(served: Served) -> None:
     for name in (
         "data/catalog.json",
         "data/tables/gpus-overview.md",
-        "assets/extra.css",
+        "assets/tables.js",
         "search/search_index.json",
         "search/index.json",
     ):
         assert served.get(name) == (site / name).read_text("utf-8"), name
+    assert process_stylesheet(served.get("assets/extra.css")) == (site / "assets/extra.css").read_text("utf-8")
 
 
 def test_a_changed_formula_is_on_the_page_and_what_takes_longer_follows_or_says_so(served: Served) -> None:

@@ -19,7 +19,7 @@ CASE = "case-studies/reward-model-6x4090.html"
 # A table of each kind with the place of its page: fits on all cards and on one, what to run, the smallest card,
 # phases, lines, jobs side by side, what changes save, host memory, roles, loading, caches, recipes.
 TABLES = [
-    ("index.html", "fits-sft-full-8"),
+    ("what-fits/sft-full-8.html", "fits-sft-full-8"),
     (GPU, "gpu-rtx4090-sft"),
     (GPU, "gpu-rtx4090-run-grpo"),
     ("models/qwen2.5-1.5b.html", "model-qwen2.5-1.5b-gpus"),
@@ -277,7 +277,8 @@ def test_what_is_folded_is_printed_if_the_reader_has_opened_it(browser: Browser,
 
 
 @pytest.mark.parametrize(
-    ("page_at", "pages"), [("recipes/sft.html", 8), (CASE, 12), ("index.html", 4), ("what-fits/ppo.html", 2)]
+    ("page_at", "pages"),
+    [("recipes/sft.html", 8), (CASE, 12), ("index.html", 4), ("what-fits/ppo.html", 2), ("compare.html", 2)],
 )
 def test_a_page_that_one_would_hand_in_takes_few_sheets_and_says_how_to_cite_it(
     browser: Browser, origin: str, page_at: str, pages: int

@@ -119,7 +119,6 @@ def _into(fresh: Path, engine: str) -> None:
         made.build()
         search.set_aside(fresh)
         cards.write(fresh)
-        theme.trim(fresh)
     shutil.copytree(exports.FOLDER, fresh / "data")
     found = checks.read(fresh)
     if faults := [
@@ -130,6 +129,7 @@ def _into(fresh: Path, engine: str) -> None:
         *search.lost(fresh),
     ]:
         raise BuildError("\n".join(faults))
+    theme.trim(fresh)  # last, because a style that others find fault with may be none that can be read
     (fresh / EXTERNAL).write_text(json.dumps(checks.external(found), indent=1) + "\n", "utf-8")
 
 

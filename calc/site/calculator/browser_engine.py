@@ -5,6 +5,7 @@ All of them come from packages and from this folder when the site is built; the 
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import shutil
@@ -25,8 +26,9 @@ from calc.site.calculator.closure import closure
 from calc.site.faults import BuildError
 
 PYODIDE = ROOT / "node_modules" / "pyodide"
-CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
-LOCK = "pyodide-lock.json"  # of packages, none of which the engine takes from there
+CORE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm")
+LIBRARY = "python_stdlib.zip"  # of which an answer needs nothing
+LOCK = "pyodide-lock.json"  # of packages, none of which the engine takes from there; and what loading it transfers
 MAKER = Path(__file__).with_name("snapshot.mjs")
 SNAPSHOT = "snapshot.gz"  # packed here, because many hosts send what they do not know as it is
 ENTRY = "calc.site.calculator.browser"  # the module that the browser calls
@@ -35,9 +37,10 @@ PACKAGES = ("yaml", "fastjsonschema")  # all that calc needs: both run as plain 
 
 def files() -> dict[str, bytes]:
     """Every file of the engine by its path; FileNotFoundError if the package is not installed."""
-    lock = json.loads((PYODIDE / LOCK).read_bytes()) | {"packages": {}}
-    made = {name: (PYODIDE / name).read_bytes() for name in CORE}
-    made |= {LOCK: json.dumps(lock).encode(), SNAPSHOT: snapshot()}
+    made = {name: (PYODIDE / name).read_bytes() for name in (*CORE, LIBRARY)} | {SNAPSHOT: snapshot()}
+    sent = [len(made[SNAPSHOT]), *[len(gzip.compress(made[name], 6)) for name in CORE]]  # as hosts of sites send them
+    lock = json.loads((PYODIDE / LOCK).read_bytes()) | {"packages": {}, "megabytes": round(sum(sent) / 1e6)}
+    made[LOCK] = json.dumps(lock).encode()
     return {f"{version()}/{name}": raw for name, raw in made.items()}
 
 

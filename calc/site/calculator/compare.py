@@ -76,9 +76,11 @@ def _side(one: str) -> Side:
 
 
 def _named(texts: Mapping[str, str]) -> str:
-    """A job that cannot be asked, as its reader spelled it."""
-    said = [texts[name] for name in ("model", "task") if name in texts]
-    return ", ".join([" × ".join(texts[name] for name in ("gpus", "gpu") if name in texts) or "no GPU", *said])
+    """A job that cannot be asked, by the names of what it asks for; what nobody knows is as its reader spelled it."""
+    known = {gpu.id: gpu.name for gpu in answers.catalog().gpus.values()} | words.TASKS
+    said = {name: known.get(text, words.model(text)) for name, text in texts.items()}
+    machine = " × ".join(said[name] for name in ("gpus", "gpu") if name in said) or "no GPU"
+    return ", ".join([machine, *(said[name] for name in ("model", "task") if name in said)])
 
 
 @lru_cache(maxsize=64)

@@ -14,6 +14,7 @@ from calc.site.tables.tables import Table
 Tables = Mapping[str, tuple[Table, str]]  # by id, with the address of the page that each is on
 ALTERNATES = ("json", "md", "tex", "xlsx")
 DRAWN = ("svg", "png")
+LISTED = ("csv", "json")  # the others stand in the menu of each table: all of them here would be half of the page
 UNKNOWN = "(counted by make site)"  # while pages may still add tables; the preview renders only requested pages
 
 
@@ -67,6 +68,4 @@ def _group(part: str, homes: list[Home], root: str) -> str:
 
 
 def _files(table: Table, root: str) -> str:
-    return " ".join(
-        f'<a href="{root}data/tables/{table.id}.{kind}" download>{kind.upper()}</a>' for kind in kinds(table)
-    )
+    return " ".join(f'<a href="{root}data/tables/{table.id}.{kind}" download>{kind.upper()}</a>' for kind in LISTED)

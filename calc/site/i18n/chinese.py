@@ -608,6 +608,15 @@ LINES = {
     "{task*}, {method}, on {gpus}: the verdict, and what the fullest GPU needs": (
         "{task}，{method}，{gpus}：结论，以及占用最多的那张卡需要多少"
     ),
+    "{task*} by memory of the card: which of {n#} models fit": "{task}，按显卡的显存：{n} 个模型中哪些放得下",
+    "Of each size the newest card is shown": "每种显存只列最新的一款",
+    "the tables have every card": "表中有全部显卡",
+    "The drawing has {n#} of the models, from small to large": "图中从小到大画出其中 {n} 个模型",
+    "the table counts all of them": "表中计入全部模型",
+    "How many fit, and the largest or smallest, as a table": "放得下几个，最大或最小的是哪个：以表格显示",
+    "Largest that fits": "放得下的最大模型",
+    "Another length, another number": "换长度、换卡数",
+    "calculator": "计算器",
     "on one GPU": "单卡",
     "on {n#} GPUs": "{n} 卡",
     "{job*}: memory by phase": "{job}：各阶段的显存",
@@ -755,7 +764,7 @@ ADVICE = {
     "{n#} GPUs instead of {given#} suffice; the closest {miss*}": "把 {given} 张卡换成 {n} 张就够；最接近的配置{miss}",
     "the closest {miss*}": "最接近的配置{miss}",
     "the safest {miss*}": "最稳妥的配置{miss}",
-    "nothing faster was found": "没有找到更快的",
+    "nothing was found that gains more than the error of times": "没有找到提速超过时间估计误差的配置",
     "the framework can run no configuration of this job": "框架跑不了这个任务的任何配置",
     "the framework can run no configuration of this job on this machine": "在这台机器上，框架跑不了这个任务的任何配置",
     "Next faster: {miss*}.": "更快一档：{miss}。",
@@ -1627,8 +1636,8 @@ DIAGNOSIS = {
 }
 # What scripts say.
 SCRIPTS = {
-    "Loading the calculator: Python and the formulas, 13 MB, once …": (
-        "正在加载计算器：Python 和公式，13 MB，只需一次……"
+    "Loading the calculator: Python and the formulas, {megabytes} MB, once …": (
+        "正在加载计算器：Python 和公式，{megabytes} MB，只需一次……"
     ),
     "Computing …": "正在计算……",
     "The calculator could not be loaded: check the connection and ask again. The tables below need nothing.": (

@@ -31,7 +31,8 @@ class Lookups(Bound):
 
     def task_switch(self) -> str:
         """Links to the what-fits heatmaps, task by task."""
-        return self._worded(heat.switch(self._current().url.removesuffix(".html"), self._root))
+        original, _ = languages.split(self._current().source)
+        return self._worded(heat.switch(languages.url(original).removesuffix(".html"), self._root))
 
     def fits_filters(self) -> str:
         """The form that filters the page's heatmaps."""

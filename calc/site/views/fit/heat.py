@@ -31,8 +31,8 @@ ARCHITECTURES = (
 # The limits between the choices of a filter: GB of a card as it is sold, billions of parameters.
 MEMORY, SIZE = (24, 48, 80), (2, 10, 40)
 BEFORE_SIZE = re.compile(r"[ -]*V?\d")  # what follows a model's family in its name
-# The page of each task; the home page has two tables of the first.
-PAGES = {"sft": "index", "rm": "what-fits/reward-model", "dpo": "what-fits/dpo", "ppo": "what-fits/ppo",
+# The page of each task.
+PAGES = {"sft": "what-fits/sft-full-8", "rm": "what-fits/reward-model", "dpo": "what-fits/dpo", "ppo": "what-fits/ppo",
          "grpo": "what-fits/grpo"}  # fmt: skip
 # Each with the tables that a page of this size has room for.
 MORE = {"what-fits/sft-full": "SFT in full, one GPU", "what-fits/sft": "SFT with LoRA or QLoRA, one GPU",
