@@ -166,7 +166,8 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
     names = arch.names
     if arch.attends:
         merged |= {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"}
-    found: dict[tuple[str, LayerSpec | None], Share] = {}
+    # a tower's block that nothing reads has the names of the others
+    found: dict[tuple[str, LayerSpec | None, int], Share] = {}
     for t, spec in _placed(arch):
         own = arch.at(spec) if spec else arch
         path, _, last = t.name.rpartition(".")
@@ -187,8 +188,9 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
         else:
             elements = -(-t.elements // tensor_parallel)
         name = t.name.replace(module, merged.get(module, module))
-        before = found[name, spec].elements if (name, spec) in found else 0
-        found[name, spec] = Share(name, before + elements, t.count)
+        key = name, spec, t.count
+        before = found[key].elements if key in found else 0
+        found[key] = Share(name, before + elements, t.count)
     return tuple(found.values())
 
 

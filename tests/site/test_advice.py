@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sites import ROOT
 
-from calc.answers import advice, answers, kept, topics
+from calc.answers import advice, along, answers, kept, topics
 from calc.answers.advice import Machine
 from calc.answers.topics import Answers
 from calc.base.schema import InputError
@@ -132,9 +132,9 @@ def test_a_changed_gpu_computes_only_what_depends_on_it(monkeypatch: pytest.Monk
     whole, asked = answers.catalog(), []
     changed = replace(whole.gpus["rtx4090"], bandwidth_gbs=500.0)
     use(monkeypatch, replace(whole, gpus={**whole.gpus, "rtx4090": changed}))
-    for module, name in ((advice, "advise"), (advice, "fits"), (topics, "fits")):
+    for module, name in ((advice, "advise"), (advice, "fits"), (topics, "fits"), (along, "turns")):
         own = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda given, catalog, own=own: asked.append(given) or own(given, catalog))
+        monkeypatch.setattr(module, name, lambda given, *rest, own=own: asked.append(given) or own(given, *rest))
     assert topics.fill(tmp_path).computed == len(asked) > 0
     assert {given["gpu"] for given in asked} == {"rtx4090"}
     from_cache = pages()

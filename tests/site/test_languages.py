@@ -60,7 +60,7 @@ def test_a_translation_has_the_numbers_and_tables_of_its_original(tiny: Path) ->
 
 # Words that a Chinese engineer reads in English, and the names of packages, fields and their values.
 NAMES = {
-    "actor", "autocast", "bash", "batch", "bf", "bin", "bitsandbytes", "calc", "channels", "chunked", "config",
+    "actor", "adamw", "autocast", "bash", "batch", "bf", "bin", "bitsandbytes", "calc", "channels", "chunked", "config",
     "connections", "critic", "cublas", "ddp", "deepspeed", "device", "dict", "div", "docs", "dpo", "eager",
     "entropy", "flash", "fp", "fsdp", "full", "fused", "generate", "gkd", "grpo", "hf", "json", "kernel", "kto", "kv",
     "lengths", "litgpt", "log", "logits", "logsumexp", "lora", "max", "medium", "megatron", "mini", "mixed", "mod",

@@ -780,6 +780,7 @@ ADVICE = {
     "serves the weights whole": "权重不量化",
     "trains all weights": "训练全部权重",
     "{optimizer!} with its states on the host": "{optimizer}，其状态放在主机内存",
+    "Or: {optimizer!} with its states on the host": "或者：{optimizer}，其状态放在主机内存",
     "{sharding!} instead of Megatron-core, which is harder to set up": (
         "用 {sharding} 代替 Megatron-core：更慢，但更容易搭建"
     ),
