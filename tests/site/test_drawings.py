@@ -12,7 +12,7 @@ import pytest
 from calc.answers import answers
 from calc.answers.answers import Answer
 from calc.answers.fits import Asked, best, by_size
-from calc.base.units import GiB
+from calc.base.units import GB, GiB
 from calc.models.architecture import parameters
 from calc.site.build import exports
 from calc.site.formats import cite, drawing, published
@@ -21,7 +21,7 @@ from calc.site.tables import charts, drawn, tables
 from calc.site.tables.grids import SHAPES, Row, grid
 from calc.site.tables.tables import Table
 from calc.site.views.fit import glance, heat
-from calc.site.views.jobs import course, curves, layouts, ledgers, placements, shares, strategies
+from calc.site.views.jobs import course, curves, hosts, layouts, ledgers, placements, shares, speed, strategies
 
 SFT = {
     "model": "llama-3-8b", "task": "sft", "framework": "openrlhf", "gpu": "a100-40-sxm", "gpus": 8, "sharding": "zero3",
@@ -60,6 +60,10 @@ def chart(kind: str) -> Table:
             return curves.curve(SFT, "seq_len", kind, "Over lengths", [1024, 2048])
         case "bars":
             return ledgers.bars(sharded("zero2", "zero3"), kind, "Bars alone")
+        case "terms":
+            return speed.terms(answers.ask(SFT), kind, "Where the time goes", "../")
+        case "host":
+            return hosts.host({"PPO": answers.ask(PPO)}, kind, "On a node", {}, hosts.Node(400))
         case "phases":
             return ledgers.phases(answers.ask(SFT), kind, "Bars in cells")
         case _:
@@ -67,7 +71,8 @@ def chart(kind: str) -> Table:
             return strategies.by_phase(pair, kind, "Bars in two columns")
 
 
-SHOWN = ("course", "placements", "shares", "layouts", "curve", "bars")  # as a drawing on their page
+OPEN = ("terms", "host")  # as a drawing on their page, above their table
+SHOWN = ("course", "placements", "shares", "layouts", "curve", "bars", *OPEN)
 KINDS = (*SHOWN, "phases", "pair")
 
 
@@ -82,8 +87,10 @@ def test_a_chart_can_be_taken_with_its_words_source_and_versions(kind: str) -> N
     alone = root.find(f"{NAMESPACE}desc")
     picture = drawn.of(table)
     assert picture and alone is not None and alone.text == picture.words
-    exact = {f"{cell.exact / GiB:,.1f}" for row in table.rows for cell in row if cell.exact}
-    assert exact & set(re.findall(r"[\d,]+\.\d", picture.words)), "its text has no figure of its data"
+    cells = [cell for row in table.rows for cell in row]
+    exact = {f"{cell.exact / unit:,.1f}" for cell in cells if cell.exact for unit in (GiB, GB)}
+    exact |= {f"{cell.value:,.3f}" for cell in cells if isinstance(cell.value, float)}
+    assert exact & set(re.findall(r"[\d,]+\.\d+", picture.words)), "its text has no figure of its data"
     png = bytes(files["png"])  # type: ignore[arg-type]
     assert png.startswith(b"\x89PNG")
     assert int.from_bytes(png[16:20]) == drawing.ZOOM * int(root.attrib["width"])
@@ -93,14 +100,14 @@ def test_a_chart_can_be_taken_with_its_words_source_and_versions(kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", SHOWN)
-def test_a_page_shows_a_drawing_with_a_name_and_its_table_behind_a_click(kind: str) -> None:
+def test_a_page_shows_a_drawing_with_a_name_and_its_table_below_or_behind_a_click(kind: str) -> None:
     table = chart(kind)
     html = tables.to_html(table)
     assert table.picture
     found = re.search(r'<svg class="drawing" [^>]*role="img" aria-label="([^"]+)"', html)
     assert found and re.search(r"\d", found[1])
     assert f'<figcaption id="{table.id}-caption">' in html
-    assert '<details class="twin">' in html
+    assert ('<details class="twin">' in html) is (kind not in OPEN)
     assert "style=" not in html, "a page's policy allows none"
 
 
@@ -253,3 +260,25 @@ def test_a_heatmap_is_drawn_from_its_cells(monkeypatch: pytest.MonkeyPatch) -> N
     assert table.picture is None and picture
     marks = sum(len(re.findall("M", path)) for path in re.findall(r'class="mark \w+" d="([^"]+)"', picture.body))
     assert marks == sum(cell.values[0] is not None for row in table.rows for cell in row[1:])
+
+
+def test_terms_of_a_step_follow_each_other_to_the_end_of_its_time() -> None:
+    """What is hidden goes back: the sum below starts where the first does, and ends where the last one ends."""
+    table = chart("terms")
+    assert table.picture
+    seconds = [row[1].value for row in table.rows]
+    boxes = re.findall(r'<rect class="(time|hidden)" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', table.picture.body)
+    at = [(style, float(x), float(width)) for style, x, width in boxes]
+    ends = [x if style == "hidden" else x + width for style, x, width in at]
+    starts = [x + width if style == "hidden" else x for style, x, width in at]
+    assert [style == "hidden" for style, *_ in at] == [n < 0 for n in seconds]
+    assert starts[1:-1] == pytest.approx(ends[:-2], abs=0.11)
+    assert (starts[-1], ends[-1]) == pytest.approx((starts[0], ends[-2]), abs=0.11)
+
+
+def test_bars_of_a_host_are_told_in_gb_against_its_node() -> None:
+    table = chart("host")
+    assert table.picture
+    last = table.rows[0][-1].exact
+    assert f"{last / 1e9:,.1f}" in table.picture.words
+    assert table.picture.words.endswith("Limit: 400.0 GB")

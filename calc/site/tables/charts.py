@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from calc.base.units import GiB
+from calc.base.units import GB, GiB
 from calc.site.tables import pictures
 from calc.site.tables.pictures import Key
 
@@ -31,6 +31,8 @@ COMPONENTS = {
     "context": "CUDA context",
     "checkpoint": "checkpoint on the host",
 }
+
+UNITS = {"GiB": GiB, "GB": GB}
 
 
 def ordered(components: Sequence[str]) -> list[str]:
@@ -58,11 +60,15 @@ def place(share: float) -> str:
 
 
 class Bar(NamedTuple):
-    """A stacked bar: bytes by component; `scale` bytes are the full width, `limit` is what must not be crossed."""
+    """A stacked bar: bytes by component; `scale` bytes are the full width, `limit` is what must not be crossed.
+
+    `unit`: the one in which its sum is told, GiB on a GPU and GB on a host.
+    """
 
     parts: Mapping[str, int]
     scale: int
     limit: int | None
+    unit: Literal["GiB", "GB"] = "GiB"
 
     @property
     def stacked(self) -> list[tuple[str, int]]:
@@ -81,10 +87,14 @@ class Bar(NamedTuple):
         """The bytes that lie beyond the limit; 0 or less where it is not crossed."""
         return self.total - self.limit if self.limit is not None else 0
 
+    def told(self, n_bytes: float) -> str:
+        """Bytes in the bar's unit."""
+        return f"{n_bytes / UNITS[self.unit]:,.1f}"
+
     @property
     def words(self) -> str:
-        """The sum in GiB, and the part of it beyond the limit."""
-        return f"{self.total / GiB:,.1f}" + (f", {self.beyond / GiB:,.1f} over" if self.beyond > 0 else "")
+        """The sum, and the part of it beyond the limit."""
+        return self.told(self.total) + (f", {self.told(self.beyond)} over" if self.beyond > 0 else "")
 
 
 def bar(b: Bar) -> str:
@@ -99,14 +109,14 @@ def bar(b: Bar) -> str:
         # share of what lies right of the limit
         hatched = f'<span class="{place(b.beyond / (b.scale - b.limit))}"></span>'
         line += f'<s class="{place(b.limit / b.scale)}">{hatched}</s>'
-    against = "" if b.limit is None else f", {abs(b.beyond) / GiB:,.1f} {'over' if b.beyond > 0 else 'free'}"
-    sum_of = f'<em class="{place(max(b.total, b.limit or 0) / b.scale)}">{b.total / GiB:,.1f}{against}</em>'
+    against = "" if b.limit is None else f", {b.told(abs(b.beyond))} {'over' if b.beyond > 0 else 'free'}"
+    sum_of = f'<em class="{place(max(b.total, b.limit or 0) / b.scale)}">{b.told(b.total)}{against}</em>'
     return f'<span class="stack{" over" if b.beyond > 0 else ""}">{spans}{line}{sum_of}</span>'
 
 
 def keys(components: Sequence[str], limit: str) -> tuple[Key, ...]:
-    """The key to the colours, and to the limit's line."""
-    return (*(Key(f"c-{c}", name(c)) for c in ordered(components)), Key("limit", limit))
+    """The key to the colours, and to the limit's line, if there is one."""
+    return (*(Key(f"c-{c}", name(c)) for c in ordered(components)), *([Key("limit", limit)] if limit else []))
 
 
 def legend(components: Sequence[str], limit: str) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from calc.base.units import GiB
 from calc.site.tables import charts
 from calc.site.tables.charts import Bar
 from calc.site.tables.grids import Row, grid
@@ -62,13 +61,13 @@ class Bars(NamedTuple):
 
 
 def bars(rows: Sequence[Bars], limit: str) -> Picture:
-    """Stacked bars below each other on one scale, each with its sum and its limit; `limit` says what that is."""
+    """Stacked bars below each other on one scale, each with its sum and any limit; `limit` says what that is."""
     every = [b for row in rows for _, b in row.bars]
     tops = [0.0, *accumulate(row.height for row in rows)]
     body = "".join(part for row, top in zip(rows, tops, strict=False) for part in _row(row, top + GAP / 2))
-    said = [f"{row.label}{f', {name}' if name else ''}: {b.words} GiB" for row in rows for name, b in row.bars]
-    usable = dict.fromkeys(f"{b.limit / GiB:,.1f}" for b in every if b.limit)
-    words = "; ".join(said) + (f". Limit: {' and '.join(usable)} GiB" if usable else "")
+    said = [f"{row.label}{f', {name}' if name else ''}: {b.words} {b.unit}" for row in rows for name, b in row.bars]
+    usable = dict.fromkeys(b.told(b.limit) for b in every if b.limit)
+    words = "; ".join(said) + (f". Limit: {' and '.join(usable)} {every[0].unit}" if usable else "")
     return Picture(
         LABEL + FIELD + WORDS, tops[-1], body, words, charts.keys([c for b in every for c, _ in b.stacked], limit)
     )

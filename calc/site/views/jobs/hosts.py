@@ -1,4 +1,4 @@
-"""Host memory as a table: the bytes that jobs keep on a node at each moment, against the node's memory."""
+"""Host memory as bars and a table: the bytes that jobs keep on a node at each moment, against the node's memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from calc.answers import answers
 from calc.answers.answers import Answer
 from calc.answers.workings import Working, of_phase
 from calc.base.units import GB
+from calc.site.tables import drawn
+from calc.site.tables.charts import Bar
+from calc.site.tables.pictures import Picture
 from calc.site.tables.tables import Cell, Column, Table, verdict_html
-from calc.site.views.jobs.ledgers import shared
+from calc.site.views.jobs.ledgers import by_component, shared
 
 
 class Node(NamedTuple):
@@ -68,7 +71,26 @@ def host(
             )
         )
     rests_on, note = shared(list(answered.values())), escape(node.note) if node else ""
-    return Table(table_id, caption, columns, tuple(rows), rests_on, note, versions=answers.versions())
+    picture = _stacks(answered, node)
+    return Table(table_id, caption, columns, tuple(rows), rests_on, note, versions=answers.versions(), picture=picture)
+
+
+def _stacks(answered: Mapping[str, Answer], node: Node | None) -> Picture | None:
+    """What each job keeps on the host at each moment, stacked by component; None if no job keeps anything."""
+    kept = {
+        label: {p.name: by_component(p.moment.lines) for p in answer.estimate.host_phases}
+        for label, answer in answered.items()
+    }
+    most = max([sum(parts.values()) for moments in kept.values() for parts in moments.values()], default=0)
+    if not most:
+        return None
+    limit = round(node.limit) if node else None
+    scale = round(1.25 * max(most, limit or 0))  # the names of moments find room beside the bars
+    rows = [
+        drawn.Bars(label, [(name, Bar(parts, scale, limit, "GB")) for name, parts in moments.items()])
+        for label, moments in kept.items()
+    ]
+    return drawn.bars(rows, "what the node can give" if node else "")
 
 
 def _in_gb(working: Working, answer: Answer, style: str) -> Cell:

@@ -25,6 +25,7 @@ from calc.estimate import report
 from calc.estimate.estimate import speed
 from calc.scenario.words import PAIRED
 from calc.site.tables.tables import Cell, Column, Table
+from calc.site.views.jobs import waterfall
 from calc.throughput import Term, Throughput, rates, rollout, training, work
 from calc.throughput.terms import Constant
 
@@ -89,7 +90,7 @@ def hours(answer: Answer, items: int) -> float:
 
 
 def terms(answer: Answer, table_id: str, caption: str, root: str) -> Table:
-    """One row per term, with its formula and the values put in."""
+    """One row per term, with its formula and the values put in, and the terms as a drawing."""
     columns = (
         Column("term", "Term"),
         Column("seconds", "Seconds", "s", "number", 3),
@@ -104,7 +105,9 @@ def terms(answer: Answer, table_id: str, caption: str, root: str) -> Table:
     ]  # fmt: skip
     rows.append((Cell("one step"), Cell(t.step_seconds), Cell("sum"), Cell("")))
     note = f"{report.tokens(t)}; most of the time goes into {t.bound_by}."
-    return Table(table_id, caption, columns, tuple(rows), words.describe(answer), note, versions=answers.versions())
+    drawn = waterfall.picture(t)
+    rests_on = words.describe(answer)
+    return Table(table_id, caption, columns, tuple(rows), rests_on, note, versions=answers.versions(), picture=drawn)
 
 
 def _values(term: Term) -> str:
