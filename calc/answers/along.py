@@ -16,6 +16,7 @@ NODE = 8
 SHORTEST = 512
 BEYOND = 2  # points out of memory that are shown
 Job = Mapping[str, Any]
+Place = tuple[int, Answer]
 Turns = tuple[tuple[float, str], ...]  # places on the axis at which the verdict changes, each with the new verdict
 
 
@@ -66,9 +67,6 @@ def _verdicts(found: Mapping[int, Answer]) -> list[str]:
 def turns(job: Job, over: str, found: Mapping[int, Answer]) -> Turns:
     """The changes of the verdict between the points `found`: to the token for lengths, halfway for GPUs."""
     return tuple([turn for low, high in pairwise(found.items()) for turn in _between(job, over, low, high)])
-
-
-Place = tuple[int, Answer]
 
 
 def _between(job: Job, over: str, low: Place, high: Place) -> list[tuple[float, str]]:

@@ -79,8 +79,8 @@ class Names:
 
     `listed`: by id, Hugging Face name and alias, casefolded. `spelled`: by the words of these and of the name for
     readers, by those of shapes and positions, by the plain ones, and by these without active parameters, where they are
-    of one model alone. `unlike`: the
-    reason why a name that looks like a model's is another's, by the words of that name.
+    of one model alone. `unlike`: the reason why a name that looks like a model's is another's, by the words of that
+    name.
     """
 
     listed: Mapping[str, str]

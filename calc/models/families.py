@@ -102,6 +102,7 @@ class Sight:
     apart: bool = False
     inner: str = "model.language_model"  # the module of the language model
     head: str = "lm_head"
+    earlier: bool = False  # it reads an earlier block than the last one, which the config names
 
 
 _SEEN = Names("model.visual", attention="attn", qkv="qkv", output="proj", layers="blocks")
@@ -202,6 +203,7 @@ SEEING: Mapping[str, Sight] = {
              first_norm="vision_tower.pre_layrnorm", last_norm="vision_tower.post_layernorm", limits=Pixels(1, 10**9),
              merger=Merger("multi_modal_projector", "", ("linear_1", "linear_2"), biased=True)),
         dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
+        earlier=True,
     ),
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,

@@ -314,7 +314,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
             raise ConfigError(name, config[name], f"{str(only).casefold()}; not modelled")
     patch, side = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
     edge = 0 if sight.tower.get("sampled") else side
-    unread = _unread(config, read) if family == "llava" else 0
+    unread = _unread(config, read) if sight.earlier else 0
     depth = read.integer("depth") - unread
     deep = read.value("deepstack_visual_indexes") or ()
     merged = _merging(family, read, wrong)

@@ -1,8 +1,7 @@
 """The vision tower of a model that reads images, and the projector that hands its output to the language model.
 
 Read in transformers 5.23 `{configuration,modeling}_*.py` of `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,
-internvl,glm4v,idefics3,llama4,llava,smolvlm,mistral3,
-paligemma,pixtral}` and `models/clip`.
+internvl,glm4v,idefics3,llama4,llava,smolvlm,mistral3,paligemma,pixtral,clip}`.
 """
 
 from __future__ import annotations

@@ -224,6 +224,12 @@ class Found(NamedTuple):
         """The key that orders configurations: by time, then by the room that tensors leave."""
         return self.seconds, -self.fit.spare
 
+    def before(self, other: Found | None) -> bool:
+        """True if it comes first by rank; the room is asked only where times are equal."""
+        if other is None or self.seconds != other.seconds:
+            return other is None or self.seconds < other.seconds
+        return self.rank < other.rank
+
 
 def room(group: Group, phase: Phase) -> int:
     """Free bytes beside a phase's peak and its error: below 0 if it does not fit."""
@@ -526,7 +532,7 @@ class Search:
     @staticmethod
     def sooner(here: Found | None, found: Found | None, limit: float) -> tuple[Found | None, float]:
         """The one of both that comes first by rank, and the seconds that the next may take."""
-        if here and here.seconds <= limit and (found is None or here.rank < found.rank):
+        if here and here.seconds <= limit and here.before(found):
             found = here
         return found, found.seconds if found else limit
 
@@ -693,7 +699,7 @@ class Search:
         found: Found | None = None
         for at in dict.fromkeys((lean, place)):
             here = self.found(b, at) if self.possible(b, at) else None
-            if here and (found is None or here.rank < found.rank):
+            if here and here.before(found):
                 found = here
             if here and here.seconds == bound:  # no hungrier place is faster
                 break

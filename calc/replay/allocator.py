@@ -295,7 +295,7 @@ class Allocator:
                     have = sizes[place]
                     start = free[have][0]
                     if start + have in unmapped:
-                        have, start = self._fit(place)
+                        have, start = self._fit(size)
                     same = free[have]
                     del same[bisect_left(same, start)], starts[start], ends[start + have]
                 else:
@@ -322,25 +322,20 @@ class Allocator:
                 insort(sizes, size)
         self._spare, process.allocated, process.most = spare, allocated, most
 
-    def _fit(self, place: int) -> tuple[int, int]:
-        """Size and start of the free block to take, where the lowest of the size at `place` borders on unmapped pages.
+    def _fit(self, size: int) -> tuple[int, int]:
+        """Size and start of the free block to take, where the first one that is large enough borders on unmapped pages.
 
         Such a block ranks by the size that it can grow to, so that a larger block that cannot grow may come before it.
         """
-        sizes, free, unmapped = self._sizes, self._free, self._unmapped
-        have, start, grown = 0, UNPLACED, inf
-        while place < len(sizes):
-            more = sizes[place]
-            if not free[more]:
-                del free[sizes.pop(place)]
-                continue
-            for following in free[more]:
-                growing = more + unmapped.get(following + more, 0)
-                # a block that cannot grow is smaller than the next anyway
-                if grown == have or grown <= growing:
-                    return have, start
-                have, start, grown = more, following, growing
-            place += 1
+        fitting, unmapped = self._from(size), self._unmapped
+        have, start = next(fitting)
+        grown = have + unmapped.get(start + have, 0)
+        for more, following in fitting:
+            growing = more + unmapped.get(following + more, 0)
+            # a block that cannot grow is smaller than the next anyway
+            if grown == have or grown <= growing:
+                break
+            have, start, grown = more, following, growing
         return have, start
 
     def _from(self, size: int) -> Iterator[tuple[int, int]]:

@@ -323,8 +323,8 @@ def _split(shards: Shards | Gathers | None) -> Shards | None:
 class Course(NamedTuple):
     """The steps that a script takes on one occasion, and the slots of the blocks that outlive the piece.
 
-    `threads`: the number of threads that have called cuBLAS by then. `ended`: the steps before the wrapping autocast
-    ends, 0 if it does not in this piece.
+    `threads`: the number of threads that have called cuBLAS by then. `wrapped`: the steps before these, at the end of
+    which the autocast around the model's forward ends; none if it does not end in this piece.
     """
 
     steps: Steps
@@ -333,7 +333,7 @@ class Course(NamedTuple):
     casts: list[int]
     late: list[int]
     threads: int
-    ended: int = 0
+    wrapped: Steps = ()
 
 
 class State(NamedTuple):
@@ -510,10 +510,10 @@ class Replay:
     def play(self, script: Script, own: Own, late: int | None = None) -> None:
         """Plays a script's steps over the blocks of its piece; the block in slot `late` is not freed yet."""
         course = self.course(script, late)
-        if course.ended:
-            self.heap.play(course.steps[: course.ended], own)
+        if course.wrapped:
+            self.heap.play(course.wrapped, own)
             self.uncache()
-        self.heap.play(course.steps[course.ended :], own)
+        self.heap.play(course.steps, own)
         for slot in course.workspaces:
             del own[slot]
         made = [own.pop(slot) for slot in course.gradients]
@@ -556,7 +556,8 @@ class Replay:
                 else:
                     outlives[slot].append(n)
             elif slot == ENDED:
-                course = course._replace(ended=len(steps))
+                course = course._replace(wrapped=tuple(steps))
+                steps.clear()
             elif not size and slot == late:
                 course.late.append(slot)
             else:

@@ -8,7 +8,7 @@ from calc.site.tables.pictures import Key, Picture, box, text
 from calc.throughput import Throughput
 
 # of the drawing, in its units, so many that a phone shows it whole
-LABEL, FIELD, WORDS, THICK, LINE = 185, 210, 62, 12, 18
+LABEL, FIELD, WORDS, THICK, ROW = 185, 210, 62, 12, 18
 KEYS = (Key("time", "time of its own"), Key("hidden", "time hidden behind another term"))
 
 
@@ -17,10 +17,10 @@ def picture(t: Throughput) -> Picture:
     ends = [0.0, *accumulate(term.seconds for term in t.terms)]
     rows = [(term.name, *span) for term, span in zip(t.terms, pairwise(ends), strict=True)]
     rows.append(("one step", 0.0, t.step_seconds))
-    body = "".join(_row(name, start, end, LINE * n, FIELD / max(ends)) for n, (name, start, end) in enumerate(rows))
+    body = "".join(_row(name, start, end, ROW * n, FIELD / max(ends)) for n, (name, start, end) in enumerate(rows))
     words = "; ".join(f"{name}: {end - start:,.3f} s" for name, start, end in rows)
     hides = any(end < start for _, start, end in rows)
-    return Picture(LABEL + FIELD + WORDS, LINE * len(rows), body, words, KEYS if hides else ())
+    return Picture(LABEL + FIELD + WORDS, ROW * len(rows), body, words, KEYS if hides else ())
 
 
 def _row(name: str, start: float, end: float, top: float, each: float) -> str:
