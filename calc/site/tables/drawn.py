@@ -15,6 +15,7 @@ from calc.site.tables.tables import Table
 
 # of a drawing of bars, in its units
 LABEL, FIELD, WORDS, THICK, GAP = 230, 380, 190, 16, 12
+HEAD = LINE  # the line above the bars that says their unit
 LETTERS = 28  # in a line of a label
 
 
@@ -63,8 +64,10 @@ class Bars(NamedTuple):
 def bars(rows: Sequence[Bars], limit: str) -> Picture:
     """Stacked bars below each other on one scale, each with its sum and any limit; `limit` says what that is."""
     every = [b for row in rows for _, b in row.bars]
-    tops = [0.0, *accumulate(row.height for row in rows)]
-    body = "".join(part for row, top in zip(rows, tops, strict=False) for part in _row(row, top + GAP / 2))
+    tops = [*accumulate((row.height for row in rows), initial=float(HEAD))]
+    body = text(LABEL, HEAD - 3, every[0].unit) + "".join(
+        part for row, top in zip(rows, tops, strict=False) for part in _row(row, top + GAP / 2)
+    )
     said = [f"{row.label}{f', {name}' if name else ''}: {b.words} {b.unit}" for row in rows for name, b in row.bars]
     usable = dict.fromkeys(b.told(b.limit) for b in every if b.limit)
     words = "; ".join(said) + (f". Limit: {' and '.join(usable)} {every[0].unit}" if usable else "")
