@@ -403,15 +403,20 @@ def trainer_fault(s: Scenario, usual: str = "own") -> Refusal | None:
     return None if s.trainer == usual else Refusal("trainer", repr(s.trainer), usual, f"with {s.framework}")
 
 
-def linear_fault(s: Scenario) -> Refusal | None:
-    """The reason why DeepSpeed's memory-efficient linear cannot be switched off, in one line; None if it can or is on.
+def zero_fault(s: Scenario) -> Refusal | None:
+    """The reason why settings of DeepSpeed's configuration for ZeRO-3 cannot be used, in one line, or None.
 
-    DeepSpeed puts it in place of every linear layer under ZeRO-3; the other frameworks leave it on.
+    The other frameworks write the configuration themselves: its memory-efficient linear stays on, its sizes are
+    DeepSpeed's own.
     """
-    if s.memory_efficient_linear:
-        return None
-    given = f"false with {s.framework} and sharding {s.sharding}"
-    return Refusal("memory_efficient_linear", given, "true, or false with torch and zero3")
+    where = f"with {s.framework} and sharding {s.sharding}"
+    if not s.memory_efficient_linear:
+        return Refusal("memory_efficient_linear", f"false {where}", "true, or false with torch and zero3")
+    sizes = {"max_live_parameters": s.max_live_parameters, "sub_group_size": s.sub_group_size}
+    for field, size in sizes.items():
+        if size is not None:
+            return Refusal(field, f"{size} {where}", "none, or a size with torch and zero3")
+    return None
 
 
 def compile_fault(s: Scenario) -> Refusal | None:

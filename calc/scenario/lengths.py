@@ -10,11 +10,11 @@ Statistical Mechanics, 1957).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from math import ceil, exp, sqrt
+from math import ceil, exp, log, sqrt
 from operator import mul
 from typing import Any
 
@@ -25,8 +25,8 @@ POINTS = 256  # lengths that stand for a distribution known by its mean and its 
 CELLS = 512  # most cells of the distribution of a batch's tokens, and the least to one of its standard deviations
 FINE = 8
 NEVER = 1e-12  # a probability left out
-HALVINGS = 60
-CURVES = (-40, 0)  # powers of e: deviations from 0.7 tokens to more than any data set has
+# Newton's method: most steps, what another would gain at most when it ends, and a curvature that is none
+NEWTON, CLOSE, FLAT = 100, 1e-11, 1e-24
 # An epoch's batches where their sizes matter one by one: so many in a row, of so many lengths, one for each equal part
 # of the distribution, in the order of multiples of the golden ratio, which fall into all parts alike.
 BATCHES, PARTS = 48, 24
@@ -120,38 +120,54 @@ def _likeliest(known: Lengths) -> list[tuple[int, float]]:
     """The distribution of greatest entropy for the mean and the deviation, on up to POINTS lengths."""
     step = max(1, ceil((known.longest - known.shortest) / POINTS))
     lengths = [*range(known.shortest, known.longest, step), known.longest]
-
-    def weights(curve: float) -> list[float]:
-        """The normal distribution of the mean that bends by `curve`; exponential at 0."""
-
-        def at(rate: float) -> list[float]:
-            bent = [(rate - curve * length) * length for length in lengths]
-            top = max(bent)
-            raw = [exp(max(-700.0, each - top)) for each in bent]
-            whole = sum(raw)
-            return [weight / whole for weight in raw]
-
-        most = 700 + 2 * curve * known.longest  # a rate at which all are the longest
-        return at(_rising(lambda rate: sum(map(mul, lengths, at(rate))), known.mean, -700, most))
-
-    def deviates(found: list[float]) -> float:
-        return sqrt(sum([weight * (length - known.mean) ** 2 for length, weight in zip(lengths, found, strict=True)]))
-
-    found = weights(0)
-    if known.deviation is not None and deviates(found) > known.deviation:
-        found = weights(exp(_rising(lambda power: -deviates(weights(exp(power))), -known.deviation, *CURVES)))
+    middle, half = (known.longest + known.shortest) / 2, max(1, known.longest - known.shortest) / 2
+    points = [(length - middle) / half for length in lengths]  # from -1 to 1
+    mean = (known.mean - middle) / half
+    found = _entropic(points, mean)
+    if known.deviation is not None:
+        # lengths a step apart may not deviate less
+        square = mean**2 + (max(known.deviation, step / 2) / half) ** 2
+        if sum([weight * x * x for x, weight in zip(points, found, strict=True)]) > square:
+            found = _entropic(points, mean, square)
     return list(zip(lengths, found, strict=True))
 
 
-def _rising(of: Callable[[float], float], value: float, low: float, high: float) -> float:
-    """Where `of`, which rises from `low` to `high`, comes to `value`."""
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if of(middle) < value:
-            low = middle
-        else:
-            high = middle
-    return high
+def _entropic(points: Sequence[float], mean: float, square: float | None = None) -> list[float]:
+    """Probabilities of `points` as exp(a·x + b·x²), with that mean and mean square; b is 0 where that is not given.
+
+    They are where the logarithm of their sum, less a·mean + b·square, is least, which is convex: Newton's method, whose
+    steps are halved until they lead down. Its slopes are moments less those wanted, its curvature their covariance.
+    """
+    powers = [[x**power for x in points] for power in (1, 2, 3, 4)]
+    a = b = 0.0
+    low, found = _weighed(points, a, b)
+    for _ in range(NEWTON):
+        one, two, three, four = (sum(map(mul, power, found)) for power in powers)
+        slope, other = one - mean, 0.0 if square is None else two - square
+        aa, ab, bb = two - one**2, three - one * two, four - two**2
+        if square is None:
+            ab, bb = 0.0, 1.0
+        if (whole := aa * bb - ab**2) < FLAT:
+            break
+        da, db = (ab * other - bb * slope) / whole, (ab * slope - aa * other) / whole
+        falls, wanted = -slope * da - other * db, da * mean + db * (square or 0.0)
+        then, weights = _weighed(points, a + da, b + db)
+        while falls > CLOSE and then - wanted > low - falls / 4:
+            da, db, falls, wanted = da / 2, db / 2, falls / 2, wanted / 2
+            then, weights = _weighed(points, a + da, b + db)
+        a, b, low, found = a + da, b + db, then, weights
+        if falls <= CLOSE:
+            break
+    return found
+
+
+def _weighed(points: Sequence[float], a: float, b: float) -> tuple[float, list[float]]:
+    """The logarithm of the sum of exp(a·x + b·x²) over `points`, and the share of each."""
+    bent = [(a + b * x) * x for x in points]
+    top = max(bent)
+    raw = [exp(max(-700.0, each - top)) for each in bent]
+    whole = sum(raw)
+    return top + log(whole), [weight / whole for weight in raw]
 
 
 @lru_cache(maxsize=1024)

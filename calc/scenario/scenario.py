@@ -187,6 +187,8 @@ class Scenario:
     grad_dtype: GradDtype
     no_sync: bool
     memory_efficient_linear: bool
+    max_live_parameters: int | None
+    sub_group_size: int | None
     checkpointing: Checkpointing
     recompute_modules: tuple[Recomputed, ...] | None
     mtp_num_layers: int | None

@@ -383,6 +383,23 @@ def test_without_deepspeeds_linear_what_was_gathered_stays_until_backward() -> N
     assert at(again.at(Where("loss", 32, False)), "communication#zero-3") == 2 * (10**9 + 11_008 * 4096)
 
 
+def test_a_configuration_may_keep_fewer_parameters_gathered_and_step_fewer_at_a_time() -> None:
+    """A tenth of DeepSpeed's billion, as LOMO's own configuration has it (lomo/config/ds_config.json): the window and
+    the last module in forward; sub-groups that end with the parameter that reaches the size."""
+    e = zero(framework="torch", sharding="zero3", max_live_parameters=10**8, sub_group_size=10**8)
+    [line] = [x for x in e.at(FORWARD) if x.formula.startswith("b·min")]
+    assert line.values["E_live"] == 10**8
+    usual = zero(framework="torch", sharding="zero3")
+    assert sum(e.cut.sub_groups) == sum(usual.cut.sub_groups)
+    assert 10**8 <= max(e.cut.sub_groups) < max(usual.cut.sub_groups)
+
+
+@pytest.mark.parametrize("field", ["max_live_parameters", "sub_group_size"])
+def test_sizes_of_a_configuration_are_those_of_plain_zero_3_alone(field: str) -> None:
+    with pytest.raises(ScenarioError, match=f"{field}: given 5 with trl and sharding zero3, allowed: none, or a size"):
+        job(framework="trl", sharding="zero3", gpus=8, global_batch=64, **{field: 5})
+
+
 @pytest.mark.parametrize(("framework", "sharding"), [("torch", "zero2"), ("openrlhf", "zero3"), ("trl", "zero3")])
 def test_deepspeeds_linear_is_left_out_by_plain_zero_3_alone(framework: str, sharding: str) -> None:
     """The other frameworks write DeepSpeed's configuration themselves; below stage 3 nothing is gathered."""

@@ -156,6 +156,13 @@ def test_trl_says_gradients_in_fp32_in_a_file_of_deepspeed() -> None:
     assert settings["deepspeed_config"]["deepspeed_config_file"] == "deepspeed.json"
 
 
+def test_sizes_of_deepspeeds_configuration_are_in_its_file() -> None:
+    sizes = {"max_live_parameters": 10**8, "sub_group_size": 10**7}
+    given = {"framework": "torch", "trainer": "llamafactory", "task": "sft", "sharding": "zero3", **sizes}
+    own = json.loads(command(**given).files["deepspeed.json"])["zero_optimization"]
+    assert (own["stage3_max_live_parameters"], own["sub_group_size"]) == (10**8, 10**7)
+
+
 def test_a_vllm_server_of_trl_has_the_last_gpus_of_the_node_or_another_node() -> None:
     apart: dict[str, Any] = {"framework": "trl", "task": "grpo", "placement": "separate", "micro_batch": 4}
     found = command(**apart, rollout__gpus=2, rollout__tensor_parallel=2, global_batch=24).command
@@ -273,7 +280,8 @@ NOT_CHANGED = {
     "host_memory", "offload.fraction",
     "loss", "lora.units", "quantize_moe_experts", "apply_rope_fusion", "cp_comm_type", "cross_entropy_fusion_impl",
     "create_attention_mask_in_dataloader", "data_parallel_sharding_strategy",
-    "async_tensor_parallel", "memory_efficient_linear", "optimizer_in_backward",
+    "async_tensor_parallel", "memory_efficient_linear", "max_live_parameters", "sub_group_size",
+    "optimizer_in_backward",
     "recompute_modules", "mtp_num_layers", "compile", "float8", "float8_all_gather", "bf16_layers_at_end",
     "linear_attention", "outputs_kept", "outputs_fp32",
     "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",

@@ -22,11 +22,11 @@ from calc.frameworks.constraints import (
     context_fault,
     cut_alike,
     fsdp_fault,
-    linear_fault,
     trainer_fault,
     unmodelled,
     whole_layers,
     whole_sequences,
+    zero_fault,
 )
 from calc.frameworks.openrlhf import rl
 from calc.frameworks.openrlhf.releases import ADAPTERS, DEFAULTS, RELEASES, SUPERVISED
@@ -84,7 +84,7 @@ def _adapter(given: Mapping[str, Any], pin: str) -> str:
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why OpenRLHF cannot run `s`, in one line, or None."""
     version, method = s.framework_version, s.method
-    if reason := trainer_fault(s) or linear_fault(s) or unmodelled(s):
+    if reason := trainer_fault(s) or zero_fault(s) or unmodelled(s):
         return reason
     if s.task not in TASKS:
         return Refusal("task", repr(s.task), ", ".join(TASKS), "with openrlhf")

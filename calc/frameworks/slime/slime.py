@@ -22,7 +22,7 @@ from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks import megatron_core
 from calc.frameworks.base import Choices
-from calc.frameworks.constraints import cut_alike, linear_fault, trainer_fault, unmodelled
+from calc.frameworks.constraints import cut_alike, trainer_fault, unmodelled, zero_fault
 from calc.frameworks.releases import NOTHING, pinned, stated
 from calc.frameworks.slime.releases import ADAPTERS, DEFAULTS, RELEASES
 from calc.models.architecture import Architecture
@@ -61,7 +61,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
 
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why slime cannot run `s`, or is not modelled for it, in one line, or None."""
-    if reason := trainer_fault(s) or linear_fault(s) or unmodelled(s):
+    if reason := trainer_fault(s) or zero_fault(s) or unmodelled(s):
         return reason
     if s.task not in TASKS or not s.rollout:
         return Refusal("task", repr(s.task), ", ".join(TASKS), "with slime")

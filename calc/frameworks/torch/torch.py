@@ -27,7 +27,6 @@ from calc.frameworks.constraints import (
     hybrid_fault,
     in_backward_fault,
     kernels_fault,
-    linear_fault,
     outputs_fault,
     pipeline_fault,
     ring_fault,
@@ -36,6 +35,7 @@ from calc.frameworks.constraints import (
     streams_fault,
     tensor_fault,
     vocabulary_fault,
+    zero_fault,
 )
 from calc.frameworks.releases import pinned
 from calc.frameworks.torch.releases import RELEASES
@@ -179,7 +179,7 @@ def refuse(s: Scenario) -> Refusal | None:
     """The reason why plain PyTorch cannot run `s`, in one line, or None."""
     if fault := compile_fault(s) or experts_fault(s) or outputs_fault(s):
         return fault
-    if s.sharding != "zero3" and (fault := linear_fault(s)):
+    if s.sharding != "zero3" and (fault := zero_fault(s)):
         return fault
     if fault := kernels_fault(s) or in_backward_fault(s) or states_fault(s) or streams_fault(s) or hybrid_fault(s):
         return fault
@@ -244,11 +244,17 @@ def keeps(s: Scenario) -> Keeps:
 
 
 def configured(s: Scenario) -> DeepSpeed | None:
-    """DeepSpeed with the file that the trainer ships, or with its own defaults; None where it does not run."""
+    """DeepSpeed with the trainer's file or its own defaults, and the sizes of `s`; None where it does not run."""
     if s.sharding not in DEEPSPEED:
         return None
     shipped = SHIPPED.get(s.trainer)
-    return shipped(s) if shipped else DeepSpeed(s.versions["deepspeed"])
+    usual = shipped(s) if shipped else DeepSpeed(s.versions["deepspeed"])
+    live, group = s.max_live_parameters, s.sub_group_size
+    return replace(
+        usual,
+        max_live=usual.max_live if live is None else live,
+        sub_group=usual.sub_group if group is None else group,
+    )
 
 
 def _plan(s: Scenario) -> Keeps:

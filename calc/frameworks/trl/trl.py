@@ -22,7 +22,6 @@ from calc.frameworks import trainer
 from calc.frameworks.base import Choices, accumulated, as_published
 from calc.frameworks.constraints import (
     cut_alike,
-    linear_fault,
     own_units,
     sharding_fault,
     trainer_fault,
@@ -30,6 +29,7 @@ from calc.frameworks.constraints import (
     vocabulary_fault,
     whole_layers,
     whole_sequences,
+    zero_fault,
 )
 from calc.frameworks.releases import NOTHING, pinned, stated
 from calc.frameworks.trl import paths, rl
@@ -175,7 +175,7 @@ def reentrant(version: str, known: Mapping[str, Any], *, peft_in_shards: bool) -
 
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why TRL cannot run `s`, in one line, or None."""
-    if reason := trainer_fault(s, "transformers") or linear_fault(s) or unmodelled(s) or vocabulary_fault(s):
+    if reason := trainer_fault(s, "transformers") or zero_fault(s) or unmodelled(s) or vocabulary_fault(s):
         return reason
     version = s.framework_version
     if s.task not in tasks(version):

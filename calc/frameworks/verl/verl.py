@@ -17,7 +17,7 @@ from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
 from calc.frameworks import megatron_core
 from calc.frameworks.base import Choices, as_published
-from calc.frameworks.constraints import linear_fault, trainer_fault, unmodelled
+from calc.frameworks.constraints import trainer_fault, unmodelled, zero_fault
 from calc.frameworks.releases import NOTHING, pinned, stated
 from calc.frameworks.verl import easyr1, engine, megatron, sft
 from calc.frameworks.verl.releases import (
@@ -92,7 +92,7 @@ def _bounds(task: str, version: str, given: Mapping[str, Any]) -> dict[str, int]
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why verl cannot run `s`, in one line, or None."""
     version = s.framework_version
-    if reason := trainer_fault(s) or linear_fault(s) or unmodelled(s):
+    if reason := trainer_fault(s) or zero_fault(s) or unmodelled(s):
         return reason
     if s.task in sft.TASKS:
         return sft.refuse(s) or engine.refuse(s)

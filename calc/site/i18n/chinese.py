@@ -2122,6 +2122,7 @@ REFUSALS = {
     "with GPUs that share a layer": "须有共用一层的显卡",
     "false, as vLLM that sleeps refuses them": "false，因为会休眠的 vLLM 不接受它",
     "true, or false with torch and zero3": "true；torch 加 zero3 时也可为 false",
+    "none, or a size with torch and zero3": "none；torch 加 zero3 时也可为一个数",
     "false; stages reduce once a step anyway": "false；流水线本来就每步只归约一次",
     "own, by PEFT's wrapping policy": "own，按 PEFT 的包装策略",
     "mixed, fp16; DeepSpeed has both": "mixed、fp16；DeepSpeed 两者都有",
