@@ -8,7 +8,6 @@ from typing import NamedTuple, assert_never
 
 from calc.base.optimizers import OPTIMIZERS, USUAL
 from calc.base.plan import Role
-from calc.frameworks.registry import framework
 from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
 from calc.memory.weights import PACKED
@@ -325,7 +324,8 @@ def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term
     if hosted:
         on_node = min(s.gpus_per_node, s.shards)
         wide = 2 if s.precision == "bf16" and s.sharded.family != "zero" else 4
-        rate = CPU_ADAM * min(1, on_node / CPU_CORES) if framework(s.framework).one_thread(s) else CPU_ADAM
+        busy = min(r.cores, s.cpu_threads * on_node) if s.cpu_threads else r.cores
+        rate = CPU_ADAM * min(1, busy / CPU_CORES)
         yield traffic.stepped_on_host(hosted * changed * load.steps, ON_HOST * wide, ranks, on_node, rate)
         # gradients come down, of every micro batch or, as Megatron-core adds them up in fp32, of the step; new weights
         # go up
