@@ -375,6 +375,12 @@ class Search:
             self._bounds[key] = self._bound(b, place)
         return self._bounds[key]
 
+    @cached_property
+    def floor(self) -> float:
+        """The step time of the fastest configuration if memory did not count, in seconds."""
+        starts = [self.bound(b, (0,) * len(branch.axes)) for b, branch in enumerate(self.branches)]
+        return min([seconds for seconds in starts if seconds])
+
     def time(self, b: int, place: Place) -> float:
         """The step time at a place as if vLLM had its card alone: its bound, with all that pipeline stages idle."""
         branch, s = self.branches[b], self.scenario(b, place)

@@ -1352,6 +1352,9 @@ CALCULATOR = {
     "{size} needed of {host*}": "需要 {size}，共有{host}",
     "{task*} recipes": "{task}配方",
     "The smallest machine that runs it: {n#} of the catalog are too small.": "能跑的最小的机器：目录中有 {n} 种太小。",
+    "The least that holds it is {machine*}, where a step takes {times} times what it would if memory did not count.": (
+        "放得下的最小机器是 {machine}，但每步耗时是不受显存限制时的 {times} 倍。"
+    ),
     "command": "命令",
     "Copy the command": "复制命令",
     "What else could be run, and why not faster": "还能怎么跑，为什么不能更快",
