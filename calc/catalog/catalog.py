@@ -113,6 +113,7 @@ class Node:
     measured_gbs: float | None
     inter_gbs: float | None
     host_ram_gb: int | None
+    cpu_cores: int | None
     sources: Mapping[str, str] = field(hash=False, repr=False)
     notes: Mapping[str, str] = field(hash=False, repr=False)
 
@@ -449,6 +450,7 @@ def _node(record: _Record, gpus: Mapping[str, GPU]) -> Node:
         measured_gbs=of.number("measured_gbs"),
         inter_gbs=of.number("inter_gbs"),
         host_ram_gb=of.integer("host_ram_gb"),
+        cpu_cores=of.integer("cpu_cores"),
         sources=of.sources,
         notes=of.notes,
     )

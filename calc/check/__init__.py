@@ -26,6 +26,7 @@ GPUS: tuple[Rule[GPU], ...] = (
 NODES: tuple[Rule[Node], ...] = (
     texts.sources, texts.days, texts.finished, texts.tidy, nodes.cards, nodes.link, nodes.bridges, nodes.peers,
     nodes.speeds_as_printed, nodes.link_speed, nodes.measured, nodes.network, nodes.host_memory,
+    nodes.cores,
 )  # fmt: skip
 MODELS: tuple[Rule[Model], ...] = (
     models.config_fields, models.named_class, models.published_count, models.size_in_name, models.active_in_name,

@@ -16,6 +16,7 @@ REACHED = (0.1, 1.1)
 NETWORK = 0.1  # the least GB/s of a card: 10 Gb/s shared among eight
 # Host memory over the cards' memory: 0.3 for four cards of 96 GB in a workstation, 10 for two L4 in a server.
 HOST = (0.1, 16)
+CORES = (2, 64)  # of a node for each of its cards
 OTHERS = {"Infinity Fabric": "AMD", "HCCS": "Huawei", "Xe Link": "Intel"}  # the vendors of these links
 _BOTH_WAYS = re.compile(r"([0-9]+(?:\.[0-9]+)?) GB/s both ways")
 _NETWORK = re.compile(r"\((?:([0-9]+) x )?([0-9]+) Gb/s\b")
@@ -122,6 +123,15 @@ def host_memory(node: Node, catalog: Catalog) -> Iterator[str]:
     low, high = HOST[0] * min(sums), HOST[1] * max(sums)
     if not low <= node.host_ram_gb <= high:
         yield fault("host_ram_gb", node.host_ram_gb, f"{low:.0f} to {high:.0f} GB, beside {max(sums):g} GB of cards")
+
+
+def cores(node: Node, _: Catalog) -> Iterator[str]:
+    """The cores are a plausible number for each card: threads or those of one processor are not."""
+    if node.cpu_cores is None:
+        return
+    low, high = (bound * node.gpus for bound in CORES)
+    if not low <= node.cpu_cores <= high:
+        yield fault("cpu_cores", node.cpu_cores, f"{low} to {high}, beside {node.gpus} cards")
 
 
 def bridges(node: Node, _: Catalog) -> Iterator[str]:

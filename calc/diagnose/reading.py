@@ -42,6 +42,7 @@ from calc.scenario.scenario import SCHEMA
 # The fields that tell a scenario from another file of settings: no trainer has settings of these names.
 SCENARIO = ("task", "gpu")
 PINNING = re.compile(r"pinned_max_round_threshold_mb ?: ?(\d{1,7})")
+THREADS = re.compile(r"(?:\bOMP_NUM_THREADS=|--num_cpu_threads_per_process[ =])(\d{1,3})\b")
 SEGMENTS = re.compile(r"expandable_segments ?: ?True", re.IGNORECASE)
 # Paths in a traceback that show whose code runs.
 FRAMEWORKS: tuple[tuple[str, str], ...] = (
@@ -179,6 +180,8 @@ def read(text: str, catalog: Catalog) -> Reading:
         found.fields.setdefault("expandable_segments", True)
     if (pinned := PINNING.search(text[:READ])) and int(pinned[1]):
         found.fields.setdefault("pinned_max_round_threshold_mb", int(pinned[1]))
+    if (threads := THREADS.search(text[:READ])) and int(threads[1]):
+        found.fields.setdefault("cpu_threads", int(threads[1]))
     return found
 
 

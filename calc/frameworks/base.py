@@ -78,8 +78,11 @@ class Framework(Protocol):
     def refuse(self, s: Scenario) -> Refusal | None:
         """The reason that the framework cannot run `s`, in one line, or None."""
 
-    def one_thread(self, s: Scenario) -> bool:
-        """True if its launcher leaves each rank of `s` one CPU thread, with which Adam runs on the host, too."""
+    def threads(self, s: Scenario) -> int | None:
+        """The OpenMP threads that its launcher leaves each rank of `s`, with which Adam runs on the host, too.
+
+        None if it leaves them alone: then OpenMP starts one for each core.
+        """
 
     def keeps(self, s: Scenario) -> Keeps:
         """The roles and stages that the framework runs for `s`, and what they keep in memory."""

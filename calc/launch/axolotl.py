@@ -25,9 +25,9 @@ def launch(s: Scenario) -> Launch:
     if s.gpus > 1:
         words = " ".join(" ".join(words) for words in shell.torchrun(s))
         command += f" --launcher torchrun -- {words}"
-    if s.pinned_max_round_threshold_mb:
-        command = shell.setting(s, command)  # axolotl leaves the variable alone where it is set
-    return Launch(command, files, tuple(notes(s, files)))
+    # axolotl leaves the allocator's variable alone where it is set, and else switches segments on itself
+    told = shell.setting(s, "") if s.pinned_max_round_threshold_mb else shell.threads(s)
+    return Launch(told + command, files, tuple(notes(s, files)))
 
 
 def settings(s: Scenario) -> dict[str, Any]:

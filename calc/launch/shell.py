@@ -73,7 +73,7 @@ def command(start: str, lines: Iterable[Words]) -> str:
 
 
 def setting(s: Scenario, started: str, *, switches_segments: bool = False) -> str:
-    """A command with the environment variable of PyTorch's allocator in front, unless that is at its default.
+    """A command with the environment variables of PyTorch's allocator and of threads in front, unless at their default.
 
     `switches_segments`: the framework makes segments expandable itself. Thresholds of pinned memory are those of the
     variable that holds for every device (c10/core/AllocatorConfig.h of torch 2.13), both the same: 2.13 hands out a
@@ -84,7 +84,14 @@ def setting(s: Scenario, started: str, *, switches_segments: bool = False) -> st
     if size := s.pinned_max_round_threshold_mb:
         options += [f"pinned_max_round_threshold_mb:{size}", f"pinned_max_cached_size_mb:{size}"]
         device = ""
-    return f"PYTORCH_{device}ALLOC_CONF={','.join(options)} {started}" if options else started
+    allocator = f"PYTORCH_{device}ALLOC_CONF={','.join(options)} " if options else ""
+    return f"{threads(s)}{allocator}{started}"
+
+
+def threads(s: Scenario) -> str:
+    """The environment variable of a rank's CPU threads; empty where the launcher leaves it as many anyway."""
+    told = s.cpu_threads and s.cpu_threads != framework(s.framework).threads(s)
+    return f"OMP_NUM_THREADS={s.cpu_threads} " if told else ""
 
 
 PORT = 29500
@@ -257,6 +264,8 @@ def ray_on_every_node(s: Scenario) -> str:
     told = "ray start, with --head on the one where the command runs, else --address of that"
     if s.pinned_max_round_threshold_mb:
         told += "; PYTORCH_ALLOC_CONF set there as for the command, as workers have Ray's environment"
+    if threads(s):
+        told += "; OMP_NUM_THREADS set there as for the command, as workers have Ray's environment"
     return f"{where}: {told}"
 
 

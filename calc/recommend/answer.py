@@ -10,15 +10,16 @@ from typing import Any
 from calc.base.units import gb
 from calc.catalog.catalog import Catalog, load
 from calc.estimate.estimate import host_notes, on_gpus
-from calc.frameworks.registry import framework
 from calc.launch import Launch, LaunchError, launch
 from calc.recommend.failing import changes, closest, next_faster, passed, tight
 from calc.recommend.problem import Configuration, Miss, Problem, configured
 from calc.recommend.search import Search
+from calc.recommend.space import steps_on_host
 from calc.recommend.trades import advice, lighter, methods, slower, trades
 from calc.resolve.parse import given
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import RL
+from calc.throughput.rates import CORES
 
 CANNOT_RUN = "the framework can run no configuration of this job on this machine"
 CANNOT = "cannot run"  # the verdict where the framework, or the card, can run no configuration
@@ -144,5 +145,7 @@ def _notes(problem: Problem, search: Search, best: Configuration) -> Iterator[st
         yield "no reference model runs, the framework's default; `--roles.reference {}` adds one for a KL term"
     if s.task in RL and s.has("reward") and not any(name.startswith("roles.reward") for name in problem.job):
         yield "a reward model scores, the framework's default; `--roles.reward none` where a function does"
-    if s.offload.states and framework(s.framework).one_thread(s):
-        yield "offload.optimizer: the launcher leaves Adam one thread a rank; a larger OMP_NUM_THREADS is quicker"
+    if steps_on_host(s) and s.cpu_threads and "cpu_threads" not in problem.job:
+        node = search.clock.node
+        known = f"in the catalog's {node.name}" if node and node.cpu_cores else f"assumed: {CORES:g} a GPU"
+        yield f"cpu_threads {s.cpu_threads}: the cores of each rank, {known}, with which its Adam steps on the host"

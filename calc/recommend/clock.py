@@ -18,7 +18,7 @@ from calc.throughput.work import SELECTION
 ROLLOUT = "rollout: "
 # The least relative difference at which an estimate tells which of two configurations is faster: its median error on
 # published step times, which tests/accuracy reads off the records.
-TOLERANCE = 0.13
+TOLERANCE = 0.12
 
 
 class Split(NamedTuple):

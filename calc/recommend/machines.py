@@ -1,7 +1,8 @@
 """The smallest machine that runs a job: the catalog's GPUs, in the numbers in which they are sold.
 
-The catalog has no prices. Machines are tried in order of total usable memory, then of the number of GPUs; the first on
-which something fits is the smallest.
+The catalog has no prices. Machines are tried in order of total usable memory, then of the number of GPUs. The first on
+which something fits is the least that holds the job; the smallest is the first on which what makes it fit does not cost
+too much time: a step takes at most SENSIBLE times as long as if memory did not count.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from calc.frameworks.registry import framework
 from calc.models.architecture import parameters
 from calc.recommend.answer import Recommendation
 from calc.recommend.answer import growing as answers
-from calc.recommend.problem import COUNTS, Problem
+from calc.recommend.problem import COUNTS, SENSIBLE, Configuration, Problem, configured
 from calc.resolve.parse import given
 from calc.scenario.scenario import ScenarioError
 
@@ -38,16 +39,27 @@ class Machine(NamedTuple):
         return {"gpu": self.gpu.id, "gpus": self.gpus, "gpus_per_node": self.per_node}
 
 
-class Smallest(NamedTuple):
-    """The smallest machine with its recommendation, and how many smaller ones do not suffice.
+class Least(NamedTuple):
+    """The least machine that holds a job, where it is too slow: a step takes `times` what its arithmetic and links
+    allow."""
 
-    If no machine is large enough, `machine` is None and the recommendation, made for the largest one, says what it
-    lacks.
+    machine: Machine
+    configuration: Configuration
+    times: float
+
+
+class Smallest(NamedTuple):
+    """The smallest sensible machine with its recommendation; how many before it are too small, and how many too slow.
+
+    `least` is the first of the slow ones. If all that are large enough are slow, it is the answer itself. If no machine
+    is large enough, `machine` is None and the recommendation, made for the largest one, says what it lacks.
     """
 
     machine: Machine | None
     recommendation: Recommendation
     smaller: int
+    slower: int = 0
+    least: Least | None = None
 
 
 def machines(catalog: Catalog, gpu: str | None = None, gpus: int | None = None) -> list[Machine]:
@@ -88,27 +100,45 @@ def growing(
     """The answer of `smallest` as its recommendation grows, see `calc.recommend.answer.growing`."""
     asked = given(job, where=where, catalog=catalog)
     job = asked if any(name.startswith("lora.") for name in asked) else {"method": "full", **asked}
-    tried, error = 0, None
+    tried, slow, error = 0, 0, None
+    least: Least | None = None
     largest: Machine | None = None
     machine: Machine | None = None
     for each in machines(catalog, job.get("gpu"), job.get("gpus")):
-        progress(f"{tried} machines too small, now {each.gpus} x {each.gpu.name}")
+        too_slow = f", {slow} too slow" if slow else ""
+        progress(f"{tried} machines too small{too_slow}, now {each.gpus} x {each.gpu.name}")
         try:
             problem = Problem({**job, **each.fields}, catalog, where)
         except InputError as refused:
             error = error or refused
             continue
         largest = each
-        if _fits(problem, each):
+        if not _fits(problem, each):
+            tried += 1
+        elif slowed := _slowed(problem, each):
+            least, slow = least or slowed, slow + 1
+        else:
             machine = each
             break
-        tried += 1
     if largest is None:
         raise error or ScenarioError(
             f"{where}: gpus: given {job.get('gpus')}, allowed: a number that fills whole nodes"
         )
+    if machine is None and least:
+        machine = largest = least.machine
+        slow, least = 0, None
     for answer in answers({**asked, **largest.fields}, catalog, where=where):
-        yield Smallest(machine, answer, tried)
+        yield Smallest(machine, answer, tried, slow, least)
+
+
+def _slowed(problem: Problem, machine: Machine) -> Least | None:
+    """The machine as one that only just holds the job, if what makes it fit there takes more time than is sensible."""
+    first = problem.first()
+    if first is None:
+        return None
+    _, search, found = first
+    times = found.seconds / problem.floor(first) if search.rated else 0.0
+    return Least(machine, configured(search, search.chosen(found)), times) if times > SENSIBLE else None
 
 
 def _fits(problem: Problem, machine: Machine) -> bool:

@@ -24,8 +24,8 @@ TUNING = ("trl", "openrlhf")
 # examples/grpo_trainer/run_qwen2-7b.sh, trl/trainer/grpo_config.py).
 GROUP = (4, 8)
 # A configuration that is cheaper in one way is sensible while the job takes at most this many times the GPU hours: on
-# fewer GPUs, on a smaller card, or with 32-bit states on the host rather than 8-bit ones on the card, which train as
-# well (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, table 1).
+# fewer GPUs, on a smaller card, on a machine that only just holds it, or with 32-bit states on the host rather than
+# 8-bit ones on the card, which train as well (Dettmers et al., 8-bit Optimizers via Block-wise Quantization, table 1).
 SENSIBLE = 1.5
 # Full fine-tuning whose optimizer has to leave the card is no answer where weights of 16 bits alone, or adapters if the
 # method is open, take a tenth of the time: nobody would wait for it.
@@ -166,6 +166,12 @@ class Problem:
             if search:
                 self.misses.append(search)
         return None
+
+    def floor(self, at: tuple[Fields, Search, Found]) -> float:
+        """Seconds of a step on the machine if memory did not count, by the method of an answer of `first`."""
+        method = at[0]["method"]
+        asked = [self.asked(rung) for rung in self.rungs if rung["method"] == method]
+        return next(search.floor for search in asked if search)
 
     def _cut(self, index: int, search: Search, found: Found) -> tuple[int, Search, Found] | None:
         """The same training on Megatron-core, where a framework has it for the model, if the estimate is quicker.

@@ -94,4 +94,4 @@ VERL = (
 def compare(row: Published, catalog: Catalog | None = None) -> Comparison:
     """A published minimum beside the smallest number of the same GPUs on which we find the job to fit."""
     found = smallest(row.job, catalog)
-    return Comparison(row, found.recommendation.recommended)
+    return Comparison(row, found.least.configuration if found.least else found.recommendation.recommended)

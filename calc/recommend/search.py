@@ -47,8 +47,8 @@ from calc.estimate.host_nodes import Hosts
 from calc.estimate.result import Estimate, Group
 from calc.recommend.clock import TOLERANCE, Clock, digits
 from calc.recommend.simplicity import Effort, efforts
-from calc.recommend.space import SHARE, Branch
-from calc.scenario.scenario import Scenario, on_card
+from calc.recommend.space import SHARE, Branch, placed
+from calc.scenario.scenario import Scenario
 from calc.step.roles import Job
 
 Place = tuple[int, ...]
@@ -321,7 +321,7 @@ class Search:
         if key not in self._judged:
             found, s = self.fit(b, place), self.scenario(b, place)
             if s and found:
-                s = on_card(s, self.clock.gpu.id)
+                s = placed(s, self.clock.gpu.id, self.clock.node)
                 self._judged[key] = Judged(s, estimate(s, self.catalog), found.slack, found.short)
             else:
                 self._judged[key] = None
@@ -374,6 +374,12 @@ class Search:
         if key not in self._bounds:
             self._bounds[key] = self._bound(b, place)
         return self._bounds[key]
+
+    @cached_property
+    def floor(self) -> float:
+        """The step time of the fastest configuration if memory did not count, in seconds."""
+        starts = [self.bound(b, (0,) * len(branch.axes)) for b, branch in enumerate(self.branches)]
+        return min([seconds for seconds in starts if seconds])
 
     def time(self, b: int, place: Place) -> float:
         """The step time at a place as if vLLM had its card alone: its bound, with all that pipeline stages idle."""

@@ -26,13 +26,13 @@ from typing import Any
 from calc.base.optimizers import OPTIMIZERS, USUAL
 from calc.base.schema import show
 from calc.base.units import GB
-from calc.catalog.catalog import GPU, Catalog
+from calc.catalog.catalog import GPU, Catalog, Node
 from calc.frameworks.base import Choices, together
 from calc.frameworks.registry import framework
 from calc.models.architecture import Architecture, parameters
 from calc.resolve.parse import parse, vary
 from calc.scenario.rules import flash_faults, flatten
-from calc.scenario.scenario import Scenario, ScenarioError, on_card
+from calc.scenario.scenario import Scenario, ScenarioError, changed, on_card
 from calc.scenario.words import (
     DEEPSPEED,
     FSDP,
@@ -47,6 +47,7 @@ from calc.scenario.words import (
 )
 from calc.step import placement
 from calc.step.roles import Memo, Roles
+from calc.throughput.rates import threads_of
 
 Fields = Mapping[str, Any]
 
@@ -416,7 +417,7 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
             continue
         given = {**_free(fields), **_as_published({**fields, **rung, **choice}), **fields, **rung, **choice}
         try:
-            base = on_card(_least({**_one_rank(given), **given}, catalog), "")
+            base = _anywhere(_least({**_one_rank(given), **given}, catalog), given)
         except ScenarioError as error:
             named = BARRED.get(error.field or "", ())
             if named and (error.field in choice or error.field not in named):
@@ -435,6 +436,26 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
         for micro in _micro_batches(base, given):
             found += [Branch(each, (*turns, *leans, micro), len(turns), kin, training, alone) for each in turned]
     return tuple(found)
+
+
+def _anywhere(s: Scenario, given: Fields) -> Scenario:
+    """`s` on no card, and with all cores of the node that it comes to, unless a number of threads is given."""
+    return changed(s, {"gpu": "", "cpu_threads": given.get("cpu_threads")})
+
+
+def placed(s: Scenario, gpu: str, node: Node | None) -> Scenario:
+    """A configuration of the search on a card: where Adam runs on the host, its ranks share the node's cores."""
+    own = framework(s.framework).threads(s)
+    if s.cpu_threads is None and own is not None:
+        shared = threads_of(node, min(s.gpus, s.gpus_per_node))
+        return changed(s, {"gpu": gpu, "cpu_threads": shared if steps_on_host(s) else own})
+    return on_card(s, gpu)
+
+
+def steps_on_host(s: Scenario) -> bool:
+    """True if an optimizer, or a part of one, steps on the host: its states do not come back to a GPU for that."""
+    back = any("states" in role.leaves for role in s.keeps.roles)
+    return s.offload.fraction > 0 or (s.offload.optimizer and not back)
 
 
 def _started(base: Scenario, given: Fields) -> Scenario:

@@ -32,8 +32,14 @@ def as_dict(r: Recommendation, tried: Smallest | None = None) -> dict[str, Any]:
         "command": r.launch.command if r.launch else None,
         "files": dict(r.launch.files) if r.launch else {},
         "notes": [*r.notes, *(r.launch.notes if r.launch else ()), *([RANKED] if tried else [])],
-        **({"machines_too_small": tried.smaller} if tried else {}),
+        **(_tried(tried) if tried else {}),
     }
+
+
+def _tried(tried: Smallest) -> dict[str, Any]:
+    least = tried.least
+    held = {"least": {"times": round(least.times, 2), **_configuration(least.configuration)}} if least else {}
+    return {"machines_too_small": tried.smaller, "machines_too_slow": tried.slower, **held}
 
 
 def _configuration(c: Configuration) -> dict[str, Any]:
@@ -91,7 +97,13 @@ def text(r: Recommendation, catalog: Catalog, tried: Smallest | None = None) -> 
 def _lines(r: Recommendation, catalog: Catalog, tried: Smallest | None) -> Iterator[str]:
     if tried and tried.machine:
         m = tried.machine
-        yield f"smallest machine: {m.gpus} x {m.gpu.name}, after {tried.smaller} that are too small"
+        slow = f" and {tried.slower} too slow" if tried.slower else ""
+        yield f"smallest machine: {m.gpus} x {m.gpu.name}, after {tried.smaller} that are too small{slow}"
+    if tried and (least := tried.least):
+        m = least.machine
+        yield f"the least that holds it: {m.gpus} x {m.gpu.name}, {least.times:.1f} times the step that it would allow"
+        yield f"  {_settings(least.configuration.judged, catalog)}"
+        yield from _pace(least.configuration.scenario, least.configuration.throughput)
     if r.recommended:
         yield from _shown("recommended", r.recommended, catalog)
         if r.passed:

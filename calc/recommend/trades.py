@@ -219,7 +219,7 @@ def _leanly(problem: Problem, rung: Fields, changes: Fields, limit: float = inf)
 
 
 def _roomier(search: Search, found: Found) -> Configuration | None:
-    """The fastest leaner place of the same branch that leaves a tenth of the card free."""
+    """The fastest leaner place of the same branch that leaves a tenth of the card free, if it is sensible."""
     usable = search.clock.gpu.usable_bytes
     wanted = MARGIN * usable
     if found.slack >= wanted:
@@ -229,7 +229,9 @@ def _roomier(search: Search, found: Found) -> Configuration | None:
         if not ahead:
             break
         ahead.sort()
-        _, place = ahead.pop(0)
+        seconds, place = ahead.pop(0)
+        if search.rated and seconds > SENSIBLE * found.seconds:
+            break
         fit = search.fit(found.branch, place)
         judged = search.judged(found.branch, place) if fit and fit.fits and fit.slack >= wanted else None
         if judged:

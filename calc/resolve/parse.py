@@ -259,6 +259,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         **{place: values[place] for place in _PLAIN},
         framework=name,
         host_memory=values.get("host_memory"),
+        cpu_threads=values.get("cpu_threads"),
         lengths=values["lengths"],
         entropy_coeff=float(values["entropy_coeff"]),
         expert_imbalance=float(values["expert_imbalance"]),
@@ -294,6 +295,8 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
             )
         ),
     )
+    if scenario.cpu_threads is None:
+        scenario = replace(scenario, cpu_threads=module.threads(scenario))
     rules.cut(scenario)
     scenario = rules.batched(scenario, given)
     if scenario.max_tokens_per_gpu:

@@ -162,6 +162,7 @@ class Scenario:
     gpus: int
     gpus_per_node: int
     host_memory: float | None
+    cpu_threads: int | None
     method: Method
     lora: Lora | None
     double_quantization: bool

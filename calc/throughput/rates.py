@@ -102,8 +102,13 @@ CPU_ADAM = Constant(
     "10 billion parameters in 2.57 s, ZeRO-Offload, arXiv:2101.06840, table 4, at 28 bytes each",
 )  # fmt: skip
 CPU_CORES = Constant(
-    48, "cores of that node, of which a launcher leaves one to each rank", "published",
-    "two Xeon Platinum 8168, same paper, section 6; torchrun sets OMP_NUM_THREADS=1 (torch/distributed/run.py:872)",
+    48, "cores of that node: fewer threads are taken to reach their share of its rate, more to reach no more",
+    "published", "two Xeon Platinum 8168, same paper, section 6",
+)  # fmt: skip
+CORES = Constant(
+    6, "cores for each GPU of a machine that the catalog does not know", "published",
+    "48 vCPUs, two a core, with four GPUs: g5.12xlarge, https://aws.amazon.com/ec2/instance-types/g5/, and "
+    "g6e.12xlarge, https://aws.amazon.com/ec2/instance-types/g6e/",
 )  # fmt: skip
 
 
@@ -116,6 +121,7 @@ class Rates:
     of multiplications whose rows are grouped by expert. `memory` is bytes of the card's own memory, `eager` bytes that
     element-wise kernels of eager code get through, `bus` bytes of a collective within a node (bus bandwidth, as NCCL's
     tests define it), `network` of one GPU's share of the network, `pcie` of a copy from or to host memory.
+    `cores` are those of a node's CPUs that belong to the job's GPUs in it.
     """
 
     matrix: float
@@ -130,6 +136,7 @@ class Rates:
     network: float
     pcie: float
     per_node: int
+    cores: float
 
     def link(self, ranks: int, apart: int = 1) -> float:
         """Bus bandwidth of a collective over `ranks` GPUs, each `apart` from the next: the slower of the links within
@@ -173,7 +180,20 @@ def rated(gpu: GPU, node: Node | None, per_node: int, precision: Precision) -> R
         network=(node.inter_gbs if node and node.inter_gbs else NETWORK_GBS / per_node) * GIGA,
         pcie=slot * PCIE_COPY * GIGA,
         per_node=per_node,
+        cores=cores_of(node, per_node),
     )
+
+
+def cores_of(node: Node | None, gpus: int) -> float:
+    """The CPU cores of `gpus` GPUs of a node: their share of it, since other jobs have the rest."""
+    if node and node.cpu_cores:
+        return node.cpu_cores * min(1, gpus / node.gpus)
+    return CORES * gpus
+
+
+def threads_of(node: Node | None, gpus: int) -> int:
+    """The threads of each of `gpus` ranks on a node that keep all their cores busy, and none twice."""
+    return max(1, int(cores_of(node, gpus) // gpus))
 
 
 def _bus(gpu: GPU, node: Node | None, slot: float) -> float:

@@ -8,7 +8,6 @@ from typing import NamedTuple, assert_never
 
 from calc.base.optimizers import OPTIMIZERS, USUAL
 from calc.base.plan import Role
-from calc.frameworks.registry import framework
 from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
 from calc.memory.weights import PACKED
@@ -49,6 +48,9 @@ EIGHT_BIT_STEP = Constant(
 # weights to bf16
 FLAT = 6 + 4 + 8 + 6
 ON_HOST = OPTIMIZERS[USUAL].steps["fused"].moved  # CPU_ADAM is DeepSpeed's Adam's
+# Bytes of each parameter that the CPU moves for DeepSpeed besides Adam: gradients are scaled in place, and weights cast
+# to 16 bits (deepspeed 0.19.8 `runtime/zero/stage_1_and_2.py:3216`, `:3094`; `stage3.py:2988`, `:2858`).
+AROUND_HOST = 8 + 6
 
 
 class Load(NamedTuple):
@@ -325,17 +327,33 @@ def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term
     if hosted:
         on_node = min(s.gpus_per_node, s.shards)
         wide = 2 if s.precision == "bf16" and s.sharded.family != "zero" else 4
-        rate = CPU_ADAM * min(1, on_node / CPU_CORES) if framework(s.framework).one_thread(s) else CPU_ADAM
-        yield traffic.stepped_on_host(hosted * changed * load.steps, ON_HOST * wide, ranks, on_node, rate)
-        # gradients come down, of every micro batch or, as Megatron-core adds them up in fp32, of the step; new weights
-        # go up
-        down = 4 * load.steps if s.sharded.family == "megatron" else 2 * load.micro
-        yield traffic.copied(hosted * changed, down + 2 * load.steps, ranks, r.pcie)
+        busy = min(r.cores, s.cpu_threads * on_node) if s.cpu_threads else r.cores
+        rate = CPU_ADAM * min(1, busy / CPU_CORES)
+        moved = ON_HOST * wide + (AROUND_HOST if s.sharded.family == "zero" else 0)
+        yield traffic.stepped_on_host(hosted * changed * load.steps, moved, ranks, on_node, rate)
+        yield traffic.copied(hosted * changed, travelling(s, load), ranks, r.pcie)
     if hosted < 1:
         stepped = (1 - hosted) * changed * load.steps
         yield traffic.stepped(stepped, optimizer_bytes(s), ranks, r.memory)
         if OPTIMIZERS[s.optimizer].eight_bit:
             yield packed(stepped, ranks)
+
+
+def travelling(s: Scenario, load: Load) -> float:
+    """Bytes of each parameter that steps on the host which travel: gradients come down, new weights go up.
+
+    FSDP sends the gradients of every micro batch, Megatron-core those of the step, in fp32, as DeepSpeed does, which
+    adds them up on the GPU before: their sum comes up and goes down again, with every micro batch or, in stage 1, once
+    (deepspeed 0.19.8 `runtime/zero/stage_1_and_2.py:1809`, `:1888`; `stage3.py:2024`, `:1456`).
+    """
+    if s.sharded.family == "fsdp":
+        return 2 * load.micro + 2 * load.steps
+    added = 0.0
+    if s.sharded.family == "zero" and (load.micro > load.steps or s.sharding == "zero3"):
+        down = load.steps if s.sharding == "zero1" else load.micro
+        up = down if s.sharding == "zero1" else max(load.micro - load.steps, load.steps)
+        added = (4 if s.grad_dtype == "fp32" and s.sharding == "zero3" else 2) * (down + up)
+    return added + (4 + 2) * load.steps
 
 
 def packed(elements: float, ranks: int) -> Term:

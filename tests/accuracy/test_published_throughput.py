@@ -69,11 +69,11 @@ def test_jobs_of_one_table_stand_in_the_order_that_was_measured(found: list[Pace
 
 
 def test_adam_on_the_host_takes_most_of_the_time_that_was_measured(found: list[Pace]) -> None:
-    """Eight A800 whose launcher left each rank one thread: of 16 to 20 s more a step 10 are counted."""
+    """Eight A800 whose launcher left each rank one thread: of 16 to 20 s more a step 15 to 17 are counted."""
     members = [p for p in found if p.group == OFFLOADED]
     assert len(members) == 10
     assert max(abs(p.error) for p in members) < 0.3
-    assert all(p.error < -0.2 for p in members if "-oo1-" in p.id)
+    assert all(-0.15 < p.error < 0 for p in members if "-oo1-" in p.id)
 
 
 def test_a_token_of_a_72b_on_two_h100_takes_what_was_published() -> None:

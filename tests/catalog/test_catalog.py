@@ -80,7 +80,7 @@ def test_every_node_names_its_sources_and_no_link_is_faster_than_its_gpus() -> N
     catalog = load()
     for node in catalog.nodes.values():
         assert {"gpus", "link"} <= node.sources.keys()
-        for name in ("p2p", "intra_gbs", "measured_gbs", "inter_gbs", "host_ram_gb"):
+        for name in ("p2p", "intra_gbs", "measured_gbs", "inter_gbs", "host_ram_gb", "cpu_cores"):
             assert (getattr(node, name) is None) == (name not in node.sources)
         if "NVLink" in node.link and node.intra_gbs is not None:
             assert all((catalog.gpus[id].nvlink_gbs or 0) == 2 * node.intra_gbs for id in node.gpu_ids)

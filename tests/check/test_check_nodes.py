@@ -112,6 +112,13 @@ def said(rule: Rule[Any], node: str, **fields: Any) -> list[str]:
             "host_ram_gb: given 2097152, allowed: 64 to 10240 GB, beside 640 GB of cards",
         ),
         (
+            nodes.cores,
+            "hgx-h100",
+            {"cpu_cores": 512},
+            {"cpu_cores": 8},
+            "cpu_cores: given 8, allowed: 16 to 512, beside 8 cards",
+        ),
+        (
             nodes.bridges,
             "nvlink-bridge-h100",
             {"gpus": 4},

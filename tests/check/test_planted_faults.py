@@ -320,6 +320,7 @@ NODE_FAULTS = [
         "host memory in MB", HGX, value("host_ram_gb", 2097152),
         ": host_ram_gb: given 2097152, allowed: 64 to 10240 GB",
     ),
+    Fault("threads for cores", DGX1, value("cpu_cores", 4000), ": cpu_cores: given 4000, allowed: 16 to 512"),
     Fault("host memory in TB", HGX, value("host_ram_gb", 2), ": host_ram_gb: given 2, allowed: 64 to 10240 GB"),
     Fault(
         "no peers over NVLink", HGX, value("p2p", "false"),

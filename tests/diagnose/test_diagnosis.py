@@ -97,6 +97,13 @@ def test_a_threshold_in_the_pasted_command_is_read() -> None:
     assert diagnose(told + ERROR).reading.fields["pinned_max_round_threshold_mb"] == 256
 
 
+@pytest.mark.parametrize("said", ["OMP_NUM_THREADS=14 deepspeed", "accelerate launch --num_cpu_threads_per_process 14"])
+def test_threads_in_the_pasted_command_are_read(said: str) -> None:
+    told = SFT.replace("deepspeed", said, 1)
+    assert diagnose(told + ERROR).reading.fields["cpu_threads"] == 14
+    assert "cpu_threads" not in diagnose(SFT + ERROR).reading.fields
+
+
 def test_a_job_that_ran_a_model_newer_than_its_frameworks_transformers_had_a_newer_one() -> None:
     """TRL 0.16 allows the Transformers that brought Qwen3, a month after it; the framework is kept."""
     d = diagnose("model: qwen3-8b\ntask: sft\nframework: trl==0.16.0\ngpu: h100-sxm\n", {}, CATALOG)

@@ -257,7 +257,7 @@ CHANGES: dict[str, Any] = {
     "rollout.max_model_len": 4096, "rollout.max_num_seqs": 512, "rollout.max_num_batched_tokens": 4096,
     "rollout.max_tokens_per_gpu": {"max_tokens_per_gpu": 16_384, "rollout.max_tokens_per_gpu": 32_768},
     "rollout.gpus": 6, "gpus_per_node": 4, "rollout.expected_len": 99,
-    "expandable_segments": "other", "pinned_max_round_threshold_mb": 64,
+    "cpu_threads": 7, "expandable_segments": "other", "pinned_max_round_threshold_mb": 64,
     "placement": {"placement": "separate", "rollout.gpus": 4},
     "context_parallel": {"context_parallel": 2, "packing": True, "attention": "flash"},
     "roles.reference": "none", "roles.reward": "none", "roles.reference.precision": "bf16",
@@ -386,6 +386,26 @@ def test_on_several_nodes_the_variable_is_set_where_ray_starts() -> None:
     said, silent = ("\n".join(command(**rl, **more).notes) for more in ({"pinned_max_round_threshold_mb": 64}, {}))
     assert "PYTORCH_ALLOC_CONF set there as for the command" in said
     assert "ray start" in silent and "PYTORCH_ALLOC_CONF" not in silent
+
+
+@pytest.mark.parametrize(
+    ("fields", "own"),
+    [
+        ({"framework": "trl", "task": "sft", "gpus": 1}, 1),
+        ({"framework": "openrlhf", "task": "sft"}, None),
+        ({"framework": "openrlhf", "task": "ppo", "rollout.batch": 64}, 1),
+        ({"framework": "torch", "trainer": "llamafactory", "task": "sft"}, 1),
+        ({"framework": "torch", "trainer": "torchtune", "task": "sft", "sharding": "fsdp2"}, None),
+        ({"framework": "torch", "trainer": "axolotl", "task": "sft"}, 1),
+    ],
+)
+def test_threads_are_set_where_the_launcher_leaves_others(fields: dict[str, Any], own: int | None) -> None:
+    """torchrun, accelerate and Ray leave a rank one, DeepSpeed's launcher and torchtune as many as there are cores."""
+    assert parse({**grid.BASE, "gpus": 8} | fields).cpu_threads == own
+    assert "OMP_NUM_THREADS" not in command(**fields).command
+    assert command(**fields, cpu_threads=7).command.startswith("OMP_NUM_THREADS=7 ")
+    if own:
+        assert "OMP_NUM_THREADS" not in command(**fields, cpu_threads=own).command
 
 
 def test_one_variable_says_all_that_the_allocator_is_told() -> None:

@@ -165,10 +165,11 @@ def test_full_comes_first_where_the_method_is_open_and_the_others_stand_beside_i
 def test_alternatives_trade_fewer_gpus_longer_sequences_or_more_margin() -> None:
     r = recommend(SFT)
     assert r.recommended
-    fewer, longer = r.alternatives
+    fewer, longer, fewest = r.alternatives
     assert fewer.scenario.gpus < 4
     assert seconds(fewer) > seconds(r.recommended)
     assert longer.scenario.seq_len > r.recommended.scenario.seq_len
+    assert fewest.scenario.gpus < fewer.scenario.gpus and "the fewest that hold it" in fewest.trades
     tight = recommend(SFT | {"gpus": 1, "seq_len": 8192, "gpu": "a100-40-sxm", "checkpointing": "full"})
     if tight.recommended and tight.alternatives:
         usable = load().gpu("a100-40-sxm").usable_bytes

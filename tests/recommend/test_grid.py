@@ -166,6 +166,8 @@ def it_is_not_better_in_all(best: Configuration, other: Configuration) -> None:
     """An alternative trades something: what is on the same card with less is no quicker, what is cheaper says so."""
     if " free beside the peak" in other.trades or "times as long" in other.trades:
         assert seconds(other) >= seconds(best) * 0.999
+    if " free beside the peak" in other.trades:
+        assert seconds(other) <= SENSIBLE * seconds(best)
     if " instead of " in other.trades and "GPU" in other.trades.split(" instead of ")[0]:
         hours = seconds(other) * other.scenario.gpus / (seconds(best) * best.scenario.gpus)
         assert (hours <= SENSIBLE) is ("the fewest that hold it" not in other.trades)

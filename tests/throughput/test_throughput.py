@@ -55,6 +55,7 @@ UNIT = Rates(
     network=1.0,
     pcie=1.0,
     per_node=8,
+    cores=48,
 )
 SFT = {"model": "llama-3-8b", "task": "sft", "gpu": "a100-80-sxm", "seq_len": 2048, "global_batch": 64}
 ZERO3 = {**SFT, "framework": "openrlhf", "gpus": 8, "sharding": "zero3", "checkpointing": "full", "micro_batch": 1}
@@ -782,6 +783,23 @@ def test_what_zero3_gathers_does_not_depend_on_the_length_but_on_the_micro_batch
     assert seconds(short, "gather") == seconds(long, "gather")
     fewer = answer({**ZERO3, "micro_batch": 4})
     assert seconds(fewer, "gather") == pytest.approx(seconds(long, "gather") / 4)
+
+
+def test_adam_on_the_host_takes_the_threads_that_its_ranks_have() -> None:
+    """Of 112 cores 48 reach the published rate; eight ranks of one thread reach a sixth of it (arXiv:2101.06840)."""
+    job = {**PLAIN, "gpu": "h100-sxm", "offload.optimizer": True}
+
+    def step(**more: object) -> float:
+        return next(t.seconds for t in answer({**job, **more}).terms if t.name == "optimizer")
+
+    whole = 42 * 8_030_261_248 * 2.57 / 280e9  # Adam's 28 bytes, gradients scaled in place, weights cast
+    assert parse(job).cpu_threads == 1
+    assert step() == pytest.approx(6 * whole)
+    assert step(cpu_threads=3) == pytest.approx(2 * whole)
+    assert step(cpu_threads=14) == step(cpu_threads=6) == step(framework="openrlhf") == pytest.approx(whole)
+    one = {"gpus": 1, "framework": "openrlhf", "sharding": "zero2"}
+    assert step(**one) == pytest.approx(whole * 48 / 14)  # the share of one of eight GPUs
+    assert step(**one, gpu="rtx4090") == pytest.approx(whole * 48 / 6)  # as small machines with several GPUs have
 
 
 @pytest.mark.parametrize("what", ["offload.optimizer", "offload.parameters"])

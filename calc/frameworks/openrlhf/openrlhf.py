@@ -135,12 +135,13 @@ def _ring(s: Scenario) -> Refusal | None:
     return context_fault(s)
 
 
-def one_thread(s: Scenario) -> bool:
-    """True under Ray, which leaves Adam one thread a rank; DeepSpeed's launcher leaves threads alone.
+def threads(s: Scenario) -> int | None:
+    """One under Ray; DeepSpeed's launcher leaves threads alone without `--bind_cores_to_rank`.
 
-    Source: `ray/_private/utils.py:set_omp_num_threads_if_unset`.
+    An actor has the CPUs that it asks for, at least one (ray 2.60 `_private/utils.py:235`,
+    `set_omp_num_threads_if_unset`); OpenRLHF's asks for as many as GPUs. deepspeed 0.19.8 `launcher/launch.py:219`.
     """
-    return s.task in rl.TASKS
+    return 1 if s.task in rl.TASKS else None
 
 
 def keeps(s: Scenario) -> Keeps:

@@ -109,9 +109,12 @@ def placed_fault(s: Scenario) -> Refusal | None:
     return cut_alike(s)
 
 
-def one_thread(s: Scenario) -> bool:
-    """False: Adam on the host runs in processes that Ray starts, with the CPUs that these ask for."""
-    return False
+def threads(s: Scenario) -> int | None:
+    """One: its actors ask Ray for a part of a CPU (`num_cpus=num_gpus_per_actor`, slime/ray/actor_group.py).
+
+    Ray then leaves each a single thread (ray 2.60 `_private/utils.py:235`, `set_omp_num_threads_if_unset`).
+    """
+    return 1
 
 
 def loss_path(s: Scenario, *, training: bool) -> Path:

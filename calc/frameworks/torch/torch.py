@@ -227,13 +227,15 @@ def checkpointing_fault(s: Scenario) -> Refusal | None:
     return None
 
 
-def one_thread(s: Scenario) -> bool:
-    """True for several ranks with DeepSpeed: torchrun leaves each of them one thread (torch/distributed/run.py:872).
+def threads(s: Scenario) -> int | None:
+    """One for each of several ranks on a node, which torchrun starts (torch 2.13 `distributed/run.py:872`).
 
-    Loops under FSDP are taken to set threads themselves, as torchtune's do, whose step is the only one published
-    (`torchtune/training/_distributed.py:set_torch_num_threads`).
+    torchtune shares the cores out itself (`torchtune/training/_distributed.py`, `set_torch_num_threads`); Axolotl
+    starts a single rank with accelerate, which leaves it one, too (accelerate 1.15.0 `commands/launch.py:1365`).
     """
-    return s.gpus > 1 and s.sharding in DEEPSPEED
+    if s.trainer == "torchtune":
+        return None
+    return 1 if min(s.gpus, s.gpus_per_node) > 1 or s.trainer == "axolotl" else None
 
 
 def keeps(s: Scenario) -> Keeps:

@@ -228,12 +228,12 @@ def _ways(version: str) -> str:
     return ", over tiles of the logits" if at_least(version, paths.FOLDED) else f" in release {version}"
 
 
-def one_thread(s: Scenario) -> bool:
-    """True: `accelerate launch` leaves each rank one thread, even a single one.
+def threads(s: Scenario) -> int | None:
+    """One: `accelerate launch` leaves each rank so many, even a single one, unless OMP_NUM_THREADS is set.
 
-    commands/launch.py:1365 of 1.15.0, utils/launch.py:195.
+    accelerate 1.15.0 `commands/launch.py:1365`, `utils/launch.py:195`.
     """
-    return True
+    return 1
 
 
 def keeps(s: Scenario) -> Keeps:

@@ -136,9 +136,12 @@ def refuse(s: Scenario) -> Refusal | None:
     return None
 
 
-def one_thread(s: Scenario) -> bool:
-    """False: what verl offloads comes back to the card for its step."""
-    return False
+def threads(s: Scenario) -> int | None:
+    """One for RL, whose workers ask Ray for no CPUs (ray 2.60 `_private/utils.py:257`); SFT runs under torchrun.
+
+    No step of an optimizer takes longer for it: what verl offloads comes back to the card for its step.
+    """
+    return 1 if s.task in TASKS or min(s.gpus, s.gpus_per_node) > 1 else None
 
 
 def keeps(s: Scenario) -> Keeps:

@@ -224,6 +224,10 @@ def _estimated(
         yield f'<p class="provisional">{PROVISIONAL}</p>'
     if tried and tried.machine:
         yield f"<p>The smallest machine that runs it: {tried.smaller} of the catalog are too small.</p>"
+    if tried and (least := tried.least):
+        where = f"{least.machine.gpus} x {least.machine.gpu.name}"
+        told = f"{where}, where a step takes {least.times:.1f} times what it would if memory did not count"
+        yield f"<p>The least that holds it is {escape(told)}.</p>"
     yield "<dl>"
     if s.model not in answers.catalog().models:
         own = "a file of your own: it stays in this browser, and a link to this job does not carry it"

@@ -140,6 +140,7 @@ GROUPS = (
         (
             Field("gpus_per_node", "GPUs in a node", "as they are sold"),
             Field("host_memory", "Host memory, GB a node", "its share"),
+            Field("cpu_threads", "CPU threads of a rank", "its launcher's"),
         ),
     ),
 )

@@ -450,6 +450,7 @@ HEADINGS = {
     "All-reduce, measured": "All-reduce 实测",
     "Between nodes, per GPU, one way": "节点间，每卡单向",
     "Host RAM, as usually sold": "主机内存，常见配置",
+    "CPU cores": "CPU 核数",
     "Value": "数值",
     "Source": "来源",
     "Note": "备注",
@@ -874,8 +875,11 @@ ADVICE = {
     "no reference model runs, the framework's default; {field} adds one for a KL term": (
         "按框架的默认，没有参考模型；{field} 可加上 KL 项所需的那个"
     ),
-    "offload.optimizer: the launcher leaves Adam one thread a rank; a larger OMP_NUM_THREADS is quicker": (
-        "offload.optimizer：启动器给每个进程的 Adam 只留一个线程；调大 OMP_NUM_THREADS 会更快"
+    "cpu_threads {n}: the cores of each rank, in the catalog's {node*}, with which its Adam steps on the host": (
+        "cpu_threads {n}：每个进程分到的 CPU 核数，取自目录中的 {node}，主机上的 Adam 用它们更新"
+    ),
+    "cpu_threads {n}: the cores of each rank, assumed: {cores} a GPU, with which its Adam steps on the host": (
+        "cpu_threads {n}：每个进程分到的 CPU 核数，按每张 GPU {cores} 核假定，主机上的 Adam 用它们更新"
     ),
     "rollout.sleep also sets ds.enable_sleep, as in OpenRLHF's template: optimizer states wait in host memory outside "
     "their own updates": (
@@ -1271,6 +1275,12 @@ CALCULATOR = {
     "The value model of ppo.": "ppo 的价值模型。",
     "The reward model of RL; none: it runs elsewhere.": "强化学习的奖励模型；none：在别处运行。",
     "GPUs in one node, a count; a job of more GPUs fills whole nodes.": "一个节点的卡数；更多卡的任务占满整数个节点。",
+    "Threads of the CPU that each rank has, with which an optimizer on the host steps: OMP_NUM_THREADS. Where it is "
+    "left open: as many as the launcher leaves, one under torchrun, accelerate and Ray, and with DeepSpeed's launcher "
+    "all cores.": (
+        "每个进程的 CPU 线程数，主机上的优化器用它们更新：OMP_NUM_THREADS。不填时由启动器决定："
+        "torchrun、accelerate 和 Ray 下为 1，DeepSpeed 启动器下为全部核。"
+    ),
     "Host memory of a node that the job may use, GB (10^9 bytes). Where it is left open: the share of the node in the "
     "catalog that the job's GPUs have, or twice the GPUs' memory where the catalog knows none.": (
         "任务在一个节点上可用的主机内存，GB（10^9 字节）。不填时：目录中该节点的内存按任务所用卡数的份额；"
@@ -1288,6 +1298,8 @@ CALCULATOR = {
     "Sequences or pairs a step": "每步的序列数或样本对数",
     "Tokens a prompt": "每条提示的 token 数",
     "Host memory, GB a node": "主机内存，每节点 GB",
+    "CPU threads of a rank": "每个进程的 CPU 线程数",
+    "its launcher's": "由启动器决定",
     "its share": "按份额",
     "What do I run?": "该怎么跑？",
     "Copy link": "复制链接",
@@ -1340,6 +1352,9 @@ CALCULATOR = {
     "{size} needed of {host*}": "需要 {size}，共有{host}",
     "{task*} recipes": "{task}配方",
     "The smallest machine that runs it: {n#} of the catalog are too small.": "能跑的最小的机器：目录中有 {n} 种太小。",
+    "The least that holds it is {machine*}, where a step takes {times} times what it would if memory did not count.": (
+        "放得下的最小机器是 {machine}，但每步耗时是不受显存限制时的 {times} 倍。"
+    ),
     "command": "命令",
     "Copy the command": "复制命令",
     "What else could be run, and why not faster": "还能怎么跑，为什么不能更快",

@@ -156,6 +156,7 @@ NODES = (
     Column("measured_gbs", "All-reduce, measured", "GB/s", "number", 1, "Bus bandwidth"),
     Column("inter_gbs", "Between nodes, per GPU, one way", "GB/s", "number", 1),
     Column("host_ram_gb", "Host RAM, as usually sold", "GB", "number"),
+    Column("cpu_cores", "CPU cores", "", "number"),
 )
 
 
@@ -176,6 +177,7 @@ def nodes(found: Mapping[str, Node], table_id: str, caption: str, root: str) -> 
             Cell(n.measured_gbs),
             Cell(n.inter_gbs),
             Cell(n.host_ram_gb),
+            Cell(n.cpu_cores),
         )
         for n in found.values()
     )
