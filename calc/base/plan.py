@@ -187,10 +187,9 @@ class Role:
     products. `by_trainer`: Transformers' Trainer builds the optimizer. `finds_unused`: DDP looks for parameters without
     a gradient. `cut_scales`: the scales of 4-bit weights are sharded with them, and PyTorch's operations unpack them
     (torchao's NF4Tensor). `ends`: under FSDP 2 the embedding is a unit of its own, and so are the final norm and the
-    head, which stay gathered after forward (`kept`) or do not (`freed`). `whole`: with sequence parallelism adapters of
-    linears that are cut see all positions. `masks`: the loader makes a mask of every pair of a sequence's positions.
-    `hooks`: checkpointing is switched on by Transformers, which makes input embeddings require a gradient then, and a
-    vision tower's patches.
+    head, which stay gathered after forward (`kept`) or do not (`freed`). `masks`: the loader makes a mask of every pair
+    of a sequence's positions. `hooks`: checkpointing is switched on by Transformers, which makes input embeddings
+    require a gradient then, and a vision tower's patches.
 
     `keeps_originals`: modules of which copies are trained beside adapters stay on the GPU themselves.
 
@@ -228,7 +227,6 @@ class Role:
     finds_unused: bool = False
     cut_scales: bool = False
     ends: Ends = ""
-    whole: bool = False
     masks: bool = False
     varlen: bool = False
     handed: int = 1

@@ -150,7 +150,7 @@ def adapter_of(s: Scenario, role: Role) -> Adapter:
     saved = s.lora.modules_to_save
     # a copy in fp16 is made fp32: the loss scaler steps no fp16
     wide = 4 if s.precision == "fp16" else FORMATS[s.layout][0]
-    return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, role.whole, saved, wide)
+    return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, saved, wide)
 
 
 def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run:

@@ -487,7 +487,6 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
         ({"trainer": "own", "sharding": "megatron"}, "sharding: given 'megatron' with torch, allowed: with torch and"),
         ({"framework": "trl", "trainer": "transformers", "sharding": "megatron"}, "sharding: given 'megatron'"),
         ({"framework": "openrlhf", "trainer": "own", "sharding": "megatron"}, "sharding: given 'megatron'"),
-        ({"framework": "verl", "trainer": "own", "sharding": "megatron"}, "sharding: given 'megatron'"),
         ({"model": "gpt-oss-20b"}, "trainer: given 'megatron', allowed: own for the family gpt_oss"),
         ({**HYBRID, "linear_attention": "torch"}, "linear_attention: given 'torch' with Megatron-core, allowed: fla"),
         (

@@ -128,10 +128,18 @@ def verl_megatron() -> Iterator[dict[str, Any]]:
     moved = ({}, {"offload": {"parameters": True, "optimizer": True}}, {"offload": {"fraction": 0.5}})
     again = {"checkpointing": "selective", "recompute_modules": ["mlp", "moe_act"]}
     kept = ({}, {"checkpointing": "full", "loss": "fused"}, again)
-    roles = ({}, {"roles": {"reference": {"offload": {"parameters": True}}}})
+    adapters = {"method": "lora", "lora.rank": 16, "lora.targets": ["linear_fc1", "linear_proj"], "lora.dropout": 0.5}
+    critic = {"offload": {"optimizer": True}, "micro_batch": 1}
+    roles = (
+        {}, {"roles": {"reference": {"offload": {"parameters": True}}}}, {**adapters, "roles": {"reference": {}}},
+        {"task": "ppo", "roles": {"critic": critic}}, {"task": "ppo", **adapters, "roles": {"critic": critic}},
+    )  # fmt: skip
     batches = ({"micro_batch": 2}, {"max_tokens_per_gpu": 4096, "rollout.max_tokens_per_gpu": 8192})
     for parts in itertools.product(models, cuts, moved, kept, roles, batches):
         yield {**of, **lengths, **{name: value for part in parts for name, value in part.items()}}
+    supervised = ({"task": "sft", "seq_len": 4096}, {"task": "sft", "seq_len": 4096, **adapters})
+    for parts in itertools.product(models, cuts, moved, kept, supervised, (batches[0], {"max_tokens_per_gpu": 4096})):
+        yield {**of, **{name: value for part in parts for name, value in part.items()}}
 
 
 def slime() -> Iterator[dict[str, Any]]:
