@@ -17,7 +17,7 @@ from typing import NamedTuple
 from calc.base.ledger import Line
 from calc.base.plan import Handed, Leaves
 from calc.base.units import MiB
-from calc.engines.replica import Holder, Moments, Replica, Where, times
+from calc.engines.replica import WEIGHTS, Holder, Moments, Replica, Where, times
 from calc.memory import communication, gradients, host, optimizer, weights
 from calc.models.architecture import Tensor, layer_kinds, tensors
 from calc.models.lora import megatron_linears
@@ -253,8 +253,12 @@ class Megatron(Holder):
         `cudaMallocHost` for each block of the allocator (torch_memory_saver `csrc/core.cpp`,
         `TorchMemorySaver::pause`).
         """
-        every = self.replica.paused == "all"
-        lines = [host.paused(line) for line in Holder.resident(self) if every or self.goes(line) == "states"]
+        copied = {"all": None, "states": (), "weights": WEIGHTS}[self.replica.paused or "all"]
+        lines = [
+            host.paused(line)
+            for line in Holder.resident(self)
+            if copied is None or line.component in copied or self.goes(line) == "states"
+        ]
         first = [line for line in lines if line.component != "optimizer_states"]
         later = [line for line in lines if line.component == "optimizer_states"]
         return first, [*later, *(host.paused(line) for line in self.placeholders())]

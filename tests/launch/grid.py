@@ -146,7 +146,7 @@ def slime() -> Iterator[dict[str, Any]]:
     """slime's jobs, with SGLang on the same GPUs or on others."""
     of = {"framework": "slime", "gpu": "h100-sxm", "gpus": 32, "gpus_per_node": 8}
     lengths = {"prompt_len": 1024, "response_len": 3072, "rollout.batch": 64, "rollout.n": 4}
-    tasks = ({"task": "grpo"}, {"task": "reinforce++", "entropy_coeff": 0.001})
+    tasks = ({"task": "grpo"}, {"task": "reinforce++", "entropy_coeff": 0.001}, {"task": "ppo"})
     models = (
         {"model": "qwen3-4b"}, {"model": "qwen3-4b", "pipeline_parallel": 4, "virtual_pipeline": 3},
         {"model": "qwen3-30b-a3b", "expert_parallel": 8, "pipeline_parallel": 2},
@@ -164,6 +164,8 @@ def slime() -> Iterator[dict[str, Any]]:
     )
     for parts in itertools.product(tasks, models, cuts, kept, roles, batches, places):
         yield {**of, **lengths, **{name: value for part in parts for name, value in part.items()}}
+    for parts in itertools.product(models, cuts, kept, ({"micro_batch": 2}, {"max_tokens_per_gpu": 8192})):
+        yield {**of, "task": "sft", "seq_len": 4096, **{name: value for part in parts for name, value in part.items()}}
 
 
 STEPPED: tuple[dict[str, Any], ...] = (
