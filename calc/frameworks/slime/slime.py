@@ -121,8 +121,7 @@ def critic_fault(s: Scenario) -> Refusal | None:
     if s.task != "ppo":
         return None
     if not at_least(s.framework_version, BESIDE):
-        given = f"with slime {s.framework_version}"
-        return Refusal("task", "'ppo'", f"{', '.join(TASKS[1:])}; ppo is modelled from {BESIDE} on", given)
+        return Refusal("task", "'ppo' with slime", f"grpo, reinforce++, sft; ppo is modelled from {BESIDE} on")
     if not s.has("critic"):  # args.use_critic = args.advantage_estimator == "ppo"
         return Refusal("roles.critic", "'none' for ppo", "{}, which it always trains", "with slime")
     if s.placement != "colocated":
