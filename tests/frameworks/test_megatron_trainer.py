@@ -286,6 +286,28 @@ def test_an_optimizer_on_the_host_leaves_weights_and_gradients() -> None:
     assert 4 * P == on_host["master_weights"] <= on_host["gradients"] < 8 * P
 
 
+@pytest.mark.parametrize("trainer", ["megatron", "megatron-swift"])
+def test_a_share_of_the_optimizer_may_be_on_the_host(trainer: str) -> None:
+    """Three quarters of the masters and moments, 12 bytes a parameter over the ranks, stay on the GPUs."""
+    held = [lines(job(trainer=trainer, **{"offload.fraction": share})) for share in (0, 0.25)]
+    whole, rest = (found["master_weights"] + found["optimizer_states"] for found in held)
+    assert rest == pytest.approx(0.75 * whole, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"offload.fraction": 1}, "offload.fraction: given 1 with trainer megatron, allowed: below 1"),
+        ({"offload.fraction": 0.5, "offload.optimizer": True}, "offload.fraction: given 0.5 with offload.optimizer"),
+        ({"offload.fraction": 0.5, "data_parallel_sharding_strategy": "optim"}, "data_parallel_sharding_strategy: "),
+    ],
+)
+def test_a_share_on_the_host_is_a_part_of_the_distributed_optimizer(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        job(**fields)
+    assert said in str(error.value)
+
+
 def test_a_fused_cross_entropy_is_compiled() -> None:
     """Its cast stays beside the probabilities while it runs."""
     full, fused = (lines(job(loss=loss), "forward")["logits"] for loss in ("full", "fused"))

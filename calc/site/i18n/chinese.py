@@ -2085,6 +2085,7 @@ REFUSALS = {
     "a divisor of a stage's {n} GPUs": "一段的 {n} 张卡的约数",
     "none; not modelled": "none；没有模拟",
     "{value!}, as the actor's with sharding megatron": "{value}，sharding megatron 时与 actor 的相同",
+    "below 1; offload.optimizer alone steps all of it there": "小于 1；全部在主机上更新由 offload.optimizer 单独表示",
     "{}, which it always trains": "{}，它总要训练",
     "{}; it has the actor's flags": "{}；它的参数与 actor 相同",
     "false; FSDP's units have it": "false；它属于 FSDP 的单元",
