@@ -22,7 +22,7 @@ IGNORED = re.compile(
     r"^lr|min_lr|warmup|output|save|logging|eval|report_to|wandb|dataset|epoch|iters|seed|num_proc|num_workers|finetune|"
     r"weight_decay|adam_|clip_grad|use_hf|load|system|model_author|model_name|merge_lora|lora_alpha|beta|rpo_alpha|"
     r"loss_type|(?:un)?desirable_weight|center_rewards|moe_(?:permute|grouped|shared|aux|router|z_loss)|attention_backend|"
-    r"log_|tensorboard|use_precision_aware_optimizer|columns|truncation|stream|shuffle"
+    r"log_|tensorboard|use_precision_aware|columns|truncation|stream|shuffle"
 )
 
 
@@ -62,8 +62,9 @@ def fields(flags: Flags) -> dict[str, Any]:
 def _hosted(flags: Flags) -> dict[str, Any]:
     """Adam on the host: for all parameters, which is the default, or for a share of them."""
     on, share = flags.switch("optimizer_cpu_offload"), flags.number("optimizer_offload_fraction")
-    if on and share is not None and share < 1:
-        return {"offload.fraction": share}
+    aware = flags.switch("use_precision_aware_optimizer")
+    if on and share and (share < 1 or aware is False):
+        return {"offload.fraction": share, "offload.masters": aware is not False}
     return {"offload.optimizer": on}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from calc.diagnose.flags import Flags, listed
 from calc.launch.verl import ACTOR
-from calc.launch.verl_megatron import DEGREES, FRACTION, HYBRID, RECOMPUTED
+from calc.launch.verl_megatron import AWARE, DEGREES, FRACTION, HYBRID, RECOMPUTED
 
 SHARED = (*DEGREES.values(), "expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size")
 
@@ -42,17 +42,19 @@ def engine(flags: Flags, where: str, optim: str) -> dict[str, Any]:
         "virtual_pipeline": flags.integer(f"{where}.virtual_pipeline_model_parallel_size"),
         "offload.parameters": flags.switch(f"{where}.param_offload"),
         "offload.optimizer": flags.switch(f"{where}.optimizer_offload"),
-        "offload.fraction": _hybrid(flags, f"{optim}.override_optimizer_config"),
+        **_hybrid(flags, f"{optim}.override_optimizer_config"),
         **_recomputed(flags, f"{where}.override_transformer_config"),
     }
 
 
-def _hybrid(flags: Flags, where: str) -> float | None:
-    """The share of the parameters that Adam steps on the host; none if the optimizer is not told so."""
+def _hybrid(flags: Flags, where: str) -> dict[str, Any]:
+    """The share of the parameters that Adam steps on the host, if the optimizer is told so, and their masters."""
     names = {called: (f"{where}.{called}", f"+{where}.{called}") for called in (*HYBRID, FRACTION)}
     flags.has(*(name for both in names.values() for name in both))
     share = [value for name in names[FRACTION] if (value := flags.number(name)) is not None]
-    return share[0] if share and any(flags.on(name) for name in names["optimizer_cpu_offload"]) else None
+    if not (share and share[0] and any(flags.on(name) for name in names["optimizer_cpu_offload"])):
+        return {}
+    return {"offload.fraction": share[0], "offload.masters": any(flags.on(name) for name in names[AWARE])}
 
 
 def _recomputed(flags: Flags, where: str) -> dict[str, Any]:

@@ -289,13 +289,13 @@ def hybrid_fault(s: Scenario) -> Refusal | None:
     Megatron-core's `HybridDeviceOptimizer` does.
     """
     if not (share := s.offload.fraction):
-        return None
+        return None if s.offload.masters else Refusal("offload.masters", "false", "true, or with offload.fraction")
     field = "offload.fraction"
     if s.framework not in HYBRID and s.trainer not in HYBRID:
         return Refusal(field, f"{share:g} with {s.framework}", "0; not modelled there")
     if s.sharding != "megatron":
         return Refusal(field, f"{share:g} with sharding {s.sharding}", "0")
-    if s.trainer in HYBRID and (share == 1 or s.offload.optimizer):
+    if s.trainer in HYBRID and ((share == 1 and s.offload.masters) or s.offload.optimizer):
         given = "with offload.optimizer" if s.offload.optimizer else f"with trainer {s.trainer}"
         return Refusal(field, f"{share:g} {given}", "below 1; offload.optimizer alone steps all of it there")
     return None

@@ -68,7 +68,7 @@ def flags(s: Scenario) -> Iterator[Words]:
     hosted = s.offload.optimizer or s.offload.fraction > 0
     yield option("--optimizer_cpu_offload", hosted)
     if hosted:
-        yield option("--use_precision_aware_optimizer", True)
+        yield option("--use_precision_aware_optimizer", s.offload.masters)
         yield option("--optimizer_offload_fraction", s.offload.fraction or 1.0)
 
 

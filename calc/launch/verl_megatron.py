@@ -17,7 +17,8 @@ DEGREES = {
     "expert_parallel": "expert_model_parallel_size",
 }
 # Adam on the host, as verl's own scripts switch it on; without the first, masters of all parameters stay on the GPU.
-HYBRID = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
+AWARE = "use_precision_aware_optimizer"
+HYBRID = (AWARE, "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
 FRACTION = "optimizer_offload_fraction"
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
@@ -46,7 +47,7 @@ def engine(where: str, optim: str, s: Scenario) -> Iterator[Words]:
     yield key(f"{where}.optimizer_offload", s.offload.optimizer)
     if s.offload.fraction:
         adam = f"+{optim}.override_optimizer_config"
-        yield from (key(f"{adam}.{called}", True) for called in HYBRID)
+        yield from (key(f"{adam}.{called}", called != AWARE or s.offload.masters) for called in HYBRID)
         yield key(f"{adam}.{FRACTION}", f"{s.offload.fraction:g}")
     layers = f"{where}.override_transformer_config"
     if s.recomputed:

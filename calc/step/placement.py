@@ -328,7 +328,8 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
                 return MegatronFsdp(model, fuses=fuses, strategy=strategy)
             # a framework that moves states between phases does without Megatron-core's own offload
             own = s.offload.optimizer and "states" not in model.leaves
-            return Megatron(model, fuses=fuses, hosted=1.0 if own else s.offload.fraction)
+            hosted = 1.0 if own else s.offload.fraction
+            return Megatron(model, fuses=fuses, hosted=hosted, hosts_masters=s.offload.masters)
         case "none" | "ddp" | "zero" if keeps.deepspeed:
             again = s.checkpointing != "none"
             return Zero(

@@ -244,7 +244,8 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
             {"tensor_parallel": 2}, {"tensor_parallel": 2, "sequence_parallel": True}, {"context_parallel": 2}, {},
             *({"pipeline_parallel": 2, **more} for more in stages),
         )  # fmt: skip
-        moved = ({"offload.optimizer": False}, {"offload.optimizer": True}, {"offload.fraction": 0.25})
+        moved = ({"offload.optimizer": False}, {"offload.optimizer": True}, {"offload.fraction": 0.25},
+                 {"offload.fraction": 1, "offload.masters": False})  # fmt: skip
         some = {"checkpointing": "selective", "recompute_modules": ["core_attn", "mlp"]}
         held = (
             ({}, {"loss": "full"}),
