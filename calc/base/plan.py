@@ -21,7 +21,7 @@ Held = Literal["forward", "inside", "backward", Lasting]
 
 # The words of `Role`.
 Leaves = Literal["weights", "states"]
-Paused = Literal["", "all", "states"]
+Paused = Literal["", "all", "states", "weights"]
 Loads = Literal["", "first", "node", "every"]
 Streams = Literal["", "each", "stash", "buffers"]
 Ends = Literal["", "kept", "freed"]
@@ -172,7 +172,7 @@ class Role:
     switched off, or its weights are copied over the trained ones. `backups`: copies of weights that stay in pinned host
     memory, the trained model's own and those that take its place. `paused`: what leaves does so as the blocks of the
     allocator that it lies in (torch_memory_saver), the buffer of gradients among them; of `all` the host gets a copy,
-    or of the `states` alone.
+    of the `states` alone, or of these and the `weights`.
 
     `loads`: the ranks that read the whole model on the host before it moves to a GPU or FSDP cuts it, in its type: the
     `first` of the job, the first of each `node`, or `every` one; none that was read where it is empty.
@@ -187,10 +187,9 @@ class Role:
     products. `by_trainer`: Transformers' Trainer builds the optimizer. `finds_unused`: DDP looks for parameters without
     a gradient. `cut_scales`: the scales of 4-bit weights are sharded with them, and PyTorch's operations unpack them
     (torchao's NF4Tensor). `ends`: under FSDP 2 the embedding is a unit of its own, and so are the final norm and the
-    head, which stay gathered after forward (`kept`) or do not (`freed`). `whole`: with sequence parallelism adapters of
-    linears that are cut see all positions. `masks`: the loader makes a mask of every pair of a sequence's positions.
-    `hooks`: checkpointing is switched on by Transformers, which makes input embeddings require a gradient then, and a
-    vision tower's patches.
+    head, which stay gathered after forward (`kept`) or do not (`freed`). `masks`: the loader makes a mask of every pair
+    of a sequence's positions. `hooks`: checkpointing is switched on by Transformers, which makes input embeddings
+    require a gradient then, and a vision tower's patches.
 
     `keeps_originals`: modules of which copies are trained beside adapters stay on the GPU themselves.
 
@@ -228,7 +227,6 @@ class Role:
     finds_unused: bool = False
     cut_scales: bool = False
     ends: Ends = ""
-    whole: bool = False
     masks: bool = False
     varlen: bool = False
     handed: int = 1
@@ -314,9 +312,10 @@ class Keeps:
 
     `roles` are the models of the job, `stages` one step in its order. `loading` names the roles, `rollout` among them
     where vLLM serves, in the order in which they arrive on the GPUs. `bare`: nothing but PyTorch allocates beside the
-    models, so that each block that FSDP 2 takes is known. `disconnects`: the trainer's process groups, and with them
-    NCCL's buffers, are gone while the rollout engine generates. `scores`: the sequences on a GPU for which generation
-    returns fp32 logits of every token of the response, which stay until the next generation has returned others.
+    models, so that each block that FSDP 2 takes is known. `disconnects`: a trainer's process groups, and with them
+    NCCL's buffers, are gone while it sleeps: one trainer is awake at a time, and none while the rollout engine
+    generates. `scores`: the sequences on a GPU for which generation returns fp32 logits of every token of the response,
+    which stay until the next generation has returned others.
     """
 
     roles: tuple[Role, ...]

@@ -17,13 +17,12 @@ SWITCHES = {
     "packing": "packing",
     "padding_free": "padding_free",
     "sequence_parallel": "sequence_parallel",
-    "offload.optimizer": "optimizer_cpu_offload",
 }  # fmt: skip
 IGNORED = re.compile(
     r"^lr|min_lr|warmup|output|save|logging|eval|report_to|wandb|dataset|epoch|iters|seed|num_proc|num_workers|finetune|"
     r"weight_decay|adam_|clip_grad|use_hf|load|system|model_author|model_name|merge_lora|lora_alpha|beta|rpo_alpha|"
     r"loss_type|(?:un)?desirable_weight|center_rewards|moe_(?:permute|grouped|shared|aux|router|z_loss)|attention_backend|"
-    r"log_|tensorboard|use_precision_aware_optimizer|optimizer_offload_fraction|columns|truncation|stream|shuffle"
+    r"log_|tensorboard|use_precision_aware|columns|truncation|stream|shuffle"
 )
 
 
@@ -53,10 +52,20 @@ def fields(flags: Flags) -> dict[str, Any]:
         ),
         "loss": None if fused is None else "fused" if fused else "full",
         "roles.reference.model": flags.text("ref_model"),
+        **_hosted(flags),
         **_adapters(flags),
         **_recomputed(flags),
     }
     return without_none(stated)
+
+
+def _hosted(flags: Flags) -> dict[str, Any]:
+    """Adam on the host: for all parameters, which is the default, or for a share of them."""
+    on, share = flags.switch("optimizer_cpu_offload"), flags.number("optimizer_offload_fraction")
+    aware = flags.switch("use_precision_aware_optimizer")
+    if on and share and (share < 1 or aware is False):
+        return {"offload.fraction": share, "offload.masters": aware is not False}
+    return {"offload.optimizer": on}
 
 
 def _adapters(flags: Flags) -> dict[str, Any]:

@@ -46,14 +46,15 @@ def fields(flags: Flags) -> dict[str, Any]:
     optimizers = {facts.spelled.slime: name for name, facts in OPTIMIZERS.items() if facts.spelled.slime}
     prompts, whole = flags.integer("rollout_max_prompt_len"), flags.integer("rollout_max_context_len")
     answers = flags.integer("rollout_max_response_len")
+    sft = flags.text("loss_type") == "sft_loss"
     stated: dict[str, Any] = {
         "framework": "slime",
-        "task": METHODS.get(flags.text("advantage_estimator") or "grpo", "grpo"),
+        "task": "sft" if sft else METHODS.get(flags.text("advantage_estimator") or "grpo", "grpo"),
         "model": flags.text("hf_checkpoint"),
         **_machine(flags),
         "prompt_len": prompts or (whole - answers if whole and answers and whole > answers else None),
         "response_len": answers,
-        "rollout.batch": batch,
+        "rollout.batch": None if sft else batch,
         "rollout.n": n,
         "global_batch": flags.integer("global_batch_size") or (batch * n // steps if batch and n and steps else None),
         "micro_batch": None if dynamic else flags.integer("micro_batch_size"),

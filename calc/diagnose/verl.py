@@ -6,11 +6,11 @@ import re
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
+from calc.diagnose import verl_megatron
 from calc.diagnose.flags import Flags, listed, without_none
 from calc.launch.shell import ATTENTION
 from calc.launch.verl import ACTOR, MODEL, REF, ROLLOUT
 from calc.launch.verl_keys import DTYPES, ESTIMATORS, IMPLEMENTATIONS, STRATEGIES
-from calc.launch.verl_megatron import DEGREES, FRACTION, HYBRID, RECOMPUTED
 
 METHODS = {word: task for task, word in ESTIMATORS.items()} | {
     "grpo_passk": "grpo",
@@ -89,6 +89,17 @@ def _precision(flags: Flags, name: str) -> str | None:
 def _supervised(flags: Flags) -> dict[str, Any]:
     dynamic = flags.on("data.use_dynamic_bsz")
     tokens = flags.integer("data.max_token_len_per_gpu")
+    if flags.text("engine") == "megatron" or flags.text("engine.tensor_model_parallel_size"):
+        flags.has("optim")
+        own = verl_megatron.model(flags, "model") | verl_megatron.engine(flags, "engine", "optim")
+    else:
+        own = {
+            "context_parallel": flags.integer(
+                "engine.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size"
+            ),
+            **_model(flags, "model"),
+            **_engine(flags, "engine", "optim", "engine.strategy"),
+        }
     return {
         "framework": "verl",
         "task": "sft",
@@ -98,14 +109,12 @@ def _supervised(flags: Flags) -> dict[str, Any]:
         "global_batch": flags.integer("data.train_batch_size"),
         "max_tokens_per_gpu": tokens if dynamic else None,
         "micro_batch": None if dynamic else flags.integer("data.micro_batch_size_per_gpu"),
-        "context_parallel": flags.integer("engine.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size"),
-        **_model(flags, "model"),
-        **_engine(flags, "engine", "optim", "engine.strategy"),
+        **own,
     }
 
 
 def _rl(flags: Flags) -> dict[str, Any]:
-    n, megatron = flags.integer(f"{ROLLOUT}.n"), on_megatron(flags)
+    n, megatron = flags.integer(f"{ROLLOUT}.n"), verl_megatron.chosen(flags)
     task = METHODS.get(flags.text("algorithm.adv_estimator") or "gae", "ppo")
     flags.has(f"{ROLLOUT}.name")
     machine = _machine(flags)
@@ -123,8 +132,7 @@ def _rl(flags: Flags) -> dict[str, Any]:
         "response_len": flags.integer("data.max_response_length"),
         "rollout.batch": flags.integer("data.train_batch_size"),
         "rollout.n": n,
-        **_model(flags, MODEL),
-        **(_megatron if megatron else _sharded)(flags),
+        **(_on_megatron if megatron else _on_fsdp)(flags),
         "global_batch": mini * (n or 1) if mini and (n or task == "ppo") else None,
         "max_tokens_per_gpu": dynamic,
         "micro_batch": None if dynamic else _micro(flags, ACTOR, "ppo_micro_batch_size", machine["gpus"]),
@@ -132,68 +140,24 @@ def _rl(flags: Flags) -> dict[str, Any]:
         **_rollout(flags, machine["gpus"], dynamic=bool(dynamic)),
         **_reference(flags, machine["gpus"], dated=dated, config="megatron" if megatron else "fsdp_config"),
     }
-    if found["loss"] and not megatron:  # in RL the same kernels make log-probabilities without whole logits
-        found["loss"] = None
-    if megatron:  # `enable_gradient_checkpointing` is not read, and sequences are always packed
-        found |= {"packing": None, "attention": None, **_recomputed(flags)}
     if found["rollout.micro_batch"] == found["micro_batch"]:
         found["rollout.micro_batch"] = None
     if task == "ppo":
-        found |= _critic(flags, machine["gpus"])
+        found |= _critic(flags, machine["gpus"], megatron=megatron)
     return found
 
 
-def on_megatron(flags: Flags) -> bool:
-    """True for the Megatron engine, by the configuration's name, the engine's, or keys below `actor.megatron`."""
-    flags.has("config_path")
-    named = [flags.text(name) or "" for name in ("config_name", "model_engine", f"{ACTOR}.strategy")]
-    degrees = [f"{ACTOR}.megatron.{called}" for called in DEGREES.values()]
-    return any("megatron" in word for word in named) or any(flags.text(name) is not None for name in degrees)
+def _on_fsdp(flags: Flags) -> dict[str, Any]:
+    """The fields of an actor on FSDP; in RL fused kernels make log-probabilities without whole logits, another loss."""
+    own = _model(flags, MODEL) | _engine(flags, f"{ACTOR}.fsdp_config", f"{ACTOR}.optim", f"{ACTOR}.strategy")
+    return own | {"loss": None, "context_parallel": flags.integer(f"{ACTOR}.ulysses_sequence_parallel_size")}
 
 
-def _sharded(flags: Flags) -> dict[str, Any]:
-    """The fields of the actor's FSDP engine."""
-    own = _engine(flags, f"{ACTOR}.fsdp_config", f"{ACTOR}.optim", f"{ACTOR}.strategy")
-    return own | {"context_parallel": flags.integer(f"{ACTOR}.ulysses_sequence_parallel_size")}
-
-
-def _megatron(flags: Flags) -> dict[str, Any]:
-    """The fields of the actor's Megatron engine, whose parallelism the reference shares."""
-    where = f"{ACTOR}.megatron"
-    flags.has(*(f"{REF}.megatron.{called}" for called in (*DEGREES.values(), "expert_tensor_parallel_size")))
-    return {
-        "sharding": "megatron",
-        **{field: flags.integer(f"{where}.{called}") for field, called in DEGREES.items()},
-        "expert_tensor_parallel": flags.integer(f"{where}.expert_tensor_parallel_size"),
-        "virtual_pipeline": flags.integer(f"{where}.virtual_pipeline_model_parallel_size"),
-        "offload.parameters": flags.switch(f"{where}.param_offload"),
-        "offload.optimizer": flags.switch(f"{where}.optimizer_offload"),
-        "offload.fraction": _hybrid(flags),
-    }
-
-
-def _hybrid(flags: Flags) -> float | None:
-    """The share of the parameters that Adam steps on the host; none if the optimizer is not told so."""
-    where = f"{ACTOR}.optim.override_optimizer_config"
-    names = {called: (f"{where}.{called}", f"+{where}.{called}") for called in (*HYBRID, FRACTION)}
-    flags.has(*(name for both in names.values() for name in both))
-    share = [value for name in names[FRACTION] if (value := flags.number(name)) is not None]
-    return share[0] if share and any(flags.on(name) for name in names["optimizer_cpu_offload"]) else None
-
-
-def _recomputed(flags: Flags) -> dict[str, Any]:
-    """The fields on layers, or parts of them, that Megatron-core runs again for their backward."""
-    where = f"{ACTOR}.megatron.override_transformer_config"
-
-    def said(name: str) -> str | None:
-        return flags.text(f"{where}.{name}", f"+{where}.{name}")
-
-    flags.has(*(f"{plus}{where}.{name}" for name in RECOMPUTED for plus in ("", "+")))
-    granularity, modules = said("recompute_granularity"), said("recompute_modules")
-    return {
-        "checkpointing": granularity if granularity in ("full", "selective") else None,
-        "recompute_modules": listed(modules) if modules and granularity == "selective" else None,
-    }
+def _on_megatron(flags: Flags) -> dict[str, Any]:
+    """The fields of an actor on Megatron-core, whose parallelism the reference shares."""
+    flags.has(*(f"{REF}.megatron.{called}" for called in verl_megatron.SHARED))
+    own = verl_megatron.model(flags, MODEL)
+    return own | verl_megatron.engine(flags, f"{ACTOR}.megatron", f"{ACTOR}.optim")
 
 
 def _dynamic(flags: Flags, where: str) -> int | None:
@@ -241,20 +205,30 @@ def _reference(flags: Flags, gpus: int | None, *, dated: bool, config: str) -> d
     return found | (own if found["roles.reference"] == {} else {})
 
 
-def _critic(flags: Flags, gpus: int | None) -> dict[str, Any]:
-    """The fields of a critic."""
-    own = _model(flags, "critic.model") | _engine(flags, "critic.fsdp", "critic.optim", "critic.strategy")
-    for name in ("param_offload", "optimizer_offload"):  # until 0.8
-        place = "offload.parameters" if name == "param_offload" else "offload.optimizer"
-        own[place] = own[place] if own[place] is not None else flags.switch(f"critic.model.fsdp_config.{name}")
+def _critic(flags: Flags, gpus: int | None, *, megatron: bool) -> dict[str, Any]:
+    """The fields of a critic, on the actor's engine."""
+    if megatron:
+        own = verl_megatron.model(flags, "critic.model") | verl_megatron.engine(
+            flags, "critic.megatron", "critic.optim"
+        )
+    else:
+        own = _critic_on_fsdp(flags)
     own |= {
         "model": flags.text("critic.model.path"),
         "micro_batch": _micro(flags, "critic", "ppo_micro_batch_size", gpus),
         "max_tokens_per_gpu": _dynamic(flags, "critic"),
-        "context_parallel": flags.integer("critic.ulysses_sequence_parallel_size"),
         "loss": None,
     }
     if own["max_tokens_per_gpu"]:
         own["micro_batch"] = None
     flags.has("critic.ppo_mini_batch_size", "critic.forward_micro_batch_size_per_gpu")
     return {f"roles.critic.{name}": value for name, value in own.items() if value is not None}
+
+
+def _critic_on_fsdp(flags: Flags) -> dict[str, Any]:
+    """The fields of a critic's model and engine."""
+    own = _model(flags, "critic.model") | _engine(flags, "critic.fsdp", "critic.optim", "critic.strategy")
+    for name in ("param_offload", "optimizer_offload"):  # until 0.8
+        place = "offload.parameters" if name == "param_offload" else "offload.optimizer"
+        own[place] = own[place] if own[place] is not None else flags.switch(f"critic.model.fsdp_config.{name}")
+    return own | {"context_parallel": flags.integer("critic.ulysses_sequence_parallel_size")}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from calc.base.ledger import Line
 from calc.base.plan import Handed, Leaves
 from calc.base.units import MiB
-from calc.engines.replica import Holder, Moments, Replica, Where, times
+from calc.engines.replica import WEIGHTS, Holder, Moments, Replica, Where, times
 from calc.memory import communication, gradients, host, optimizer, weights
 from calc.models.architecture import Tensor, layer_kinds, tensors
 from calc.models.lora import megatron_linears
@@ -43,7 +43,8 @@ class Megatron(Holder):
     `fuses`: products add the gradients of their weights to the buffer themselves (`gradient_accumulation_fusion`);
     `groups`: the products of a rank's experts are one (`moe_grouped_gemm`). `hosted`: the share of the parameters whose
     masters and moments live on the host, where Adam steps (`optimizer_cpu_offload` with `optimizer_offload_fraction`,
-    `cpu_offloading/hybrid_optimizer.py`, beside `use_precision_aware_optimizer`).
+    `cpu_offloading/hybrid_optimizer.py`, beside `use_precision_aware_optimizer`); `hosts_masters` is False without the
+    last, where masters are the distributed optimizer's, of which the host gets copies.
     """
 
     replica: Replica
@@ -51,6 +52,7 @@ class Megatron(Holder):
     fuses: bool = True
     groups: bool = True
     hosted: float = 0.0
+    hosts_masters: bool = True
 
     @cached_property
     def buffers(self) -> list[Buffer]:
@@ -114,7 +116,7 @@ class Megatron(Holder):
     @property
     def keeps_masters(self) -> bool:
         """True if masters stay on the GPU where states leave it."""
-        return 0 < self.hosted < 1 and "states" in self.replica.leaves
+        return "states" in self.replica.leaves and (0 < self.hosted < 1 or not self.hosts_masters)
 
     def placeholders(self) -> list[Line]:
         """An empty gradient for each shape of a product's weights, from the first backward on, for all micro batches.
@@ -144,8 +146,8 @@ class Megatron(Holder):
         for own in self.buffers:
             lines.append(self.accumulated(own))
             here = self.here(own.elements)
-            if r.master_bytes and here:
-                lines.append(weights.master(r.role, here, r.master_bytes, own.shards))
+            if r.master_bytes and (masters := here if self.hosts_masters else own.elements):
+                lines.append(weights.master(r.role, masters, r.master_bytes, own.shards))
             if here:
                 flat = self.distributed and not r.optimizer.facts.orthogonal
                 whole = () if flat else own.tensors
@@ -253,8 +255,12 @@ class Megatron(Holder):
         `cudaMallocHost` for each block of the allocator (torch_memory_saver `csrc/core.cpp`,
         `TorchMemorySaver::pause`).
         """
-        every = self.replica.paused == "all"
-        lines = [host.paused(line) for line in Holder.resident(self) if every or self.goes(line) == "states"]
+        copied = {"all": None, "states": (), "weights": WEIGHTS}[self.replica.paused or "all"]
+        lines = [
+            host.paused(line)
+            for line in Holder.resident(self)
+            if copied is None or line.component in copied or self.goes(line) == "states"
+        ]
         first = [line for line in lines if line.component != "optimizer_states"]
         later = [line for line in lines if line.component == "optimizer_states"]
         return first, [*later, *(host.paused(line) for line in self.placeholders())]

@@ -64,7 +64,8 @@ class GpuGroup:
         communicators = max([placed.s.communicators for placed in found], default=0)
         peers = max([placed.s.peers for placed in found], default=0)
         own = len({p.role.process for p in found})
-        lines = runtime.process(gpu.architecture, communicators, gpu.linked, own, peers=peers)
+        awake = min(own, 1) if self.job.keeps.disconnects else own
+        lines = runtime.process(gpu.architecture, communicators, gpu.linked, own, peers=peers, awake=awake)
         return [*lines, *[line for placed in found for line in placed.workspaces()]]
 
     @cached_property

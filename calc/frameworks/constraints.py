@@ -15,7 +15,8 @@ from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS, Gener
 
 ON_PEFT = ("transformers", "llamafactory", "axolotl", "ms-swift", "unsloth")  # trainers that call PEFT
 ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a model's own operations were read
-HYBRID = ("verl",)  # frameworks with which Megatron-core's hybrid device optimizer was read
+# frameworks and trainers with which a share of Megatron-core's hybrid device optimizer was read
+HYBRID = ("verl", "megatron", "megatron-swift")
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
 QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
 MASKS = ("megatron",)  # trainers whose data loader makes masks of all pairs of positions where it is asked to
@@ -288,11 +289,16 @@ def hybrid_fault(s: Scenario) -> Refusal | None:
     Megatron-core's `HybridDeviceOptimizer` does.
     """
     if not (share := s.offload.fraction):
-        return None
+        return None if s.offload.masters else Refusal("offload.masters", "false", "true, or with offload.fraction")
     field = "offload.fraction"
-    if s.framework not in HYBRID:
+    if s.framework not in HYBRID and s.trainer not in HYBRID:
         return Refusal(field, f"{share:g} with {s.framework}", "0; not modelled there")
-    return Refusal(field, f"{share:g} with sharding {s.sharding}", "0") if s.sharding != "megatron" else None
+    if s.sharding != "megatron":
+        return Refusal(field, f"{share:g} with sharding {s.sharding}", "0")
+    if s.trainer in HYBRID and ((share == 1 and s.offload.masters) or s.offload.optimizer):
+        given = "with offload.optimizer" if s.offload.optimizer else f"with trainer {s.trainer}"
+        return Refusal(field, f"{share:g} {given}", "below 1; offload.optimizer alone steps all of it there")
+    return None
 
 
 def vocabulary_fault(s: Scenario) -> Refusal | None:

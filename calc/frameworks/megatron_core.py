@@ -29,10 +29,12 @@ def modelled(
     given: str = "megatron",
     linear: str = "",
     by_head: bool = False,
+    adapters: Literal["own", "whole", "shared"] = "own",
 ) -> Architecture:
     """The model as Megatron-core has it: fused projections and norms, attention without a window.
 
     `linear`: the first release whose linear attention was read, if an older one runs; `by_head`: it is mcore-bridge's.
+    `adapters`: see `Architecture`.
     Raises ConfigError for a model with layers that were not read: of `field`, by whose value `given` Megatron trains
     and whose value would have to be `other`.
     """
@@ -43,7 +45,7 @@ def modelled(
         raise ConfigError(field, given, f"{other} for the family {arch.family}; {known}")
     specs = tuple(spec._replace(slides=False) for spec in arch.specs)
     delta = arch.delta and replace(arch.delta, by_head=by_head)
-    return replace(arch, modeling=layers, sliding_window=None, specs=specs, delta=delta)
+    return replace(arch, modeling=layers, adapters=adapters, sliding_window=None, specs=specs, delta=delta)
 
 
 def computed(s: Scenario) -> str:

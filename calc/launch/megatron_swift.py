@@ -65,9 +65,11 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option("--recompute_method", "uniform")
         yield option("--recompute_num_layers", 1)
     yield option("--cross_entropy_loss_fusion", s.loss == "fused")
-    yield option("--optimizer_cpu_offload", s.offload.optimizer)
-    if s.offload.optimizer:
-        yield option("--use_precision_aware_optimizer", True)
+    hosted = s.offload.optimizer or s.offload.fraction > 0
+    yield option("--optimizer_cpu_offload", hosted)
+    if hosted:
+        yield option("--use_precision_aware_optimizer", s.offload.masters)
+        yield option("--optimizer_offload_fraction", s.offload.fraction or 1.0)
 
 
 def notes(s: Scenario) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """slime's command: `train.py` with Megatron-LM's flags, slime's own, and SGLang's behind `--sglang-`.
 
+SFT is `train_async.py` with responses that a data set has, as scripts/run-qwen3-4B-base-sft.sh starts it.
+
 The model's shapes are an array in one of slime's `scripts/models`, which only bash reads. A flag that decides memory is
 written even where it has its default. Files are those of THUDM/slime 0.3.1.
 """
@@ -15,7 +17,8 @@ from calc.models.slices import account_for, told_layers
 from calc.scenario.scenario import Scenario
 
 FIRST = "0.2"
-ESTIMATORS = {"grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
+ESTIMATORS = {"ppo": "ppo", "grpo": "grpo", "reinforce++": "reinforce_plus_plus"}
+SFT = "slime.rollout.sft_rollout.generate_rollout"
 DEGREES = {
     "tensor_parallel": "tensor-model-parallel-size",
     "pipeline_parallel": "pipeline-model-parallel-size",
@@ -25,30 +28,27 @@ DEGREES = {
 }
 STARTS = (
     "CUDA_DEVICE_MAX_CONNECTIONS=1 bash -c "
-    """'source "$0" && exec python3 train.py "${MODEL_ARGS[@]}" "$@"' """
+    """'source "$0" && exec python3 SCRIPT "${MODEL_ARGS[@]}" "$@"' """
 )
 
 
 def launch(s: Scenario) -> Launch:
     """The command for `s`; raises LaunchError if nothing generates."""
-    if not (s.rollout and s.rollout.serves):
+    if s.rollout and not s.rollout.serves:
         raise LaunchError("rollout.engine: given 'none', allowed for a command of slime: sglang")
     model = shell.model_name(s.model)
     script = Placeholder("MODEL_SCRIPT", f"file of slime in scripts/models with the shapes of {model}")
-    return Launch(shell.setting(s, shell.command(f"{STARTS}{script}", flags(s))), {}, tuple(notes(s)))
+    starts = STARTS.replace("SCRIPT", "train.py" if s.rollout else "train_async.py")
+    return Launch(shell.setting(s, shell.command(f"{starts}{script}", flags(s))), {}, tuple(notes(s)))
 
 
 def flags(s: Scenario) -> Iterator[Words]:
     """All flags but the model's shapes."""
-    actor = own(s, "actor")
+    actor = own(s, "actor") if s.rollout else s
     yield from machine(s, actor)
-    yield option("--hf-checkpoint", shell.role_model(s, "actor"))
+    yield option("--hf-checkpoint", shell.model_name(actor.model))
     yield option("--ref-load", Placeholder("TORCH_DIST", "the model as tools/convert_hf_to_torch_dist.py writes it"))
-    yield from rollout(s)
-    yield option("--advantage-estimator", ESTIMATORS[s.task])
-    yield from switch("--normalize-advantages", s.task == "reinforce++")
-    yield from switch("--use-kl-loss", s.has("reference"))
-    yield option("--entropy-coef", f"{s.entropy_coeff:g}")
+    yield from rollout(s) if s.rollout else supervised(s)
     yield option("--global-batch-size", actor.global_batch)
     yield from batched(s, actor)
     yield from layers(actor)
@@ -62,21 +62,37 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option("--attention-backend", "flash")
 
 
+def supervised(s: Scenario) -> Iterator[Words]:
+    """The flags of SFT: its data, its loss, and no SGLang."""
+    yield option("--rollout-function-path", SFT)
+    yield option("--prompt-data", Placeholder("PROMPT_DATA", "JSON lines or parquet with a field messages"))
+    yield option("--input-key", "messages")
+    yield option("--num-epoch", Placeholder("NUM_EPOCH", "epochs"))
+    yield option("--rollout-batch-size", s.global_batch)
+    yield option("--loss-type", "sft_loss")
+    for name in ("calculate-per-token-loss", "disable-compute-advantages-and-returns", "debug-train-only"):
+        yield from switch(f"--{name}", True)
+
+
 def machine(s: Scenario, actor: Scenario) -> Iterator[Words]:
     """The GPUs of training, and of SGLang where it has its own."""
-    assert s.rollout
     nodes, each = shell.nodes_of(actor.gpus, s.gpus_per_node)
     yield option("--actor-num-nodes", nodes)
     yield option("--actor-num-gpus-per-node", each)
     yield option("--num-gpus-per-node", s.gpus_per_node)
-    yield from switch("--colocate", s.placement == "colocated")
-    if s.placement != "colocated":
+    if s.rollout:
+        yield from switch("--colocate", s.placement == "colocated")
+    if s.rollout and s.placement != "colocated":
         yield option("--rollout-num-gpus", s.rollout.gpus)
 
 
 def rollout(s: Scenario) -> Iterator[Words]:
-    """The flags of the data, of what is generated, and of SGLang."""
+    """The flags of the data, of what is generated, of SGLang, and of the policy's loss."""
     assert s.rollout
+    yield option("--advantage-estimator", ESTIMATORS[s.task])
+    yield from switch("--normalize-advantages", s.task == "reinforce++")
+    yield from switch("--use-kl-loss", s.has("reference"))
+    yield option("--entropy-coef", f"{s.entropy_coeff:g}")
     yield option("--prompt-data", Placeholder("PROMPT_DATA", "JSON lines with a field prompt, and label for a reward"))
     yield option("--rm-type", Placeholder("RM_TYPE", "what scores a response, as deepscaler or math"))
     yield option("--num-rollout", Placeholder("NUM_ROLLOUT", "iterations"))
@@ -91,13 +107,12 @@ def rollout(s: Scenario) -> Iterator[Words]:
 
 def batched(s: Scenario, actor: Scenario) -> Iterator[Words]:
     """The flags of a micro batch: a bound of tokens, or sequences."""
-    assert s.rollout
     if not actor.max_tokens_per_gpu:
         yield option("--micro-batch-size", actor.micro_batch)
         return
     yield from switch("--use-dynamic-batch-size", True)
     yield option("--max-tokens-per-gpu", actor.max_tokens_per_gpu)
-    if s.rollout.max_tokens_per_gpu:
+    if s.rollout and s.rollout.max_tokens_per_gpu:
         yield option("--log-probs-max-tokens-per-gpu", s.rollout.max_tokens_per_gpu)
 
 
@@ -126,7 +141,14 @@ def notes(s: Scenario) -> Iterator[str]:
     """Notes on the values that the reader fills in."""
     yield shell.needs("MODEL_SCRIPT", "a file of slime's scripts/models, or one like it")
     yield shell.needs("TORCH_DIST", "the checkpoint that tools/convert_hf_to_torch_dist.py makes")
-    yield shell.needs("PROMPT_DATA, RM_TYPE and NUM_ROLLOUT", "the prompts, what scores responses, and for how long")
+    if s.rollout:
+        yield shell.needs(
+            "PROMPT_DATA, RM_TYPE and NUM_ROLLOUT", "the prompts, what scores responses, and for how long"
+        )
+    else:
+        yield shell.needs(
+            "PROMPT_DATA and NUM_EPOCH", "the conversations, none of them longer than seq_len, and epochs"
+        )
     yield "it runs in slime's folder, with Megatron-LM on PYTHONPATH"
     if s.nodes > 1:
         yield shell.ray_on_every_node(s)

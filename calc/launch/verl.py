@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from calc.launch import shell, verl_megatron, verl_sft
 from calc.launch.shell import Launch, LaunchError, Placeholder, Words, own
-from calc.launch.verl_keys import DTYPES, ESTIMATORS, STRATEGIES, UNSAID, engine, key, model, prompts
+from calc.launch.verl_keys import DTYPES, ESTIMATORS, STRATEGIES, engine, key, model, prompts, unsaid
 from calc.scenario.scenario import Scenario
 
 FIRST = "0.9"
@@ -44,7 +44,10 @@ def keys(s: Scenario) -> Iterator[Words]:
     yield key("data.train_batch_size", s.rollout.batch)
     yield key("algorithm.adv_estimator", ESTIMATORS[s.task])
     if actor.sharding == "megatron":
-        yield from verl_megatron.keys(ACTOR, MODEL, actor, shell.role_model(s, "actor"))
+        yield key("model_engine", "megatron")
+        yield from verl_megatron.model(MODEL, actor, shell.role_model(s, "actor"))
+        yield key(f"{MODEL}.use_fused_kernels", actor.loss == "fused")
+        yield from verl_megatron.engine(f"{ACTOR}.megatron", f"{ACTOR}.optim", actor)
         yield from batched(ACTOR, actor)
     else:
         yield from model(MODEL, actor, shell.role_model(s, "actor"))
@@ -56,8 +59,13 @@ def keys(s: Scenario) -> Iterator[Words]:
     yield from rollout(s)
     if s.has("critic"):
         critic = own(s, "critic")
-        yield from model("critic.model", critic, shell.role_model(s, "critic"))
-        yield from trained("critic", "fsdp", critic)
+        if critic.sharding == "megatron":
+            yield from verl_megatron.model("critic.model", critic, shell.role_model(s, "critic"))
+            yield from verl_megatron.engine("critic.megatron", "critic.optim", critic)
+            yield from batched("critic", critic)
+        else:
+            yield from model("critic.model", critic, shell.role_model(s, "critic"))
+            yield from trained("critic", "fsdp", critic)
         yield key("critic.ppo_mini_batch_size", prompts(critic, "roles.critic.global_batch", "verl"))
 
 
@@ -90,7 +98,7 @@ def reference(s: Scenario) -> Iterator[Words]:
     if s.has("reference"):
         role = own(s, "reference")
         yield from scored(REF, role.max_tokens_per_gpu, role.micro_batch)
-        if role.sharding == "megatron":
+        if role.sharding == "megatron" and not s.lora:
             yield key(f"{REF}.megatron.param_offload", role.offload.parameters)
         elif not s.lora:  # else the actor without its adapters
             yield key(f"{REF}.strategy", STRATEGIES.get(role.sharding, STRATEGIES[own(s, "actor").sharding]))
@@ -132,6 +140,6 @@ def notes(s: Scenario) -> Iterator[str]:
     yield "rewards come from the function for the data's `data_source`, or reward.custom_reward_function.path"
     if s.nodes > 1:
         yield shell.ray_on_every_node(s)
-    yield from shell.unsaid(s, *UNSAID, "expandable_segments")
+    yield from shell.unsaid(s, *unsaid(s), "expandable_segments")
     yield from shell.unsaid_of_roles(s, SAYABLE)
     yield from shell.common_notes(s)

@@ -13,7 +13,6 @@ STRATEGIES = {"fsdp1": "fsdp", "fsdp2": "fsdp2"}
 IMPLEMENTATIONS = {"fused": "{fused:true}", "foreach": "null", "single": "{foreach:false}"}
 # fp32 shards under FSDP's mixed precision, or weights of bf16 alone
 DTYPES = {"fsdp-mixed": "fp32", "bf16": "bf16"}
-UNSAID = ("lora.dtype", "lora.dropout")
 
 
 def key(name: str, value: object) -> Words:
@@ -42,6 +41,11 @@ def model(where: str, s: Scenario, name: str) -> Iterator[Words]:
     if s.lora:
         targets = s.lora.targets
         yield key(f"{where}.target_modules", targets if isinstance(targets, str) else f"[{','.join(targets)}]")
+
+
+def unsaid(s: Scenario) -> tuple[str, ...]:
+    """The fields of adapters that no key sets: FSDP's have no dropout."""
+    return ("lora.dtype",) if s.sharding == "megatron" else ("lora.dtype", "lora.dropout")
 
 
 def engine(where: str, optim: str, s: Scenario) -> Iterator[Words]:

@@ -1,4 +1,4 @@
-"""verl 0.9's keys for its Megatron engine: `model_engine=megatron`, and what stands below `actor.megatron`."""
+"""verl 0.9's keys for its Megatron engine: a trained model and its adapters, and what stands below `actor.megatron`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from calc.launch.shell import Words
 from calc.launch.verl_keys import key
+from calc.models.lora import adaptable_names
 from calc.models.slices import account_for, told_layers
 from calc.scenario.scenario import Scenario
 
@@ -16,20 +17,27 @@ DEGREES = {
     "expert_parallel": "expert_model_parallel_size",
 }
 # Adam on the host, as verl's own scripts switch it on; without the first, masters of all parameters stay on the GPU.
-HYBRID = ("use_precision_aware_optimizer", "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
+AWARE = "use_precision_aware_optimizer"
+HYBRID = (AWARE, "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
 FRACTION = "optimizer_offload_fraction"
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
-def keys(actor: str, model: str, s: Scenario, name: str) -> Iterator[Words]:
-    """The keys of a trained model and of the engine that trains it, `s` being the actor's scenario.
+def model(where: str, s: Scenario, name: str) -> Iterator[Words]:
+    """The keys of a trained model, and of Megatron-Bridge's adapters beside its linears."""
+    yield key(f"{where}.path", name)
+    if s.lora:
+        yield key(f"{where}.lora.rank", s.lora.rank)
+        targets = adaptable_names(s.architecture) if s.lora.targets == "all-linear" else s.lora.targets
+        yield key(f"{where}.lora.target_modules", f"[{','.join(targets)}]")
+        yield key(f"{where}.lora.dropout", f"{float(s.lora.dropout)}")
 
-    The reference takes its parallelism from the actor (`ref/megatron_ref.yaml`).
+
+def engine(where: str, optim: str, s: Scenario) -> Iterator[Words]:
+    """The keys of the engine at `where`, and of its optimizer; the reference takes its parallelism from the actor.
+
+    `ref/megatron_ref.yaml`.
     """
-    yield key("model_engine", "megatron")
-    yield key(f"{model}.path", name)
-    yield key(f"{model}.use_fused_kernels", s.loss == "fused")
-    where = f"{actor}.megatron"
     for field, called in DEGREES.items():
         yield key(f"{where}.{called}", getattr(s, field))
     if s.virtual_pipeline > 1:
@@ -38,8 +46,8 @@ def keys(actor: str, model: str, s: Scenario, name: str) -> Iterator[Words]:
     yield key(f"{where}.param_offload", s.offload.parameters)
     yield key(f"{where}.optimizer_offload", s.offload.optimizer)
     if s.offload.fraction:
-        adam = f"+{actor}.optim.override_optimizer_config"
-        yield from (key(f"{adam}.{called}", True) for called in HYBRID)
+        adam = f"+{optim}.override_optimizer_config"
+        yield from (key(f"{adam}.{called}", called != AWARE or s.offload.masters) for called in HYBRID)
         yield key(f"{adam}.{FRACTION}", f"{s.offload.fraction:g}")
     layers = f"{where}.override_transformer_config"
     if s.recomputed:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from calc.launch import shell
+from calc.launch import shell, verl_megatron
 from calc.launch.shell import Launch, Placeholder, Words
-from calc.launch.verl_keys import STRATEGIES, UNSAID, engine, key, model
+from calc.launch.verl_keys import STRATEGIES, engine, key, model, unsaid
 from calc.scenario.scenario import Scenario
 
 
@@ -29,6 +29,13 @@ def keys(s: Scenario) -> Iterator[Words]:
         yield key("data.max_token_len_per_gpu", s.max_tokens_per_gpu)
     else:
         yield key("data.micro_batch_size_per_gpu", s.micro_batch)
+    if s.sharding == "megatron":
+        yield key("engine", "megatron")
+        yield key("optim", "megatron")
+        yield from verl_megatron.model("model", s, shell.model_name(s.model))
+        yield key("model.use_fused_kernels", s.loss == "fused")
+        yield from verl_megatron.engine("engine", "optim", s)
+        return
     yield from model("model", s, shell.model_name(s.model))
     yield key("model.use_fused_kernels", False)
     yield key("engine.strategy", STRATEGIES[s.sharding])
@@ -41,5 +48,5 @@ def notes(s: Scenario) -> Iterator[str]:
     yield shell.needs("TRAIN_FILES", "parquet file with a column `messages` of chat messages")
     if s.nodes > 1:
         yield shell.ray_on_every_node(s)
-    yield from shell.unsaid(s, *UNSAID)
+    yield from shell.unsaid(s, *unsaid(s))
     yield from shell.common_notes(s)

@@ -1,18 +1,22 @@
-"""ms-swift's adapters beside Megatron-core's linears on a tape: what they keep, alone and over tensor-parallel ranks.
+"""Adapters beside Megatron-core's linears on a tape, ms-swift's and Megatron-Bridge's: what they keep on each rank.
 
 A frozen linear of Transformer Engine keeps no input (`pytorch/module/{linear,layernorm_linear,grouped_linear}.py`,
 `backward_needs_input`); the adapter keeps its own, a copy where inputs are dropped, and what its first matrix made.
-Beside a linear cut by its outputs the second matrix is cut, beside one cut by its inputs the first. Read in ms-swift
-3.12.0 `swift/megatron/tuners/lora.py` and mcore-bridge 1.6.5 `mcore_bridge/tuners/lora.py`, `LoraParallelLinear`.
+Beside a linear cut by its outputs the second matrix is cut, beside one cut by its inputs the first, or both are, and
+what one of them makes of a part is gathered. Read in ms-swift 3.12.0 `swift/megatron/tuners/lora.py`, mcore-bridge
+1.6.5 `mcore_bridge/tuners/lora.py`, `LoraParallelLinear`, and Megatron-Bridge 0.5.1
+`megatron/bridge/peft/{lora,lora_layers,utils}.py`, `ParallelLinearAdapter`.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 from calc.autograd.tape import NOTHING, Size, Tensor, of
 from calc.memory.linears import WIDTH
 from calc.memory.megatron_again import Again
 from calc.models.architecture import Linear
-from calc.models.lora import adaptable
+from calc.models.lora import adaptable, shapes
 
 BF16 = 2
 
@@ -38,11 +42,12 @@ class MegatronAdapters(Again):
     def beside_column(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """Beside a linear cut by its outputs: the rank's own positions, whose product of low rank all ranks gather.
 
-        Or all positions are gathered first, and kept (`gather_from_sequence_parallel_region`, until mcore-bridge).
+        Or all positions are gathered first, and kept (`gather_from_sequence_parallel_region`; in Megatron-Bridge the
+        linear's own `return_layernorm_output_gathered`).
         """
         if self.run.adapter is None or not self.run.sequences:
             return self.adapted_by(name, x, y, of(r=1))
-        if self.run.adapter.whole:
+        if self.arch.adapters != "own":
             x = self.tape.op(f"{name}: LoRA gather", [x], WIDTH, BF16)
             return self.adapted_by(name, x, y, of(r=1))
         return self.adapted_by(name, x, y, of(r=self.run.share), every=of(r=BF16))
@@ -54,7 +59,7 @@ class MegatronAdapters(Again):
         """
         if self.run.adapter is None or not self.run.sequences:
             return self.adapted_by(name, x, y, of(r=1))
-        if self.run.adapter.whole:
+        if self.arch.adapters != "own":
             return self.adapted_by(name, x, y, of(r=1), out=WIDTH)
         return self.adapted_by(name, x, y, of(r=self.run.share), partial=of(r=BF16))
 
@@ -80,17 +85,21 @@ class MegatronAdapters(Again):
             return y
         adapter, tape, label = self.run.adapter, self.tape, f"{name}: LoRA"
         assert adapter
-        matrices = adapter.rank * max(1, linear.experts)
+        first, second = map(prod, shapes(self.arch, linear, adapter.rank))
         source = x
         if adapter.dropout and self.run.training:
             source = tape.op(f"{label} dropout", [x], x.width, BF16, saves=[Tensor(x.width, 1)])
         wide = out or y.width
         down = tape.op(f"{label} A", [source], low, BF16, saves=[source], scratch=partial, backward_scratch=partial,
-                       weight=matrices * linear.inputs, multiplies=True)  # fmt: skip
+                       weight=first, multiplies=True)  # fmt: skip
         up = tape.op(f"{label} B", [down], wide, BF16, saves=[down], scratch=every, backward_scratch=every * 2,
-                     weight=matrices * linear.outputs, multiplies=True)  # fmt: skip
-        scaled = tape.op(f"{label} scale", [up], wide, BF16)
-        if out:
+                     weight=second, multiplies=True)  # fmt: skip
+        if out and self.arch.adapters == "shared":
+            # of the product's part all ranks' are gathered, each of which scales its own positions
+            up = tape.op(f"{label} gather", [up], wide, BF16, scratch=wide * (BF16 / self.arch.ranks))
+            up = tape.op(f"{label} scatter", [up], y.width, BF16, view=True)
+        scaled = tape.op(f"{label} scale", [up], up.width, BF16)
+        if out and self.arch.adapters == "whole":
             # a slice of the first dimension; backward gathers all of it
             scaled = tape.op(f"{label} scatter", [scaled], y.width, BF16, view=True)
         return tape.op(f"{label} add", [y, scaled], y.width, BF16, aliases=[y, scaled])

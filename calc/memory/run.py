@@ -44,9 +44,8 @@ class Adapter:
     """LoRA beside the linears that `targets` names: its rank, dropout of its inputs, and `b`, bytes of a weight.
 
     `reads`: bytes of an element to which inputs are cast, those of a weight where it is 0. `joined`: under FSDP 1
-    adapters are parts of their layer's flat parameter, so that its other weights get gradients, too. `whole`: with
-    sequence parallelism adapters of linears cut over ranks see all positions. `saved`: modules trained whole beside
-    them, in `saved_b` bytes.
+    adapters are parts of their layer's flat parameter, so that its other weights get gradients, too. `saved`: modules
+    trained whole beside them, in `saved_b` bytes.
     """
 
     rank: int
@@ -55,7 +54,6 @@ class Adapter:
     b: int
     reads: int = 0
     joined: bool = False
-    whole: bool = False
     saved: tuple[str, ...] = ()
     saved_b: int = 2
 

@@ -83,31 +83,39 @@ def workspace(architecture: str) -> int:
 
 
 def process(
-    architecture: str, communicators: int, nvlink: bool, processes: int = 1, role: str = "process", peers: int = 0
+    architecture: str,
+    communicators: int,
+    nvlink: bool,
+    processes: int = 1,
+    role: str = "process",
+    peers: int = 0,
+    awake: int | None = None,
 ) -> list[Line]:
     """The memory of each process on a card besides its tensors: CUDA context, cuBLAS workspaces, NCCL's buffers.
 
-    There are `processes` of them on the card, under Ray one for each role. Each has a communicator for every group of
+    There are `processes` of them on the card, under Ray one for each role; where some sleep without groups or tensors,
+    so many are `awake` at once. Each of these has a communicator for every group of
     GPUs in which it exchanges: shards, tensors, stages or sequences; and connections to the `peers` of its node to
     which it sends tokens for their experts. Over PCIe these are too few to count.
     """
-    each, n = workspace(architecture), WORKSPACES * processes
+    awake = processes if awake is None else awake
+    each, n = workspace(architecture), WORKSPACES * awake
     own = context(architecture)
     lines = [
         Line("context", role, processes * own, "m·C", {"m": processes, "C": own}, "runtime#context", False),
         Line("workspace", role, n * each, "n·w", {"n": n, "w": each}, "runtime#cublas"),
     ]
     if communicators:
-        channels = processes * communicators * NCCL_CHANNELS[nvlink]
+        channels = awake * communicators * NCCL_CHANNELS[nvlink]
         values = {"channels": channels, "connections": NCCL_CONNECTIONS, "b": NCCL_BUFFERS}
         count = channels * NCCL_CONNECTIONS * NCCL_BUFFERS
         lines.append(Line("nccl", role, count, "channels·connections·b", values, "runtime#nccl", False))
     if peers and nvlink:
-        values = {"m": processes, "peers": peers, "b": NCCL_PEER}
-        lines.append(Line("nccl", role, processes * peers * NCCL_PEER, "m·peers·b", values, "runtime#nccl", False))
+        values = {"m": awake, "peers": peers, "b": NCCL_PEER}
+        lines.append(Line("nccl", role, awake * peers * NCCL_PEER, "m·peers·b", values, "runtime#nccl", False))
     if communicators and architecture.startswith("CDNA"):
-        values = {"m": processes, "C": RCCL_START}
-        lines.append(Line("nccl", role, processes * RCCL_START, "m·C", values, "runtime#nccl", False))
+        values = {"m": awake, "C": RCCL_START}
+        lines.append(Line("nccl", role, awake * RCCL_START, "m·C", values, "runtime#nccl", False))
     return lines
 
 

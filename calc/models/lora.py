@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from math import prod
 
 from calc.models.architecture import (
     Architecture,
@@ -36,6 +37,8 @@ JOINED: Mapping[str, str] = {
     "out_proj": "out_proj",
 }
 LATENT = {"q_proj": "linear_q_proj"}
+BY_INPUTS = ("linear_proj", "linear_fc2", "out_proj")  # linears that tensor-parallel ranks cut by their inputs
+UNCUT = ("linear_q_down_proj", "linear_kv_down_proj")
 HEAD = "lm_head"  # a linear below no layer, which is adapted where it is named alone
 
 
@@ -49,7 +52,7 @@ def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str])
     """
     if type(rank) is not int or rank < 1:
         raise ConfigError("lora.rank", rank, "a positive integer")
-    return rank * _lora_width(arch, targets if isinstance(targets, str) else tuple(targets))
+    return _lora_elements(arch, rank, targets if isinstance(targets, str) else tuple(targets))
 
 
 def adaptable(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
@@ -96,9 +99,25 @@ def adapter_matrices(
 ) -> Iterator[Tensor]:
     """LoRA's two matrices for each adapted linear of a layer of the kind `spec`, of which the model has `count`."""
     for linear in adapted(arch, spec, targets):
-        each, kind = ((linear.experts,), "expert") if linear.experts else ((), "linear")
-        yield Tensor(f"{linear.name}.lora_A", (*each, rank, linear.inputs), count, kind, linear.kind)
-        yield Tensor(f"{linear.name}.lora_B", (*each, linear.outputs, rank), count, kind, linear.kind)
+        kind = "expert" if linear.experts else "linear"
+        for name, shape in zip("AB", shapes(arch, linear, rank), strict=True):
+            yield Tensor(f"{linear.name}.lora_{name}", shape, count, kind, linear.kind)
+
+
+def shapes(arch: Architecture, linear: Linear, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of LoRA's two matrices beside a linear, as one rank holds them.
+
+    Megatron-Bridge's are layers of Megatron-core both: beside a linear cut by its outputs, or not at all, the first is
+    cut by its own; beside one cut by its inputs the second (0.5.1 `peft/utils.py`, `ParallelLinearAdapter`).
+    """
+    if arch.adapters != "shared":
+        each = (linear.experts,) if linear.experts else ()
+        return (*each, rank, linear.inputs), (*each, linear.outputs, rank)
+    if linear.experts:  # which expert tensor parallelism would cut, and no other
+        return (rank, linear.inputs), (linear.outputs, rank)
+    name = linear.name.rpartition(".")[2]
+    first, second = (1, arch.ranks) if name in BY_INPUTS else (arch.ranks, arch.ranks if name in UNCUT else 1)
+    return (rank // first, linear.inputs), (linear.outputs // second, rank)
 
 
 def head_matrices(arch: Architecture, rank: int, targets: str | Sequence[str]) -> tuple[Tensor, ...]:
@@ -130,8 +149,8 @@ def vision_matrices(arch: Architecture, rank: int, part: Seeing) -> tuple[Tensor
 
 
 @lru_cache(maxsize=4096)
-def _lora_width(arch: Architecture, targets: str | tuple[str, ...]) -> int:
-    """Inputs plus outputs, over every Linear that `targets` names."""
+def _lora_elements(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> int:
+    """The elements of both matrices, over every Linear that `targets` names."""
     found = [(count, linear) for spec, count in layer_kinds(arch) for linear in adaptable(arch, spec)]
     names = adaptable_names(arch)
     if isinstance(targets, str) and targets != "all-linear":
@@ -147,4 +166,4 @@ def _lora_width(arch: Architecture, targets: str | tuple[str, ...]) -> int:
         if not any(matches(linear, target) for _, linear in found):
             raise ConfigError("lora.targets", target, ", ".join(names), near=names)
     named = [(count, linear) for count, linear in found if any(matches(linear, target) for target in wanted)]
-    return sum(count * max(1, linear.experts) * (linear.inputs + linear.outputs) for count, linear in named)
+    return sum(count * sum(map(prod, shapes(arch, linear, rank))) for count, linear in named)

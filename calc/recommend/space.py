@@ -229,7 +229,7 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
         )
     if (prompts := whole_rollout(fields)) is not None:
         fields["rollout.batch"] = prompts
-    if _choices_of(fields).megatron and fields["task"] in RL and any(fields.get(name, 1) != 1 for name in CUTS):
+    if _choices_of(fields).megatron and any(fields.get(name, 1) != 1 for name in CUTS):
         fields.setdefault("sharding", MEGATRON)
     try:
         first = _parsed(fields, catalog, where)
@@ -352,7 +352,7 @@ def rungs(job: Fields, *, experts: bool = False) -> Iterator[Fields]:
                 yield {**own, "loss": "fused"}
             yield from _sharing(job, own)
             may = _choices_of(job)
-            spreads = experts and job.get("task") in RL and may.megatron and may.sharding != MEGATRON
+            spreads = experts and may.megatron and may.sharding != MEGATRON
             if spreads and rung == RUNGS[0] and "sharding" not in job:
                 cut = {**own, "sharding": MEGATRON}
                 yield from (cut, *_sharing(job, cut))

@@ -74,6 +74,7 @@ NEUTRAL: Mapping[str, Any] = {
     "optimizer_in_backward": False,
     "offload.activations": False,
     "offload.fraction": 0.0,
+    "offload.masters": True,
     "linear_attention": "fla",  # slow without, as Transformers warns at every start
     "kernels": "eager",
     "expandable_segments": False,

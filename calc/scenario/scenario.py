@@ -85,12 +85,16 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """The tensors that live in host memory; Adam steps a `fraction` of the parameters there."""
+    """The tensors that live in host memory; Adam steps a `fraction` of the parameters there.
+
+    `masters`: their fp32 master weights leave the GPU, too.
+    """
 
     optimizer: bool
     parameters: bool
     activations: bool = False
     fraction: float = 0.0
+    masters: bool = True
 
     @property
     def states(self) -> bool:

@@ -150,7 +150,7 @@ def adapter_of(s: Scenario, role: Role) -> Adapter:
     saved = s.lora.modules_to_save
     # a copy in fp16 is made fp32: the loss scaler steps no fp16
     wide = 4 if s.precision == "fp16" else FORMATS[s.layout][0]
-    return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, role.whole, saved, wide)
+    return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, saved, wide)
 
 
 def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run:
@@ -328,7 +328,8 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
                 return MegatronFsdp(model, fuses=fuses, strategy=strategy)
             # a framework that moves states between phases does without Megatron-core's own offload
             own = s.offload.optimizer and "states" not in model.leaves
-            return Megatron(model, fuses=fuses, hosted=1.0 if own else s.offload.fraction)
+            hosted = 1.0 if own else s.offload.fraction
+            return Megatron(model, fuses=fuses, hosted=hosted, hosts_masters=s.offload.masters)
         case "none" | "ddp" | "zero" if keeps.deepspeed:
             again = s.checkpointing != "none"
             return Zero(

@@ -140,10 +140,11 @@ class Stages:
 
     def beside(self, stage: Stage, *running: str) -> list[Line]:
         """The lines that the roles that do not run have on the GPU."""
-        lines = self.scores()
+        lines, awake = self.scores(), self.placed[stage.role].role.process if stage.role in self.placed else ""
         for name, placed in self.placed.items():
             if name not in running:
-                back = stage.back == "all" and placed.trained
+                # what has paused comes back a process at a time
+                back = stage.back == "all" and placed.trained and placed.role.process == awake
                 lines += placed.engine.resident() if back else self.idle(placed)
                 if stage.alternating and placed.trained:
                     lines += [x for x in placed.engine.at(BETWEEN) if x.component == "gradients"]

@@ -144,7 +144,9 @@ def role(s: Scenario, keeps: Keeps, r: Rates, name: str, *, trained: bool) -> li
     # what the framework moves to the host between phases is on the GPU during the role's own phase
     if known.leaves:
         stepping = own.offload.optimizer and "states" not in known.leaves
-        own = changed(own, {"offload": Offload(stepping, False, fraction=own.offload.fraction)})
+        own = changed(
+            own, {"offload": Offload(stepping, False, fraction=own.offload.fraction, masters=own.offload.masters)}
+        )
     rows = known.rows if trained else known.scoring_rows
     steps = max(1, _responses(s) // s.global_batch) if trained else 1
     mine = max(1, _responses(s) // (own.data_parallel * steps))  # in each step

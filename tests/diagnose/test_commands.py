@@ -76,7 +76,7 @@ def test_commands_of_slime_are_read_back() -> None:
     count = 0
     for s in grid.accepted(grid.slime(), every=3):
         fields = stated(s)
-        assert {"tensor_parallel", "expert_parallel", "checkpointing", "rollout.gpu_memory_utilization"} <= set(fields)
+        assert {"task", "tensor_parallel", "expert_parallel", "checkpointing", "global_batch"} <= set(fields)
         for place, value in fields.items():
             if place not in ("roles.reference", "roles.actor.gpus"):
                 grid.same({place: value}, s)

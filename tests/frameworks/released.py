@@ -139,13 +139,16 @@ class Release:
         return ast.literal_eval(value)
 
     @functools.cache  # noqa: B019
-    def configuration(self, path: str) -> Mapping[str, Any]:
-        """A YAML file with the files that its `defaults` name, by dotted key, composed as Hydra does."""
+    def configuration(self, path: str, **chosen: str) -> Mapping[str, Any]:
+        """A YAML file with the files that its `defaults` name, or those `chosen` of their groups, as Hydra composes it.
+
+        By dotted key.
+        """
         whole: dict[str, Any] = {}
-        self._compose(path, "", whole)
+        self._compose(path, "", whole, chosen)
         return whole
 
-    def _compose(self, path: str, where: str, whole: dict[str, Any]) -> None:
+    def _compose(self, path: str, where: str, whole: dict[str, Any], chosen: Mapping[str, str]) -> None:
         """Writes one file's keys into `whole` below `where`; later ones win, and `_self_` says when its own come."""
         text = self.text(path)
         own = yaml.load(text, Loader=LOADER)
@@ -157,9 +160,9 @@ class Release:
             # `group@package: name`, or `name@package` of this folder
             [(place, name)] = entry.items() if isinstance(entry, dict) else [(entry, "")]
             group, _, package = place.partition("@")
-            name = name.replace("${model_engine}", str(whole.get("model_engine")))
+            name = chosen.get(group, name).replace("${model_engine}", str(whole.get("model_engine")))
             file = posixpath.normpath(f"{posixpath.dirname(path)}/{group}/{name}".rstrip("/") + ".yaml")
-            self._compose(file, f"{where}.{package}".strip("."), whole)
+            self._compose(file, f"{where}.{package}".strip("."), whole, chosen)
 
     def key(self, path: str, name: str) -> Any:
         """One value of a composed configuration."""

@@ -146,9 +146,43 @@ def test_what_a_long_sample_found_on_the_card(
     assert found.verdict == "oom" and found.verdict_phase == "score"
 
 
+def test_a_critic_and_an_actor_take_turns_on_a_gpu() -> None:
+    """Two processes with a context each, of which one has tensors and groups at a time: a phase needs what GRPO needs.
+
+    The host keeps the critic's weights with its states, and those of the actor beside their backup.
+    """
+    ppo, grpo = job(task="ppo", rollout={"tensor_parallel": 2, "n": 8}), job()
+    [context] = lines(group(ppo), "step", "context")[:1]
+    assert context.values["m"] == 2
+    assert sum(x.bytes for x in lines(group(ppo), "score", "nccl")) == sum(
+        x.bytes for x in lines(group(grpo), "score", "nccl")
+    )
+    for component in ("gradients", "master_weights", "optimizer_states"):
+        assert total(lines(group(ppo), "step", component)) == total(lines(group(grpo), "step", component))
+    engine = Job(ppo, CATALOG.gpu("h100-sxm")).placed["critic"].engine
+    kept = dict(engine.host(1))["after the first step"]
+    count = engine.replica.parameters
+    assert total(line for line in kept if line.component == "weights") == pytest.approx(2 * count, rel=1e-4)
+    assert not [line for line in kept if line.component == "gradients" and line.bytes > count]
+    does = [(stage.does, stage.role) for stage in ppo.keeps.stages]
+    assert does[1:4] == [("score", "critic"), ("train", "critic"), ("score", "reference")]
+
+
+def test_sft_trains_the_actor_alone() -> None:
+    fields = {name: value for name, value in SCRIPT.items() if name not in ("roles", "rollout")}
+    s = parse({**fields, "task": "sft"})
+    assert [(stage.does, stage.role) for stage in s.keeps.stages] == [("train", "actor"), ("save", "actor")]
+    assert not s.keeps.serving and not s.keeps.roles[0].leaves
+    early = parse({**fields, "task": "sft", "framework": "slime==0.2.4"}).keeps.roles[0].path
+    assert (early.entropy, early.kept, early.apart) == ("", 1.0, False)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "vllm": ({"rollout": {"engine": "vllm"}}, "rollout.engine"),
-    "a critic's task": ({"task": "ppo"}, "task"),
+    "a critic on GPUs of its own": ({"task": "ppo", "framework": "slime==0.2.4"}, "task"),
+    "a critic beside others": ({"task": "ppo", "placement": "separate", "rollout": {"gpus": 4}}, "placement"),
+    "a critic with flags of its own": ({"task": "ppo", "roles": {"critic": {"micro_batch": 2}}}, "roles.critic"),
+    "ppo without a critic": ({"task": "ppo", "roles": {"critic": "none"}}, "roles.critic"),
     "adapters": ({"method": "lora"}, "method"),
     "a reference of another size": ({"roles": {"reference": {"model": "qwen3-8b"}}}, "roles.reference"),
     "a batch that leaves samples over": ({"global_batch": 100}, "global_batch"),

@@ -1,4 +1,4 @@
-"""verl on Megatron-core: what its roles keep, what leaves for the host, and what is refused."""
+"""verl on Megatron-core: what its roles keep, what leaves for the host, what adapters are, and what is refused."""
 
 from __future__ import annotations
 
@@ -156,6 +156,63 @@ def test_a_share_on_the_host_is_refused_where_no_hybrid_optimizer_was_read(field
         parse(JOB | fields | {"offload.fraction": 1})
 
 
+def test_a_critic_has_what_an_actor_has_but_a_head_of_one_number() -> None:
+    """Weights, gradients and states of as many parameters less the head's and the tied embedding's; no vocabulary."""
+    s = job(task="ppo", rollout={"n": 1, "batch": 64, "tensor_parallel": 1}, roles={"critic": {}})
+    own = placed(s)
+    actor, critic = own["actor"].engine.replica, own["critic"].engine.replica
+    assert actor.parameters - critic.parameters == (actor.arch.vocab_part - 1) * actor.arch.hidden
+    assert critic.optimizer and critic.path == Path("scalar")
+    does = [(stage.does, stage.role) for stage in s.keeps.stages]
+    assert does[1:] == [("score", "actor"), ("score", "critic"), ("train", "critic"), ("train", "actor"),
+                        ("save", "actor"), ("save", "critic"), ("sync", "actor")]  # fmt: skip
+    moved = job(task="ppo", rollout={"n": 1, "batch": 64}, roles={"critic": OFFLOAD})
+    held = {stage.role: stage.holds for stage in moved.keeps.stages if stage.does == "save"}
+    assert held == {"actor": (), "critic": ("gradients",)}
+    assert not [line for line in placed(moved)["critic"].engine.staying() if line.formula != "g·W_s"]
+
+
+def test_a_reward_model_scores_as_a_reference_does() -> None:
+    s = job(task="ppo", framework="verl==0.6.0", rollout={"n": 1, "batch": 64}, roles={"reward": {}})
+    reward = placed(s)["reward"].engine
+    assert reward.replica.optimizer is None and reward.replica.path == Path("scalar")
+    assert total(reward.resident()) == 2 * reward.replica.parameters
+
+
+def test_sft_trains_one_model_on_the_same_engine() -> None:
+    """As an actor's update without entropy; with its weights offloaded a checkpoint takes the gradients along."""
+    rl = ("roles", "rollout", "prompt_len", "response_len", "micro_batch")
+    s = parse({name: value for name, value in JOB.items() if name not in rl} | {"task": "sft", **OFFLOAD})
+    assert [(stage.does, stage.holds) for stage in s.keeps.stages] == [("train", ()), ("save", ("gradients",))]
+    [role] = s.keeps.roles
+    assert role.path == Path("vocab-parallel", head_fp32=True, scaled="in-place")
+    assert role.leaves == {"weights", "states"}
+
+
+LORA = {"method": "lora", "roles": {}}
+
+
+def test_megatron_bridges_adapters_are_cut_over_tensor_parallel_ranks() -> None:
+    """Of 28 layers, h 3584, kv 512, i 18944, over four ranks: both matrices beside linears cut by their outputs.
+
+    Beside those cut by their inputs the second is cut by what it makes: (in + out)·r/4 in all. Experts share one.
+    """
+    engine = placed(job(**LORA, **{"lora.rank": 16}))["actor"].engine
+    h, kv, i = 3584, 512, 18944
+    wide = (h + h + 2 * kv) + (h + h) + (h + 2 * i) + (i + h)
+    assert engine.replica.adapter == 28 * 16 * wide // 4
+    moe = {"model": "qwen3-30b-a3b", "expert_parallel": 8, "lora.targets": ["linear_fc1"]}
+    shared = placed(job(**LORA, **moe))["actor"].engine.replica
+    assert shared.adapter == 48 * 64 * (2048 + 2 * 768)
+
+
+def test_a_reference_of_adapters_is_the_actor_without_them_and_vllm_gets_no_others() -> None:
+    s = job(**LORA | {"roles": {"reference": {}}}, **OFFLOAD)
+    assert next(role for role in s.keeps.roles if role.name == "reference").shares
+    sync = s.keeps.stages[-1]
+    assert (sync.holds, sync.back) == (("bucket",), "none")
+
+
 HYBRID = {"model": "qwen3.5-4b", "gpus": 16, "tensor_parallel": 2}
 
 
@@ -191,13 +248,18 @@ def test_a_hybrids_ranks_of_a_ring_need_less_to_train() -> None:
         ),
         ({"framework": "verl==0.3.0"}, "sharding: given 'megatron', allowed with verl 0.3.0: fsdp1"),
         ({"framework": "verl==0.4.0", "loss": "fused"}, "loss: given 'fused' with sharding megatron"),
-        ({"method": "lora"}, "method: given 'lora' with sharding megatron"),
+        (
+            {**LORA, "framework": "verl==0.8.0"},
+            "method: given 'lora' with sharding megatron, allowed with verl: 'full'",
+        ),
+        ({**LORA, "lora.rank": 6}, "lora.rank: given 6, allowed: a multiple of tensor_parallel = 4"),
+        ({**LORA, "lora.dtype": "fp32"}, "lora.dtype: given 'fp32' with sharding megatron, allowed: bf16"),
         ({"packing": False}, "packing: given false with sharding megatron"),
         ({"sequence_parallel": False}, "sequence_parallel: given false with sharding megatron"),
         ({"model": "gemma-2-9b"}, "sharding: given 'megatron', allowed: fsdp1, fsdp2 for the family gemma2"),
         ({"roles": {"reference": {"precision": "bf16"}}}, "roles.reference.precision: given 'bf16'"),
         ({"roles": {"reference": {"sharding": "fsdp1"}}}, "roles.reference.sharding: given 'fsdp1'"),
-        ({"task": "ppo", "roles": {"critic": {}}}, "task: given 'ppo' with sharding megatron"),
+        ({"task": "ppo", "roles": {"critic": {"context_parallel": 2}}}, "roles.critic.context_parallel: given 2"),
         ({"max_tokens_per_gpu": 512, "micro_batch": None}, "max_tokens_per_gpu: given 512"),
         ({"pipeline_parallel": 32, "gpus": 128}, "pipeline_parallel: given 32, allowed: such that 28 layers"),
         ({"expert_parallel": 2}, "expert_parallel: given 2, allowed: 1 for a model without experts"),

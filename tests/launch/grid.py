@@ -128,17 +128,25 @@ def verl_megatron() -> Iterator[dict[str, Any]]:
     moved = ({}, {"offload": {"parameters": True, "optimizer": True}}, {"offload": {"fraction": 0.5}})
     again = {"checkpointing": "selective", "recompute_modules": ["mlp", "moe_act"]}
     kept = ({}, {"checkpointing": "full", "loss": "fused"}, again)
-    roles = ({}, {"roles": {"reference": {"offload": {"parameters": True}}}})
+    adapters = {"method": "lora", "lora.rank": 16, "lora.targets": ["linear_fc1", "linear_proj"], "lora.dropout": 0.5}
+    critic = {"offload": {"optimizer": True}, "micro_batch": 1}
+    roles = (
+        {}, {"roles": {"reference": {"offload": {"parameters": True}}}}, {**adapters, "roles": {"reference": {}}},
+        {"task": "ppo", "roles": {"critic": critic}}, {"task": "ppo", **adapters, "roles": {"critic": critic}},
+    )  # fmt: skip
     batches = ({"micro_batch": 2}, {"max_tokens_per_gpu": 4096, "rollout.max_tokens_per_gpu": 8192})
     for parts in itertools.product(models, cuts, moved, kept, roles, batches):
         yield {**of, **lengths, **{name: value for part in parts for name, value in part.items()}}
+    supervised = ({"task": "sft", "seq_len": 4096}, {"task": "sft", "seq_len": 4096, **adapters})
+    for parts in itertools.product(models, cuts, moved, kept, supervised, (batches[0], {"max_tokens_per_gpu": 4096})):
+        yield {**of, **{name: value for part in parts for name, value in part.items()}}
 
 
 def slime() -> Iterator[dict[str, Any]]:
     """slime's jobs, with SGLang on the same GPUs or on others."""
     of = {"framework": "slime", "gpu": "h100-sxm", "gpus": 32, "gpus_per_node": 8}
     lengths = {"prompt_len": 1024, "response_len": 3072, "rollout.batch": 64, "rollout.n": 4}
-    tasks = ({"task": "grpo"}, {"task": "reinforce++", "entropy_coeff": 0.001})
+    tasks = ({"task": "grpo"}, {"task": "reinforce++", "entropy_coeff": 0.001}, {"task": "ppo"})
     models = (
         {"model": "qwen3-4b"}, {"model": "qwen3-4b", "pipeline_parallel": 4, "virtual_pipeline": 3},
         {"model": "qwen3-30b-a3b", "expert_parallel": 8, "pipeline_parallel": 2},
@@ -156,6 +164,8 @@ def slime() -> Iterator[dict[str, Any]]:
     )
     for parts in itertools.product(tasks, models, cuts, kept, roles, batches, places):
         yield {**of, **lengths, **{name: value for part in parts for name, value in part.items()}}
+    for parts in itertools.product(models, cuts, kept, ({"micro_batch": 2}, {"max_tokens_per_gpu": 8192})):
+        yield {**of, "task": "sft", "seq_len": 4096, **{name: value for part in parts for name, value in part.items()}}
 
 
 STEPPED: tuple[dict[str, Any], ...] = (
@@ -234,7 +244,8 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
             {"tensor_parallel": 2}, {"tensor_parallel": 2, "sequence_parallel": True}, {"context_parallel": 2}, {},
             *({"pipeline_parallel": 2, **more} for more in stages),
         )  # fmt: skip
-        moved = tuple({"offload.optimizer": on} for on in (False, True))
+        moved = ({"offload.optimizer": False}, {"offload.optimizer": True}, {"offload.fraction": 0.25},
+                 {"offload.fraction": 1, "offload.masters": False})  # fmt: skip
         some = {"checkpointing": "selective", "recompute_modules": ["core_attn", "mlp"]}
         held = (
             ({}, {"loss": "full"}),

@@ -139,9 +139,9 @@ class Hydra:
     MEGATRON = "verl/trainer/config/_generated_ppo_megatron_trainer.yaml"  # composed for model_engine=megatron
     SFT = "verl/trainer/config/sft_trainer_engine.yaml"  # which verl does not compose itself
 
-    def __init__(self, release: Release, main: str = MAIN) -> None:
+    def __init__(self, release: Release, main: str = MAIN, **chosen: str) -> None:
         self.release = release
-        self.keys = release.configuration(main)
+        self.keys = release.configuration(main, **chosen)
         self.whole = yaml.load(release.text(self.WHOLE), Loader=LOADER) if main == self.MAIN else None
 
     def node(self, name: str) -> Any:

@@ -265,42 +265,68 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
 
 
 def test_commands_for_verls_megatron_engine_say_the_scenario(packages: Packages) -> None:
-    """Its configuration is the one that verl itself composes for `model_engine=megatron`."""
+    """Its configuration is the one that verl itself composes for `model_engine=megatron`, or Hydra for SFT's groups."""
     count = 0
-    for s in grid.accepted(grid.verl_megatron(), 1):
-        [[_, _, _, *overrides]] = grid.processes(launch(s).command)
-        engine, free = "model_engine=megatron", ("num_layers_in_last_pipeline_stage", "account_for_")
-        assert engine in overrides
+    for s in grid.accepted(grid.verl_megatron(), 7):
+        [[_, _, module, *overrides]] = grid.processes(launch(s).command)
+        chosen = {"model_engine=megatron"} if s.rollout else {"engine=megatron", "optim=megatron"}
+        free = ("num_layers_in_last_pipeline_stage", "account_for_")
+        assert chosen <= set(overrides) and module.endswith("main_ppo" if s.rollout else "sft_trainer_ray")
         for version in VERSIONS["verl"]:
-            hydra = configuration(packages.release("verl", version), Hydra.MEGATRON)
+            release = packages.release("verl", version)
+            hydra = configuration(release, Hydra.MEGATRON) if s.rollout else configuration(
+                release, Hydra.SFT, engine="megatron", optim="megatron"
+            )  # fmt: skip
             said = dict(hydra.check(each) for each in overrides
-                        if each != engine and not any(name in each for name in free))  # fmt: skip
-        actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-        own = f"{actor}.megatron"
-        recomputed = said.get(f"{own}.override_transformer_config.recompute_granularity")
-        adam = f"{actor}.optim.override_optimizer_config"
-        fields = {
-            "tensor_parallel": said[f"{own}.tensor_model_parallel_size"],
-            "pipeline_parallel": said[f"{own}.pipeline_model_parallel_size"],
-            "virtual_pipeline": said.get(f"{own}.virtual_pipeline_model_parallel_size", 1),
-            "context_parallel": said[f"{own}.context_parallel_size"],
-            "expert_parallel": said[f"{own}.expert_model_parallel_size"],
-            "expert_tensor_parallel": said[f"{own}.expert_tensor_parallel_size"],
-            "offload.parameters": said[f"{own}.param_offload"],
-            "offload.optimizer": said[f"{own}.optimizer_offload"],
-            "offload.fraction": said.get(f"{adam}.optimizer_offload_fraction", 0),
-            "checkpointing": recomputed or "none",
-            "recompute_modules": said.get(f"{own}.override_transformer_config.recompute_modules"),
-            "loss": "fused" if said["actor_rollout_ref.model.use_fused_kernels"] else "full",
-            "rollout.tensor_parallel": said[f"{rollout}.tensor_model_parallel_size"],
-        }
-        assert s.offload.fraction == 0 or said[f"{adam}.optimizer_cpu_offload"]
-        if s.has("reference"):
-            fields["roles.reference.offload.parameters"] = said["actor_rollout_ref.ref.megatron.param_offload"]
-        grid.same(fields, s)
-        assert said["actor_rollout_ref.model.path"] == hf(s)
+                        if each not in chosen and not any(name in each for name in free))  # fmt: skip
+        if s.rollout:
+            grid.same(megatron_roles(s, said), s)
+        else:
+            tokens = said["data.max_token_len_per_gpu"] if said["data.use_dynamic_bsz"] else None
+            grid.same(on_megatron(s, said, "model", "engine", "optim") | {"max_tokens_per_gpu": tokens}, s)
         count += 1
-    assert count > 50
+    assert count > 100
+
+
+def megatron_roles(s: Scenario, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What verl is told of the roles that run on its Megatron engine, and of vLLM."""
+    actor = "actor_rollout_ref.actor"
+    fields = on_megatron(s, said, "actor_rollout_ref.model", f"{actor}.megatron", f"{actor}.optim")
+    fields["rollout.tensor_parallel"] = said["actor_rollout_ref.rollout.tensor_model_parallel_size"]
+    if s.has("reference") and not s.lora:
+        fields["roles.reference.offload.parameters"] = said["actor_rollout_ref.ref.megatron.param_offload"]
+    if s.has("critic"):
+        own = on_megatron(s, said, "critic.model", "critic.megatron", "critic.optim")
+        fields |= {f"roles.critic.{place}": value for place, value in own.items() if place != "loss"}
+        if not said["critic.use_dynamic_bsz"]:
+            fields["roles.critic.micro_batch"] = said["critic.ppo_micro_batch_size_per_gpu"]
+    return fields
+
+
+def on_megatron(s: Scenario, said: Mapping[str, Any], model: str, own: str, optim: str) -> dict[str, Any]:
+    """What verl is told of a model that trains on its Megatron engine."""
+    assert said[f"{model}.path"] == hf(s)
+    adam = f"{optim}.override_optimizer_config"
+    assert said.get(f"{adam}.optimizer_cpu_offload", False) == (f"{adam}.optimizer_offload_fraction" in said)
+    fields = {
+        "tensor_parallel": said[f"{own}.tensor_model_parallel_size"],
+        "pipeline_parallel": said[f"{own}.pipeline_model_parallel_size"],
+        "virtual_pipeline": said.get(f"{own}.virtual_pipeline_model_parallel_size", 1),
+        "context_parallel": said[f"{own}.context_parallel_size"],
+        "expert_parallel": said[f"{own}.expert_model_parallel_size"],
+        "expert_tensor_parallel": said[f"{own}.expert_tensor_parallel_size"],
+        "offload.parameters": said[f"{own}.param_offload"],
+        "offload.optimizer": said[f"{own}.optimizer_offload"],
+        "offload.fraction": said.get(f"{adam}.optimizer_offload_fraction", 0),
+        "checkpointing": said.get(f"{own}.override_transformer_config.recompute_granularity", "none"),
+        "recompute_modules": said.get(f"{own}.override_transformer_config.recompute_modules"),
+        "loss": "fused" if said.get(f"{model}.use_fused_kernels") else "full",
+        "method": "lora" if f"{model}.lora.rank" in said else "full",
+    }
+    if s.lora:
+        places = {"rank": "rank", "targets": "target_modules", "dropout": "dropout"}
+        fields |= {f"lora.{place}": said[f"{model}.lora.{called}"] for place, called in places.items()}
+    return fields
 
 
 def scored(said: Mapping[str, Any], where: str, place: str) -> dict[str, Any]:

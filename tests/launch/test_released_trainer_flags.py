@@ -355,6 +355,8 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
     assert command == {"pretrain": "pt", "sft": "sft"}.get(s.task, "rlhf")
     assert said.get("rlhf_type") == (s.task if command == "rlhf" else None)
     assert (said["model"], said["dataset"]) == (hf(s), ["${DATASET}"])
+    aware = said.get("use_precision_aware_optimizer", True)
+    whole = aware and said.get("optimizer_offload_fraction") == 1
     stages = s.pipeline_layers or megatron_layers(s.architecture.layers, s.pipeline_parallel)
     assert layers_of_stages(said, s) == stages
     recompute = said["recompute_granularity"], said.get("recompute_method"), said.get("recompute_num_layers")
@@ -380,7 +382,9 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
             ("full", "uniform", 1): "full",
         }[recompute],
         "loss": "fused" if said["cross_entropy_loss_fusion"] else "full",
-        "offload.optimizer": said["optimizer_cpu_offload"] and said["use_precision_aware_optimizer"],
+        "offload.optimizer": said["optimizer_cpu_offload"] and whole,
+        "offload.fraction": 0 if whole else said.get("optimizer_offload_fraction", 0),
+        "offload.masters": aware,
     }
 
 

@@ -49,11 +49,15 @@ def test_dropout_keeps_a_copy_of_each_input_and_a_mask() -> None:
     assert dropped == H + Q + H + INNER + 2 * Q
 
 
-def test_ranks_keep_their_own_positions_of_an_input_or_until_mcore_bridge_all_of_them() -> None:
+def test_ranks_keep_their_own_positions_of_an_input_or_in_other_libraries_all_of_them() -> None:
     """Two ranks: of the two linears cut by outputs 2·h in place of h, and of all four 2·r in place of r."""
     half = part(DENSE, 2)
-    own, whole = (saved(half, replace(LORA, whole=all_of), sequences=True) for all_of in (False, True))
+    own, whole, shared = (
+        saved(replace(half, adapters=which), LORA, sequences=True)  # type: ignore[arg-type]
+        for which in ("own", "whole", "shared")
+    )
     assert whole - own == 2 * H + 4 * R
+    assert shared == whole
     assert own - saved(half, None, sequences=True) == 4 * R
 
 

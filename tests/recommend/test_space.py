@@ -150,13 +150,14 @@ def test_megatron_core_cuts_a_model_in_every_way_that_its_gpus_allow() -> None:
     assert {stages for _, stages, _ in uneven} > {1, 2}  # of 27 layers, where no stages of equal size are to be had
 
 
-def test_rl_may_train_experts_on_megatron_core() -> None:
+@pytest.mark.parametrize("task", ["grpo", "sft"])
+def test_experts_may_be_trained_on_megatron_core(task: str) -> None:
     """The rung comes behind full fine-tuning under FSDP, and before any that trains less; a dense model has none."""
-    job = {"framework": "verl", "task": "grpo", "gpus": 16}
+    job = {"framework": "verl", "task": task, "gpus": 16}
     kinds = [(rung["method"], rung.get("sharding", "")) for rung in space.rungs(job, experts=True)]
     assert list(dict.fromkeys(kinds))[:2] == [("full", ""), ("full", "megatron")]
     assert not any(rung.get("sharding") for rung in space.rungs(job))
-    for one in ({"sharding": "fsdp2"}, {"task": "sft"}, {"framework": "openrlhf"}):
+    for one in ({"sharding": "fsdp2"}, {"framework": "openrlhf"}):
         assert not any(rung.get("sharding", "fsdp2") != "fsdp2" for rung in space.rungs(job | one, experts=True))
 
 

@@ -40,6 +40,8 @@ DEFAULTS = Table(
         "rollout.n", FIRST, 8,
         "--n-samples-per-prompt in scripts/run-qwen3-4B.sh; the flag's 1 leaves a group no advantage",
     ),
+    Default("rollout.n", FIRST, 1, "the flag's default", ("ppo",)),
+    Default("global_batch", FIRST, 128, "--global-batch-size in scripts/run-qwen3-4B-base-sft.sh", ("sft",)),
     Default("rollout.engine", FIRST, "sglang", "backends/sglang_utils/sglang_engine.py"),
     Default("rollout.tensor_parallel", FIRST, 1, "--rollout-num-gpus-per-engine (utils/arguments.py)"),
     Default(

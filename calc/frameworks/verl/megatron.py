@@ -1,4 +1,4 @@
-"""verl's Megatron engine: `strategy: megatron`, on which an actor trains and a reference scores, with vLLM beside them.
+"""verl's Megatron engine, `strategy: megatron`: actor and critic train on it, reference and reward model score.
 
 Read in the packages 0.4.0, 0.4.1, 0.5.0, 0.6.0, 0.7.0, 0.8.0, 0.9.0 and 0.9.1: `workers/megatron_workers.py`,
 `workers/actor/megatron_actor.py` until 0.7, `workers/engine/megatron/transformer_impl.py` since,
@@ -11,10 +11,11 @@ sequences and context parallelism are in the Megatron-core that it carries, whic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from calc.base.plan import Awake, Holds, Leaves, Path, Role, Stage
+from calc.base.plan import Holds, Leaves, Path, Role, Stage
 from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.frameworks import megatron_core
@@ -27,6 +28,16 @@ BRIDGE = "0.9.0"  # vanilla_mbridge: False (engine/megatron.yaml:102)
 FUSED = "0.5.0"  # model.use_fused_kernels (models/mcore/model_forward_fused.py)
 HYBRID = "0.6.0"  # optim.override_optimizer_config, and states of the hybrid optimizer that leave by device
 PARTS = "0.5.0"  # recompute_modules (config/actor/megatron_actor.yaml)
+ORDER = ("critic", "reference", "reward", "actor")  # in which roles load (`init_workers`)
+SCORE = ("reward", "actor", "reference", "critic")
+TRAINED = ("critic", "actor")
+GRADIENTS: tuple[Holds, ...] = ("gradients",)
+VALUED = ("critic", "reward")  # LinearForLastLayer in the head's place: one number, cast to fp32
+# what all roles of a process share
+ALIKE = (
+    "sharding", "precision", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel",
+    "expert_tensor_parallel", "virtual_pipeline",
+)  # fmt: skip
 
 
 def modelled(arch: Architecture, version: str) -> Architecture:
@@ -34,16 +45,25 @@ def modelled(arch: Architecture, version: str) -> Architecture:
     fused = reached(version, BRIDGE)
     layers: Literal["megatron", "megatron-plain"] = "megatron" if fused else "megatron-plain"
     linear = "" if fused else f"verl from {BRIDGE} on: mbridge 0.15.1 does not know it"
-    return megatron_core.modelled(arch, "sharding", "fsdp1, fsdp2", layers, linear=linear)
+    return megatron_core.modelled(arch, "sharding", "fsdp1, fsdp2", layers, linear=linear, adapters="shared")
 
 
-def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+def defaults(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults that differ from the FSDP engine's, by dotted key.
 
     `actor/megatron_actor.yaml` and `engine/megatron.yaml`; gradients are reduced in fp32 (`grad_reduce_in_fp32`,
     megatron_utils.py:129 of 0.4.0), sequences packed (`preprocess_packed_seqs`), and nothing is recomputed
-    (`recompute_granularity: null`).
+    (`recompute_granularity: null`). Adapters have the weights' type (Megatron-Bridge `peft/utils.py`, `.bfloat16()`);
+    the reference is then the actor without them (`ref_in_actor`).
     """
+    adapters = given.get("method", "full") != "full"
+    # 16-bit weights alone, which param_offload moves where it is set (megatron_workers.py:1233 of 0.6.0)
+    scores: dict[str, Any] = {"precision": "mixed", "offload.parameters": False}
+    roles: dict[str, dict[str, Any]] = {
+        "reward": {} if task == "sft" else scores,
+        "reference": {} if task == "sft" or adapters else scores,
+        "critic": {"packing": True} if task == "ppo" else {},  # `preprocess_packed_seqs` for all roles
+    }
     return {
         "precision": "mixed",
         "grad_dtype": "fp32",
@@ -53,8 +73,8 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
         "packing": True,
         "checkpointing": "none",
         "sequence_parallel": int(given.get("tensor_parallel", 1)) > 1,
-        "roles.reference.precision": "mixed",
-        "roles.reference.offload.parameters": False,  # ref.megatron.param_offload
+        **({"lora.dtype": "bf16"} if adapters else {}),
+        **{f"roles.{role}.{name}": value for role, own in roles.items() for name, value in own.items()},
     }
 
 
@@ -64,8 +84,7 @@ def refuse(s: Scenario) -> Refusal | None:
     if not reached(version, FIRST):
         return Refusal("sharding", "'megatron'", f"fsdp1; megatron is modelled from {FIRST} on", f"with verl {version}")
     fixed: dict[str, tuple[Any, ...]] = {
-        "task": ("grpo", "reinforce++"),
-        "method": ("full",),
+        "method": ("full", "lora") if reached(version, BRIDGE) else ("full",),
         "precision": ("mixed",),
         "grad_dtype": ("fp32",),
         "optimizer": ("adamw",),
@@ -93,20 +112,41 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.max_tokens_per_gpu and s.max_tokens_per_gpu * s.context_parallel < s.seq_len:
         least = -(-s.seq_len // s.context_parallel)
         return Refusal("max_tokens_per_gpu", s.max_tokens_per_gpu, f"at least {least}", "with verl")
+    if s.lora and (fault := adapters_fault(s)):
+        return fault
     stages = megatron_core.stages_fault(s) or megatron_core.chunks_fault(s)
     return stages or megatron_core.linear_fault(s) or megatron_core.parts_fault(s, known=False)
 
 
+def adapters_fault(s: Scenario) -> Refusal | None:
+    """The reason why Megatron-Bridge's adapters cannot be as `s` asks, or are not modelled so, in one line, or None.
+
+    Tensor-parallel ranks share the first matrix's rows (`ColumnParallelLinear`, which divides them evenly).
+    """
+    assert s.lora
+    if s.lora.dtype != "bf16":
+        return Refusal("lora.dtype", f"{s.lora.dtype!r} with sharding megatron", "bf16")
+    if s.lora.rank % s.tensor_parallel:
+        return Refusal("lora.rank", s.lora.rank, f"a multiple of tensor_parallel = {s.tensor_parallel}")
+    if s.architecture.experts and s.expert_tensor_parallel > 1:
+        return Refusal("expert_tensor_parallel", f"{s.expert_tensor_parallel} with method lora", "1; not modelled")
+    if s.rollout and s.rollout.layered_summon:
+        return Refusal("rollout.layered_summon", "true with sharding megatron", "false; FSDP's units have it")
+    return None
+
+
 def unlike(s: Scenario) -> Refusal | None:
-    """The reason why the job cannot have another role than the actor on it as given, in one line, or None."""
-    for name in ("critic", "reward"):
-        if s.has(name):
-            return Refusal(f"roles.{name}", "a model with sharding megatron", "none; not modelled")
-    reference = s.role("reference")
-    if reference and reference.sharding != "megatron":
-        return Refusal("roles.reference.sharding", repr(reference.sharding), "megatron, as the actor's")
-    if reference and reference.precision != "mixed":
-        return Refusal("roles.reference.precision", f"{reference.precision!r} with sharding megatron", "mixed")
+    """The reason why another role than the actor cannot be on it as given, in one line, or None.
+
+    The first role to start divides the GPUs for all in its process (`_init_device_mesh` of 0.9.1; megatron_workers.py,
+    `torch.distributed.is_initialized` before).
+    """
+    for name in ("critic", "reference", "reward"):
+        role = s.role(name)
+        for field in ALIKE if role else ():
+            if (given := getattr(role, field)) != (job := getattr(s, field)):
+                allowed = f"{show(job)}, as the actor's with sharding megatron"
+                return Refusal(f"roles.{name}.{field}", show(given), allowed)
     return None
 
 
@@ -129,66 +169,82 @@ def loss_path(s: Scenario, *, entropy: bool) -> Path:
 
 
 def roles(s: Scenario) -> Iterator[Role]:
-    """The models of the job: reference and actor, each of them in the job's pipeline stages.
+    """The models of the job, each of them in the job's pipeline stages.
 
     With `param_offload` the buffer of gradients goes, too, whatever `grad_offload` says, a flag that is never read
     (`offload_megatron_model_to_cpu`).
     """
     learns, count = s.entropy_coeff != 0, s.pipeline_parallel
-    for name in ("reference", "actor"):
-        own = s.role(name)
+    for name in ORDER:
+        own = _own(s, name)
         if own is None:
             continue
         asked: dict[Leaves, bool] = {
             "weights": own.offload.parameters,
-            "states": own.offload.optimizer and name == "actor",
+            "states": own.offload.optimizer and name in TRAINED,
         }
-        scored = own.scoring_rows
-        if name == "reference" and own.max_tokens_per_gpu and s.rollout:
+        actor, valued = name == "actor", name in VALUED
+        # a value model scores as many at once as it trains on (forward_micro_batch_size_per_gpu)
+        scored = own.rows if valued else own.scoring_rows
+        if not actor and own.max_tokens_per_gpu and s.rollout:
             scored = own.filled(own.max_tokens_per_gpu, s.rollout.batch * s.rollout.n)
-        actor = name == "actor"
         whole = Role(
             name,
-            loss_path(own, entropy=learns and actor),
+            Path("scalar") if valued else loss_path(own, entropy=learns and actor),
             # old log-probabilities come with the entropy, the reference's without (megatron_workers.py:543 of 0.4.1)
-            loss_path(own, entropy=actor),
+            Path("scalar") if valued else loss_path(own, entropy=actor and s.rollout is not None),
             own.rows,
             scored,
             leaves=frozenset(word for word, moved in asked.items() if moved),
+            shares=bool(name == "reference" and s.lora),
         )
         yield from megatron_core.stages_of(whole, count)
 
 
+def _own(s: Scenario, name: str) -> Scenario | None:
+    """The scenario of a role; SFT names none, and its actor has the job's."""
+    return s.role(name) or (s if name == "actor" else None)
+
+
 def stages(s: Scenario, names: list[str]) -> tuple[Stage, ...]:
     """The stages of one step, in which the models called `names` work."""
-    return _stages(s.framework_version, s.offload.parameters, tuple(names))
+    offloaded = frozenset(name for name in TRAINED if (role := _own(s, name)) and role.offload.parameters)
+    return _stages(
+        s.framework_version, offloaded, tuple(names), serves=s.rollout is not None, adapters=s.lora is not None
+    )
 
 
 @lru_cache(maxsize=1024)
-def _stages(version: str, offloaded: bool, names: tuple[str, ...]) -> tuple[Stage, ...]:
-    """See `_step`."""
-    return tuple(_step(version, offloaded, names))
+def _stages(
+    version: str, offloaded: frozenset[str], names: tuple[str, ...], *, serves: bool, adapters: bool
+) -> tuple[Stage, ...]:
+    """The stages of one step: rollout, scores, the updates of critic and actor, checkpoints, weights to vLLM.
 
-
-def _step(version: str, offloaded: bool, names: tuple[str, ...]) -> Iterator[Stage]:
-    """The stages of one step: rollout, scores, the actor's update, a checkpoint, weights to vLLM.
-
-    A checkpoint loads the model with its gradients (`save_checkpoint`) if the weights are `offloaded`. Until 0.5 so
-    does the sync (sharding_manager/megatron_vllm.py:126 of 0.4.1, :150 of 0.5.0), later without (:152 of 0.6.0).
+    A checkpoint loads a model with its gradients (`save_checkpoint`) if its weights are `offloaded`.
     """
-    back: tuple[Holds, ...] = ("gradients",) if offloaded else ()
-    yield Stage("serve", "rollout", engine="all")
-    for does in ("actor", "reference"):
-        for name in names:
-            if name.partition(",")[0] == does:
-                yield Stage("score", name)
-    trained = [name for name in names if name.partition(",")[0] == "actor"]
-    for name in trained:
-        yield Stage("train", name)
-    for name in trained:
-        yield Stage("save", name, holds=back)
-    loaded = () if reached(version, "0.6.0") else back
+
+    def of(role: str) -> list[str]:
+        return [name for name in names if name.partition(",")[0] == role]
+
+    trained = [(role, name) for role in TRAINED for name in of(role)]
+    found = [Stage("train", name) for _, name in trained]
+    found += [Stage("save", name, holds=GRADIENTS if role in offloaded else ()) for role, name in reversed(trained)]
+    if not serves:
+        return tuple(found)
+    scored = [Stage("score", name) for role in SCORE for name in of(role)]
+    synced = _synced(version, "actor" in offloaded, adapters=adapters)
+    return (Stage("serve", "rollout", engine="all"), *scored, *found, *[replace(synced, role=x) for x in of("actor")])
+
+
+def _synced(version: str, offloaded: bool, *, adapters: bool) -> Stage:
+    """The stage in which vLLM gets the actor's weights.
+
+    Until 0.5 gradients come back with weights that are `offloaded` (sharding_manager/megatron_vllm.py:126 of 0.4.1,
+    :150 of 0.5.0), later they do not (:152 of 0.6.0). Where adapters train, they alone are sent, as vLLM has read the
+    base from its checkpoint, and an `offloaded` base stays on the host (`get_per_tensor_param`, `load_frozen_params`).
+    """
+    if adapters:
+        return Stage("sync", "actor", engine="weights", holds=("bucket",), back="none" if offloaded else "own")
+    loaded = () if reached(version, "0.6.0") or not offloaded else GRADIENTS
     bucket: tuple[Holds, ...] = ("bucket",) if reached(version, "0.7.1") else ()
-    before: Awake = "weights"
-    for name in trained:
-        yield Stage("sync", name, engine=before, holds=("parameter", *bucket, *loaded))
+    return Stage("sync", "actor", engine="weights", holds=("parameter", *bucket, *loaded))

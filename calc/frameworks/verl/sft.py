@@ -1,4 +1,4 @@
-"""verl's SFT trainer: `trainer/sft_trainer.py` on the engine that trains actors, the only SFT trainer since 0.7.1.
+"""verl's SFT trainer: `trainer/sft_trainer.py` on either engine that trains actors, the only SFT trainer since 0.7.1.
 
 Before, there was `fsdp_sft_trainer.py` with a loss of its own. Read in 0.7.1, 0.8.0, 0.9.0 and 0.9.1.
 """
@@ -10,7 +10,8 @@ from typing import Any
 
 from calc.base.plan import Keeps, Stage
 from calc.base.refusal import Refusal
-from calc.frameworks.verl import engine
+from calc.frameworks import megatron_core
+from calc.frameworks.verl import engine, megatron
 from calc.frameworks.verl.releases import reached
 from calc.scenario.scenario import Scenario
 
@@ -41,6 +42,10 @@ def refuse(s: Scenario) -> Refusal | None:
 
 def keeps(s: Scenario) -> Keeps:
     """The plan of SFT: one model, trained on log-probabilities as an actor is, and a checkpoint."""
+    if s.sharding == "megatron":
+        found = tuple(megatron.roles(s))
+        names = tuple(role.name for role in found)
+        return Keeps(found, megatron.stages(s, [*names]), names, notes=tuple(megatron_core.notes(s)))
     path = engine.loss_path(s, s.rows, entropy=False)
     stages = (Stage("train", "actor"), engine.saving(s, "actor"))
     return Keeps((engine.role("actor", s, path, path, s.rows, s.rows),), stages, ("actor",))

@@ -74,9 +74,9 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     if rl:
         values["global_batch"] = min(values["global_batch"], values["rollout.batch"]) * values["rollout.n"]
         values |= _bounds(task, known, given) if dynamic else {}
-        values |= megatron.defaults(given) if given.get("sharding") == "megatron" else {}
     else:
         values |= sft.defaults(values, given)
+    values |= megatron.defaults(task, given) if given.get("sharding") == "megatron" else {}
     if version == FORK:  # its flags count the micro batches of all GPUs
         total = ("micro_batch", "rollout.micro_batch", "roles.reference.micro_batch")
         values |= {place: max(1, values[place] // gpus) for place in total if values.get(place)}
@@ -95,7 +95,7 @@ def refuse(s: Scenario) -> Refusal | None:
     if reason := trainer_fault(s) or zero_fault(s) or unmodelled(s):
         return reason
     if s.task in sft.TASKS:
-        return sft.refuse(s) or engine.refuse(s)
+        return sft.refuse(s) or (megatron.refuse if s.sharding == "megatron" else engine.refuse)(s)
     if s.task not in TASKS or not s.rollout:
         return Refusal("task", repr(s.task), ", ".join((*TASKS, *sft.TASKS)), "with verl")
     if s.placement != "colocated":

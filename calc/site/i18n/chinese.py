@@ -1221,6 +1221,11 @@ CALCULATOR = {
         "由 Megatron-core 的混合设备优化器在主机上用 Adam 更新的可训练参数的比例，这些参数的主权重和状态留在主机上："
         "optimizer_offload_fraction，与 optimizer_cpu_offload 同用。"
     ),
+    "Whether fp32 master weights leave the GPU with the states of that share, as with use_precision_aware_optimizer. "
+    "Without it the hybrid device optimizer copies them, and they stay.": (
+        "这部分参数的 fp32 主权重是否随状态一起离开显卡，即使用 use_precision_aware_optimizer。"
+        "否则混合设备优化器只复制它们，它们仍留在显卡上。"
+    ),
     "Activation recomputation: none; full: every layer, from its input; selective: PyTorch's, which keeps attention "
     "and every second matrix product of a layer (torchtitan's policy for operators), or Megatron-core's, of "
     "recompute_modules.": (
@@ -2097,9 +2102,15 @@ REFUSALS = {
     "its FSDP trainer does not cut layers: take sharding megatron": "它的 FSDP 训练不切层：改用 sharding megatron",
     "fsdp1; megatron is modelled from {version} on": "fsdp1；megatron 自 {version} 起有模拟",
     "true for a model with experts": "有专家的模型须为 true",
-    "megatron, as the actor's": "megatron，与 actor 的一样",
     "a divisor of a stage's {n} GPUs": "一段的 {n} 张卡的约数",
     "none; not modelled": "none；没有模拟",
+    "{value!}, as the actor's with sharding megatron": "{value}，sharding megatron 时与 actor 的相同",
+    "below 1; offload.optimizer alone steps all of it there": "小于 1；全部在主机上更新由 offload.optimizer 单独表示",
+    "true, or with offload.fraction": "true，或与 offload.fraction 一起",
+    "{}, which it always trains": "{}，它总要训练",
+    "{}; it has the actor's flags": "{}；它的参数与 actor 相同",
+    "false; FSDP's units have it": "false；它属于 FSDP 的单元",
+    "grpo, reinforce++, sft; ppo is modelled from {version} on": "grpo、reinforce++、sft；ppo 自 {version} 起有模拟",
     "{}, or none; it runs in the actor's place": "{} 或 none；它在 actor 的位置上运行",
     "none, loss; modelled with {names!}": "none、loss；只模拟了 {names}",
     "none, loss; modelled for {what?}": "none、loss；只模拟了{what}",

@@ -62,8 +62,9 @@ def orthogonal_fault(s: Scenario) -> Refusal | None:
     """The reason why Muon cannot step where `s` has the states, or is not modelled there, in one line, or None."""
     if not OPTIMIZERS[s.optimizer].orthogonal:
         return None
-    if s.offload.optimizer:
-        return Refusal("offload.optimizer", f"True with optimizer {s.optimizer}", "none; not modelled")
+    for name in ("optimizer", "fraction"):
+        if value := getattr(s.offload, name):
+            return Refusal(f"offload.{name}", f"{value} with optimizer {s.optimizer}", "none; not modelled")
     if s.data_parallel_sharding_strategy != "no_shard":
         given = f"{s.data_parallel_sharding_strategy!r} with optimizer {s.optimizer}"
         return Refusal("data_parallel_sharding_strategy", given, "no_shard; not modelled")
@@ -94,6 +95,9 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
     for field in ("parameters", "activations"):
         if getattr(s.offload, field):
             return Refusal(f"offload.{field}", f"true {given}", "false; not modelled")
+    if s.offload.fraction and s.data_parallel_sharding_strategy != "no_shard":
+        strategy = f"{s.data_parallel_sharding_strategy!r} with offload.fraction"
+        return Refusal("data_parallel_sharding_strategy", strategy, "no_shard; not modelled")
     if s.sequence_parallel and s.tensor_parallel == 1:
         return Refusal("sequence_parallel", f"true {given}", "with tensor_parallel above 1")
     cut = megatron_core.stages_fault(s) or megatron_core.chunks_fault(s) or megatron_core.linear_fault(s)

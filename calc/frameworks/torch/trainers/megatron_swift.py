@@ -58,12 +58,12 @@ def modelled(arch: Architecture, version: str) -> Architecture:
 
     Before, each rank ran Transformers' own on all positions (`swift/megatron/model/gpt/qwen3_next.py` of 3.12.0).
     """
-    linear = (
-        ""
-        if at_least(version, BRIDGE)
-        else f"megatron-swift from {BRIDGE} on; before, ranks did not share it: not modelled"
-    )
-    return megatron_core.modelled(arch, "trainer", "own", given="megatron-swift", linear=linear, by_head=True)
+    bridged = at_least(version, BRIDGE)
+    linear = "" if bridged else f"megatron-swift from {BRIDGE} on; before, ranks did not share it: not modelled"
+    return megatron_core.modelled(
+        arch, "trainer", "own", given="megatron-swift", linear=linear, by_head=True,
+        adapters="own" if bridged else "whole",
+    )  # fmt: skip
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,8 +136,7 @@ def adapters_fault(s: Scenario) -> Refusal | None:
 
 def keeps(s: Scenario) -> dict[str, Any]:
     """The fields that it sets in a trained `Role`; batches that are padded have a mask (`template/base.py`)."""
-    whole = {"whole": not at_least(s.versions["megatron-swift"], BRIDGE)} if s.lora else {}
-    return {"handed": HANDED.get(s.task, 1), "masks": not s.unpadded, **whole}
+    return {"handed": HANDED.get(s.task, 1), "masks": not s.unpadded}
 
 
 def path(s: Scenario, usual: Path) -> Path:
