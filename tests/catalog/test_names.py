@@ -336,6 +336,9 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
     [
         ("moonshotai/Kimi-Linear-48B-A3B-Instruct", "has Kimi's delta attention"),
         ("inclusionAI/Ling-lite-1.5", "is of another BailingMoE"),
+        ("inclusionAI/Ring-linear-2.0", "has lightning attention in most layers"),
+        ("inclusionAI/Ring-flash-linear-2.0", "has lightning attention in most layers"),
+        ("inclusionAI/Ling-3.0-Flash", "has Kimi's delta attention in most layers"),
         ("ai21labs/AI21-Jamba-1.5-Mini", "has Mamba-1's state spaces"),
         ("baichuan-inc/Baichuan2-13B-Chat", "slopes attention's scores"),
         ("llava-hf/llava-v1.6-vicuna-7b-hf", "reads images"),
