@@ -14,7 +14,7 @@ from calc.add.draft import Draft
 from calc.base.reading import scalar
 from calc.base.schema import InputError, show
 from calc.catalog.catalog import Catalog
-from calc.models.architecture import Architecture, ConfigError
+from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING
 from calc.models.hf_config import from_config
 
@@ -41,6 +41,7 @@ def draft(data: Mapping[str, Any], where: str, given: Mapping[str, str]) -> Draf
         from_config(data)
     except ConfigError as error:
         raise InputError(f"{where}: {error}") from None
+    vision, unseen = _vision(data)
     hf = given.get("hf") or data.get("_name_or_path")
     if not isinstance(hf, str) or not _HF.fullmatch(hf):
         raise InputError(f"{where}: hf: given {show(hf)}, allowed: --hf with the Hugging Face name, organisation/name")
@@ -55,7 +56,25 @@ def draft(data: Mapping[str, Any], where: str, given: Mapping[str, str]) -> Draf
         "licence": given.get("licence", UNKNOWN),
         "config": _kept(data),
     }
-    return Draft("models", id, _yaml(fields).encode(), partial(_told, id, given))
+    if vision:
+        total, fields["published_parameters"] = fields["published_parameters"], None
+        fields["vision"] = {"published_parameters": total, "config": vision}
+    return Draft("models", id, _yaml(fields).encode(), partial(_told, id, given, unseen))
+
+
+def _vision(data: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The fields around a language model that a job without images loads alone, and why its tower is left out, if so.
+
+    Both are empty where the tower's fields stand beside the language model's, or there is none.
+    """
+    sight = SEEING.get(data["model_type"])
+    if not (sight and sight.apart and data.get("vision_config")):
+        return {}, ""
+    try:
+        from_config(data, images=True)
+    except ConfigError as error:
+        return {}, str(error)
+    return {name: value for name, value in data.items() if name not in (*_PASSING, "text_config")}, ""
 
 
 def _count(where: str, given: Mapping[str, str]) -> dict[str, Any]:
@@ -112,10 +131,14 @@ def _yaml(fields: Mapping[str, Any]) -> str:
     return yaml.dump(fields, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=10**6)
 
 
-def _told(id: str, given: Mapping[str, str], catalog: Catalog) -> Iterable[str]:
+def _told(id: str, given: Mapping[str, str], unseen: str, catalog: Catalog) -> Iterable[str]:
     model = catalog.models[id]
     agrees = ", as published" if model.published_parameters else ""
     yield f"{model.name}: {model.parameters:,} parameters, counted tensor by tensor{agrees}"
+    if model.seeing:
+        yield f"with its vision tower, which a job with images loads: {parameters(model.seeing):,} parameters"
+    if unseen:
+        yield f"without its vision tower: {unseen}"
     if "source" not in given:
         yield f"source: {model.source}, assumed; --source says another"
     absent = [f"{name} (--{name})" for name in ("licence", "parameters") if name not in given]

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.: +-]*", re.ASCII)  # no path
 _WORD = re.compile(r"bf16|[a-z]+|[0-9]+(?:\.[0-9]+)*(?:bit|[a-z](?![a-z]))?")  # the 2.5vl of a name is two words
-# Words that change no tensor: a model's maker, its tuning, its file format, QLoRA's 4 bits, 16, models that refuse
-# nothing, and those trained to be quantised (QAT). `base` is none of them: tuning often adds rows to the vocabulary.
+# Of models that refuse nothing, by the tool or the people that made them so, whose own version may follow.
+_UNREFUSING = re.compile(r"\b(?:abliterated|derestricted|heretic|uncensored)(?: v [0-9.]+)?(?= |$)")
+# Words that change no tensor: a model's maker, its tuning, its file format, QLoRA's 4 bits, 16, and models trained to
+# be quantised (QAT). `base` is none of them: tuning often adds rows to the vocabulary.
 _SAME = frozenset({
-    "meta", "deepseek", "instruct", "chat", "it", "pt", "hf", "thinking", "unsloth", "bnb", "4bit", "bf16",
-    "abliterated", "ds", "qat", "pretrained", "sft", "dpo", "mpo",
+    "meta", "deepseek", "instruct", "chat", "it", "pt", "hf", "thinking", "unsloth", "bnb", "4bit", "bf16", "huihui",
+    "ds", "qat", "pretrained", "sft", "dpo", "mpo",
 })  # fmt: skip
 # The context that a model was lengthened to, which changes no tensor either, but the positions, for which it may have a
 # file of its own.
@@ -36,7 +38,7 @@ _ACTIVE = re.compile(r"(?<=b) a [0-9.]+b")  # the parameters that are active for
 # Formats of a checkpoint's weights other than 16 bits and the 4 of bitsandbytes that QLoRA loads: words in names of
 # quantised checkpoints (AWQ, GPTQ, GGUF with its kinds, compressed-tensors, MLX, EXL2 and 3).
 _STORED = re.compile(
-    r"(?<![^\W_])(?:quantized\.)?(awq|gptq|gguf|(?:nv|mx)?fp[48]|int[48]|w[0-9]+a[0-9]+|[2-8]bits?|i?q[2-8](?:_[a-z0-9]+)*|exl[23]|mlx"
+    r"(?<![^\W_])(?:quantized\.|ud-)?(awq|gptq|gguf|(?:nv|mx)?fp[48]|int[48]|w[0-9]+a[0-9]+|[2-8]bits?|i?q[2-8](?:_[a-z0-9]+)*|exl[23]|mlx"
     r"|aqlm|hqq|autoround|compressed-tensors)(?![^\W_])(?:[-_]dynamic|-[2-8]b-[0-9]+g)?",
     re.ASCII,
 )
@@ -70,7 +72,7 @@ def plain(name: str) -> str:
 @lru_cache(maxsize=4096)
 def lengthened(name: str) -> str:
     """The words of a name that say which shapes and positions the model has."""
-    return " ".join(word for word in words(name).split() if word not in _SAME)
+    return " ".join(word for word in _UNREFUSING.sub("", words(name)).split() if word not in _SAME)
 
 
 @dataclass(frozen=True, slots=True)

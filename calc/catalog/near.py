@@ -79,6 +79,10 @@ UNMODELLED = tuple(
         r"kimi[ _-]?(?:linear|k3)": "has Kimi's delta attention, which is not modelled; qwen3-next-80b-a3b has a gated "
         "delta rule",
         r"kimi[ _-]?audio": _SOUND,
+        r"(?:ling|ring)[ _-]?(?:2[._]5|(?:[a-z0-9._]+[ _-])?linear)": "has lightning attention in most layers, which "
+        "is not modelled; ling-flash-2.0 and ling-1t are the nearest",
+        r"(?:ling|ring)[ _-]?3": "has Kimi's delta attention in most layers, which is not modelled; ling-flash-2.0 and "
+        "qwen3-next-80b-a3b are the nearest",
         r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of another BailingMoE than the second, "
         "which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t",
         r"jamba": "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have "

@@ -136,12 +136,13 @@ def images(model: Model, _: Catalog) -> Iterator[str]:
 def kinds(catalog: Catalog, _: Path) -> Iterator[str]:
     """A config's field has the kind, say number or list, that it has in all other models.
 
-    No other rule reads the fields that change no tensor. Where only two models have a field, neither is refused.
+    No other rule reads the fields that change no tensor. Where only two models have a field, neither is refused. A
+    token that ends a text may be one or several.
     """
     given = {(model.id, name): value for model in catalog.models.values() for name, value in _inner(model).items()}
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for (_owner, name), value in given.items():
-        found[name][_kind(value)] += value is not None
+        found[name][_kind(value)] += value is not None and not name.endswith("_token_id")
     for (owner, name), value in given.items():
         usual, times = found[name].most_common(1)[0]
         if value is not None and _kind(value) != usual and found[name][_kind(value)] == 1 < times:

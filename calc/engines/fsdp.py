@@ -29,7 +29,6 @@ from calc.models.architecture import (
     layer_kinds,
     layer_parameters,
     layer_tensors,
-    parameters,
     tensors,
     vision_tensors,
 )
@@ -55,8 +54,9 @@ class Fsdp(Holder):
 
     @property
     def root_elements(self) -> int:
-        """Elements of the root FSDP unit: embedding, final norm, head."""
-        return _root_elements(self.replica.arch, self.replica.head)
+        """Elements of the root FSDP unit: embedding, final norm, head; with padding, where shards have some."""
+        root = _root(self.replica.arch, self.replica.head)
+        return self.stored(root, sum([t.elements * t.count for t in root]))
 
     @property
     def outer(self) -> tuple[int, ...]:
@@ -457,8 +457,8 @@ def _layer_elements(arch: Architecture, spec: LayerSpec, ranks: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _root_elements(arch: Architecture, head: Head) -> int:
+def _root(arch: Architecture, head: Head) -> tuple[Tensor, ...]:
     # vision blocks are units of their own, too (Transformers' `_no_split_modules`); patches and projector are not
-    blocks = sum(t.elements * t.count for t in vision_tensors(arch, "blocks"))
-    layers = sum(layer_parameters(arch, spec) * n for spec, n in layer_kinds(arch))
-    return parameters(arch, head=head) - layers - blocks
+    units = {t.name for part in ("blocks", "unread") for t in vision_tensors(arch, part) if ".*." in t.name}
+    units |= {t.name for spec, _ in layer_kinds(arch) for t in layer_tensors(arch, spec)}
+    return tuple([t for t in tensors(arch, head=head) if t.name not in units])

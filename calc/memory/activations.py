@@ -670,7 +670,8 @@ def below_layers(run: Run, recompute: bool, masked: bool = False) -> Size:
     a number or a dropout mask multiplies it, or tokens of images are put in a copy (`masked_scatter` in
     `modeling_{qwen2_vl,internvl,…}.py`), the first layer's input is another tensor, and the leaf counts here. Eager
     attention gets a mask in the type of the residual stream, and another one if some of the layers slide: checkpoints
-    keep both. SDPA's mask of rows that lie end to end has a byte for each two positions.
+    keep both. SDPA's mask of rows that lie end to end, or of images whose tokens see each other, has a byte for each
+    two positions.
     """
     dropped = run.arch.embedding_dropout and run.training
     masks = len({spec.slides for spec in run.arch.specs})
@@ -678,7 +679,7 @@ def below_layers(run: Run, recompute: bool, masked: bool = False) -> Size:
     kept = of(h=1) if dropped and (run.trained or leaf) else NOTHING
     if recompute and run.kernel == "eager":
         kept += Size({"S": masks * run.residual})
-    if recompute and masked and run.arch.end_to_end:
+    if recompute and masked and (run.arch.end_to_end or run.arch.windows_masked):
         kept += Size({"S": 1})
     if recompute:
         kept += lent(run)

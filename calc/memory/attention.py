@@ -53,6 +53,8 @@ class Attention(Linears):
             return self.turned_pairs(x, name)
         if self.arch.rotation == "stacked":
             return self.turned_halves(x, name, tables)
+        if self.arch.rotation == "axes":
+            return self.turned_axes(x, name)
         fp32 = self.arch.rotation == "fp32"
         b = 4 if fp32 else max(x.b, self.run.residual)
         passing, whole = x.width * (3 * b), x.width * b
@@ -63,6 +65,19 @@ class Attention(Linears):
         y = self.tape.op(name, [x], x.width, b, saves=tables, scratch=passing, backward_scratch=passing,
                          course=course, backward_course=back)  # fmt: skip
         return self.cast(y, x.b, name) if fp32 else y
+
+    def turned_axes(self, x: Tensor, name: str) -> Tensor:
+        """Half of a head by a patch's column, half by its row (`apply_multidimensional_rope` of Gemma 4's tower)."""
+        half, b = x.width * 0.5, max(x.b, self.run.residual)
+        turned = list[Tensor]()
+        for axis, part in zip(("column", "row"), self.tape.split(f"{name}: axes", x, [half, half]), strict=True):
+            passing, whole = half * (3 * b), half * b
+            turned.append(self.tape.op(
+                f"{name}: {axis}", [part], half, b, scratch=passing, backward_scratch=passing,
+                course=(whole, whole * 0.5, whole, 1, whole, 2, None),
+                backward_course=(whole, whole * 0.5, whole, 1, whole, 0, 3, None),
+            ))  # fmt: skip
+        return self.tape.op(f"{name}: join", turned, x.width, b)
 
     def turned_pairs(self, x: Tensor, name: str) -> Tensor:
         """Pairs of neighbours as complex numbers, times others of which the table consists; both types are fp32.

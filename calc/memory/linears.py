@@ -167,11 +167,22 @@ class Linears:
 
     def linear(self, name: str, x: Tensor, out: Size) -> Tensor:
         """`nn.Linear`: keeps its input where its weight is trained; LoRA adds two small linears beside it."""
-        x = self.entering(name, x)
+        x = self.bounded(self.entering(name, x), f"{name}: input")
         four_bits = self.run.quantised and (name not in OUTPUTS or self.arch.quantises_head)
         y = self.in_four_bits(name, x, out) if four_bits else self.whole(name, x, out)
         y = self.adapted(name, x, y) if self.run.adapter and self.is_adapted(name) else y
+        y = self.bounded(y, f"{name}: output")
         return self.summed(name, y) if name in ROWWISE else y
+
+    def bounded(self, x: Tensor, name: str) -> Tensor:
+        """`torch.clamp` between bounds that are tensors, where linears have some: keeps its input.
+
+        Backward makes two masks, both of which a third joins (torch 2.13 `derivatives.yaml`, `clamp.Tensor`;
+        transformers 5.23 `models/gemma4/modeling_gemma4.py`, `Gemma4ClippableLinear`).
+        """
+        if self.arch.wrapped != "clamped":
+            return x
+        return self.tape.op(name, [x], x.width, x.b, saves=[x], backward_scratch=x.width * 3)
 
     def whole(self, name: str, x: Tensor, out: Size) -> Tensor:
         """The product with a weight of 16 or 32 bits, of which autocast makes a copy."""

@@ -322,7 +322,7 @@ STATE_SPACE = frozenset({"dt_bias", "A_log", "D", "conv1d", "in_proj", "norm", "
 
 def short(name: str) -> str:
     """`…mlp.down_proj.weight` as `down_proj`, `…mlp.experts.down_proj` as `experts_down_proj`."""
-    *_, inside, last = ("", *name.removesuffix(".weight").split("."))
+    *_, inside, last = ("", *name.removesuffix(".weight").removesuffix(".linear").split("."))
     if inside == "mixer" and last in STATE_SPACE:
         return f"ssm_{last}"
     return f"attn_{last}" if (inside, last) in SHARED else PREFIXES.get(inside, "") + last

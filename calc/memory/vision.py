@@ -1,7 +1,7 @@
 """A vision tower's operations: patches, blocks and projector, per patch, as Transformers' eager code runs them.
 
 Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v,idefics3,llama4,llava,
-smolvlm,mistral3,paligemma,pixtral,clip}/modeling_*.py`. The blocks are an architecture of their own, so that
+smolvlm,mistral3,paligemma,pixtral,clip,gemma4}/modeling_*.py`. The blocks are an architecture of their own, so that
 `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a token is a patch.
 """
 
@@ -30,8 +30,12 @@ UNFOLDED = "patch_embedding"  # the linear that reads unfolded pixels
 TAPS = 4  # rows of a table of positions that a bilinear interpolation weighs
 
 
-def running(run: Run, tower: Tower, *, trained: bool, adapted: bool = False, count: int = 0) -> Run:
+def running(
+    run: Run, tower: Tower, *, trained: bool, adapted: bool = False, count: int = 0, short: bool = False
+) -> Run:
     """The settings of the tower's blocks over `count` patches, in a model with the settings `run`.
+
+    `short`: images are filled up, so that SDPA gets a mask, of which each block makes a copy in the products' type.
 
     The language model's mask and window do not apply. A mask of the tower's own has the dtype of its patches; each
     layer keeps it, or a copy, if its rows are padded to multiples of eight or autocast casts it. Under autocast the
@@ -42,6 +46,8 @@ def running(run: Run, tower: Tower, *, trained: bool, adapted: bool = False, cou
     kernel = "flash" if run.kernel in ("masked", "eager") else run.kernel
     if tower.framed and not run.packaged:
         kernel = "masked" if count % ROW or run.compute != run.weight else "efficient"
+    if short and not run.packaged:
+        kernel = "masked"
     adapter = run.adapter if adapted else None
     return replace(
         run, arch=tower.blocks, trained=trained, adapter=adapter, kernel=kernel, training=False,
@@ -73,13 +79,15 @@ def patches(run: Run, tower: Tower, *, embeds: bool) -> Segment:
     tape, b, trained = program.tape, run.compute, run.trained
     pixels = Tensor(of(pixels=1), pixel(run, tower), differentiable=False)
     pixels.size = NOTHING  # they are counted as the batch's
+    for name in ("centre", "scale") if tower.filled else ():
+        pixels = tape.op(f"patches: {name}", [pixels], pixels.width, pixels.b)
     hidden = tower.blocks.hidden
     weight = hidden * (tower.pixels + tower.patch_bias) if trained else 0
     read = program.cast(pixels, b, "patches")
     if tower.ragged:
         read = tape.op("patches: those with pixels", [read], of(pixels=1), read.b)
-    if tower.flattened:
-        x = flattened(program, tower, read)
+    if tower.unfolds:
+        x = unfolded(program, tower, read)
     else:
         x = tape.op("patches: embed", [read], WIDTH, b, saves=[read] if trained else [], weight=weight)
     x.differentiable = embeds
@@ -110,12 +118,17 @@ def patches(run: Run, tower: Tower, *, embeds: bool) -> Segment:
         if tower.first_norm:
             program.elements = {**program.elements, FIRST: 2 * hidden}
             x = program.layer_norm(x, FIRST, Size({"": 1}))
+    elif tower.filled:
+        x = tape.op("positions: add", [x, crossed(program, tower)], WIDTH, run.residual, aliases=[x])
     elif tower.positions:
         rows = WIDTH if tower.ragged else Size({}, {"": table})
         places = [Tensor(Size({"": 1}), 8)] * (tower.ragged and trained)
         y = tape.op("positions: rows", [], rows, run.weight, saves=places, weight=table * trained)
         x = tape.op("positions: add", [x, y], WIDTH, run.residual, aliases=[x] if b == run.residual else [])
-    angles, order = Tensor(of(D=2), x.b if tower.framed else 4), Tensor(Size({"": 1 / tower.merge**2}), 8)
+    angles, order = (
+        Tensor(of(D=2), x.b if tower.framed or tower.filled else 4),
+        Tensor(Size({"": 1 / tower.merge**2}), 8),
+    )
     kept = [
         *[angles] * (run.arch.specs[0].rotated and not tower.flattened),
         *[order] * tower.windowed,
@@ -132,12 +145,27 @@ def pixel(run: Run, tower: Tower) -> int:
     return 2 if tower.flattened and run.precision != "fp32" else PIXEL
 
 
-def flattened(program: activations.Program, tower: Tower, x: Tensor) -> Tensor:
-    """A linear of the pixels of each patch, which lie channel by channel before and are copied."""
+def unfolded(program: activations.Program, tower: Tower, x: Tensor) -> Tensor:
+    """A linear of the pixels of each patch, which a flattened tower copies, as they lie channel by channel before."""
     program.elements = {**program.elements, UNFOLDED: tower.blocks.hidden * tower.pixels}
-    for name in ("unfold", "lay out"):
+    for name in ("unfold", "lay out") if tower.flattened else ():
         x = program.tape.op(f"patches: {name}", [x], x.width, x.b)
     return program.linear(UNFOLDED, x, WIDTH)
+
+
+def crossed(program: activations.Program, tower: Tower) -> Tensor:
+    """The sum of two rows of a table, one for each patch's column and one for its row; none for empty patches.
+
+    The gradient of either row is a table of one direction, then one of both that is 0 for the other.
+    """
+    tape, run = program.tape, program.run
+    b, table = run.weight, tower.positions * tower.blocks.hidden * run.trained
+    places = [Tensor(Size({"": 2}), 8)] * run.trained
+    scratch = Size({}, {"": 2 * table * b})
+    column = tape.op("positions: columns", [], WIDTH, b, saves=places, weight=table, backward_scratch=scratch)
+    row = tape.op("positions: rows", [], WIDTH, b, saves=places, weight=table, backward_scratch=scratch)
+    both = tape.op("positions: sum", [column, row], WIDTH, b, aliases=[column, row])
+    return tape.op("positions: blank", [both], WIDTH, b, saves=[Tensor(Size({"": 1}), 1)])
 
 
 @lru_cache(maxsize=1024)
@@ -183,6 +211,8 @@ def projector(
         for name in merger.inner:
             x = program.activated(program.linear(name, x, of(between=1)))
         program.run = own
+    elif merger.averaged:
+        x = averaged(program, tower, x)
     elif tower.unread:
         if x.b == run.compute:  # without the tower's own token; a cast cuts it off, too
             x = program.tape.op("projector: cut", [x], WIDTH, x.b)
@@ -222,6 +252,30 @@ def pooled(program: activations.Program, tower: Tower, x: Tensor) -> Tensor:
     """The average of `merge`² patches, of a copy that lies channel by channel, which the average keeps."""
     x = program.tape.op("projector: by channel", [x], WIDTH, x.b)
     return program.tape.op("projector: pool", [x], WIDTH * (1 / tower.merge**2), x.b, saves=[x])
+
+
+def averaged(program: activations.Program, tower: Tower, x: Tensor) -> Tensor:
+    """The average of `merge`² patches behind a norm without weights, as a product with weights of all patches in fp32.
+
+    It is scaled, picked where it is one of an image, and standardised in fp32 (`Gemma4VisionPooler`,
+    `Gemma4VisionModel.forward`, `Gemma4MultimodalEmbedder`).
+    """
+    tape, b, share = program.tape, x.b, 1 / tower.merge**2
+    token, wide = Size({"": share}), WIDTH * share
+    x = tape.op("projector: blank", [x], WIDTH, b, saves=[Tensor(Size({"": 1}), 1)])
+    number = tape.op("projector: one-hot", [], Size({"S": share}), 8)
+    weights = tape.op("projector: weights to fp32", [number], Size({"S": share}), 4)
+    weights = tape.op("projector: weights", [weights], Size({"S": share}), 4)
+    weights.differentiable = False
+    x = tape.op("projector: average", [weights, program.cast(x, 4, "projector")], wide, 4, saves=[weights])
+    x = program.cast(program.cast(x, b, "projector: average"), 4, "projector: average")
+    x = tape.op("projector: scale", [x], wide, 4)
+    x = tape.op("projector: pick", [x], wide, 4, saves=[Tensor(token * 2, 8)])
+    if tower.standardised:
+        x = tape.op("projector: less mean", [x], wide, 4, aliases=[x])
+        x = tape.op("projector: standardise", [x], wide, 4)
+    x = program.cast(x, b, "projector: standardised")
+    return program.cast(program.unweighed(program.cast(x, 4, "projector: norm"), "projector: norm", token), b, "norm")
 
 
 def convolved(program: activations.Program, tower: Tower, x: Tensor, looks: bool) -> Tensor:

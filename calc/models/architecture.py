@@ -297,8 +297,8 @@ class Architecture:
     parallel: bool = False  # attention and MLP both read the layer's input
     joined: bool = False  # both outputs are added up before the residual stream gets them (Falcon)
     # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2); pairs are complex numbers in fp32 (torchtitan), or
-    # halves of fp32 that are stacked (torchtune)
-    rotation: Literal["", "joined", "fp32", "complex", "stacked"] = ""
+    # halves of fp32 that are stacked (torchtune); halves of a head rotate apart and are joined (axes: Gemma 4's tower)
+    rotation: Literal["", "joined", "fp32", "complex", "stacked", "axes"] = ""
     rotary_picked: bool = False  # each rotation picks cos and sin of every token's position (torchtune's packs)
     repeated: bool = False  # keys and values are copied for every query head, whichever kernel attends (torchtune)
     rotary_dim: int = 0  # of a head; the rest passes by and is joined again (Qwen3-Next); 0: all of it rotates
@@ -317,6 +317,7 @@ class Architecture:
     # expanded: stored in groups of queries with one key and one value, which are then copied for every query (Falcon)
     fused_qkv: Literal["", "sliced", "split", "expanded"] = ""
     masked: bool = False  # SDPA gets a mask even where it needs none
+    windows_masked: bool = False  # so it does in layers with a window, however short sequences are (Gemma 4's images)
     end_to_end: bool = False  # the rows of a batch are joined in one, whose sequences its positions tell apart
     # positions slope attention's scores (ALiBi), in Transformers' eager attention alone: by the product that makes the
     # scores (BLOOM), or by an fp32 tensor that is added to them (MPT)
@@ -364,6 +365,8 @@ class Architecture:
     experts_beside: bool = False
     head_bias: bool = False
     half: bool = False  # published in fp16: what trains in bf16 casts it as it is loaded
+    # linears lie in a module of their own, which may hold their inputs and outputs within bounds (Gemma 4's tower)
+    wrapped: Literal["", "plain", "clamped"] = ""
     transposed: bool = False  # linears' weights are stored input first (GPT-2's `Conv1D`)
     mla: Mla | None = None
     indexer: Indexer | None = None
@@ -553,7 +556,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         mixes = spec.mixer != "none" and name.startswith((f"{a}.", f"{DELTA}.", f"{names.ssm}.", "conv."))
         module = "attn" if mixes else "mlp"
         shape = (inputs, outputs) if arch.transposed else (outputs, inputs)
-        yield tensor(f"{name}.weight", shape, "linear", module)
+        yield tensor(f"{name}{'.linear' * bool(arch.wrapped)}.weight", shape, "linear", module)
         if bias:
             yield tensor(f"{name}.bias", (outputs,), "bias", module)
 
@@ -835,7 +838,9 @@ def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ..
             return (*named(tower.patches), *named(tower.linears), *blocks, *vision_tensors(arch, "unread"), *projector)
         case "unread":
             idle = [t._replace(count=tower.unread) for t in blocks if tower.unread]
-            return (*idle, *named(tower.normed(tower.last_norm))) if idle else ()
+            idle += named(tower.normed(tower.last_norm)) if idle else ()
+            heard = tower.sound.tensors if tower.sound else ()
+            return (*idle, *[Tensor(f"{tower.prefix}{name}", *of, "vision") for name, of in heard])
         case "linears":
             return named(tower.linears)
         case "blocks":

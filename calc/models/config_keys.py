@@ -73,7 +73,9 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "gemma2": (*_GEMMA, "hidden_act"),
     "gemma3_text": (*_GEMMA, "hidden_act", "rope_local_base_freq", "_sliding_window_pattern"),
     "gemma3n_text": (*_GEMMA, "altup_coef_clip", "altup_lr_multiplier", "hidden_act", "rope_local_base_freq"),
-    "gemma4_text": ("cache_implementation", "hidden_act", "use_bidirectional_attention"),
+    "gemma4_text": (
+        "cache_implementation", "expert_intermediate_size", "hidden_act", "use_bidirectional_attention",
+    ),
     "lfm2": _LFM2,
     "lfm2_moe": (*_ROUTER, *_LFM2, "routed_scaling_factor", "use_expert_bias"),
     "phi3": (

@@ -105,6 +105,9 @@ class Sight:
     earlier: bool = False  # it reads an earlier block than the last one, which the config names
 
 
+_SANDWICH = Norms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
 _SEEN = Names("model.visual", attention="attn", qkv="qkv", output="proj", layers="blocks")
 _PLAIN = dict(norm="layer", norm_bias=True, gated=False)
 _ROTARY = dict(norms=Norms("norm1", mlp="norm2"), fused_qkv="split", rotation="fp32", pieces=True)
@@ -205,6 +208,24 @@ SEEING: Mapping[str, Sight] = {
         dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
         earlier=True,
     ),
+    "gemma4": Sight(
+        "gemma4_text",
+        dict(num_hidden_layers=16, hidden_size=768, hidden_activation="gelu_pytorch_tanh", intermediate_size=3072,
+             num_attention_heads=12, num_key_value_heads=12, head_dim=64, patch_size=16, pooling_kernel_size=3,
+             position_embedding_size=10240, use_clipped_linears=False, standardize=False, attention_bias=False,
+             in_channels=3),
+        dict(norms=_SANDWICH, norm_fp32=True, norm_power=True, qk_norm="heads", values_normed=True, by_token=True,
+             rotation="axes", o_bias=False, mlp_bias=False,
+             names=Names("model.vision_tower", layers="encoder.layers")),
+        # `max_soft_tokens` of `image_processing_gemma4.py`, 280 of 48 x 48, and of `video_processing_gemma4.py`, 70
+        dict(filled=True, embedding="vision_tower.patch_embedder.input_proj",
+             table="vision_tower.patch_embedder.position_embedding_table", limits=Pixels(1, 645120),
+             video_limits=Pixels(1, 161280),
+             merger=Merger("embed_vision", "", ("embedding_projection",), averaged=True)),
+        dict(depth="num_hidden_layers", num_heads="num_attention_heads", spatial_merge_size="pooling_kernel_size",
+             num_position_embeddings="position_embedding_size", hidden_act="hidden_activation"),
+        apart=True,
+    ),
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
     "qwen2_vl": Sight(
@@ -260,9 +281,6 @@ SEEING: Mapping[str, Sight] = {
 }  # fmt: skip
 _ATTENTION = ("attention_bias", "attention_bias", "")
 _LLAMA = ("attention_bias", "attention_bias", "mlp_bias")
-_SANDWICH = Norms(
-    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
-)
 _ONE = Norms(mlp="")
 _AFTER = Norms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 _LATE = dict(use_sliding_window=False, sliding_window=4096, max_window_layers=28)

@@ -28,6 +28,7 @@ from calc.models.architecture import (
 )
 from calc.models.config_keys import MODELLED
 from calc.models.families import ALIKE, CONVERTED, FAMILIES, NESTED, SEEING, UNADAPTED_OUTPUT, Family
+from calc.models.sound import Sound
 from calc.models.vision import Tower
 
 # fields of Architecture that a number in the config switches on
@@ -288,7 +289,8 @@ def _seeing(config: Mapping[str, Any]) -> Architecture:
         raise ConfigError("vision_config", vision, f"a mapping, the vision tower of {family}")
     names = arch.names._replace(model=sight.inner, head=sight.head)
     tower = _tower(family, vision, arch, config)
-    return replace(arch, family=family, names=names, vision=tower, **sight.fixed)
+    both = inner.get("use_bidirectional_attention") == "vision"  # tokens of an image see each other (Gemma 4)
+    return replace(arch, family=family, names=names, vision=tower, windows_masked=both, **sight.fixed)
 
 
 def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: Mapping[str, Any]) -> Tower:
@@ -309,6 +311,9 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         raise wrong("out_hidden_size", out, f"hidden_size = {arch.hidden} of the language model")
     if "vision_use_head" in given and read.boolean("vision_use_head"):
         raise wrong("vision_use_head", True, "false; not modelled")
+    for name, only in ("num_key_value_heads", heads), ("head_dim", hidden // heads):
+        if sight.tower.get("filled") and read.integer(name) != only:
+            raise wrong(name, read.value(name), f"{only}; others are not modelled")
     for name, only in ("multimodal_projector_bias", False), ("vision_feature_layer", -1):
         if sight.tower.get("framed") and config.get(name, only) != only:
             raise ConfigError(name, config[name], f"{str(only).casefold()}; not modelled")
@@ -335,7 +340,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         max_positions=1,
         qkv_bias="attention_bias" not in given or read.boolean("attention_bias"),
         activation=_activation(read),
-        **{"o_bias": True, "mlp_bias": True, **sight.blocks, **_vision_norms(read, wrong)},
+        **{"o_bias": True, "mlp_bias": True, **sight.blocks, **_vision_norms(read, wrong), **_wrapped(read)},
     )
     return Tower(
         blocks,
@@ -349,8 +354,35 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         between=read.integer("between") if "between" in sight.spelled else 0,
         deep=tuple(deep),
         unread=unread,
+        sound=_sound(config.get("audio_config"), arch.hidden),
+        standardised="standardize" in given and read.boolean("standardize"),
         **sight.tower,
     )
+
+
+def _sound(given: object, inner: int) -> Sound | None:
+    """The part that hears, of an `audio_config`, in front of a language model `inner` wide (Gemma 4)."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise ConfigError("audio_config", given, "a mapping, the part that hears, or null")
+    defaults = dict(hidden_size=1024, num_hidden_layers=12, num_attention_heads=8, conv_kernel_size=5,
+                    subsampling_conv_channels=(128, 32), output_proj_dims=1536)  # fmt: skip
+    read = _Reader(given, defaults, {})
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "conv_kernel_size")
+    hidden, layers, heads, kernel = (read.integer(name) for name in names)
+    channels = _listed(read.value("subsampling_conv_channels"))
+    if len(channels) != 2 or not all(type(n) is int and n > 0 for n in channels):
+        raise ConfigError("audio_config.subsampling_conv_channels", channels, "a list of two numbers")
+    first, second = (int(str(n)) for n in channels)
+    return Sound(hidden, layers, heads, kernel, (first, second), read.integer("output_proj_dims"), inner)
+
+
+def _wrapped(read: _Reader) -> dict[str, Any]:
+    """The way in which a tower's linears lie in modules of their own, where they do (Gemma 4)."""
+    if not read.known("use_clipped_linears"):
+        return {}
+    return {"wrapped": "clamped" if read.boolean("use_clipped_linears") else "plain"}
 
 
 def _unread(config: Mapping[str, Any], read: _Reader) -> int:

@@ -1,7 +1,7 @@
 """The vision tower of a model that reads images, and the projector that hands its output to the language model.
 
 Read in transformers 5.23 `{configuration,modeling}_*.py` of `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,
-internvl,glm4v,idefics3,llama4,llava,smolvlm,mistral3,paligemma,pixtral,clip}`.
+internvl,glm4v,idefics3,llama4,llava,smolvlm,mistral3,paligemma,pixtral,clip,gemma4}`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from calc.models.sound import Sound
 
 if TYPE_CHECKING:
     from calc.models.architecture import Architecture
@@ -25,7 +27,8 @@ class Merger(NamedTuple):
     `biased`: one linear with a bias makes a token of each patch (PaliGemma), or two do (LLaVA).
     `unfolded`: a linear makes a token, as wide as a patch, of its patches before two others, all without a bias
     (Pixtral). `inner`: the names of linears of the tower's own that read the patches of a token side by side before the
-    one linear, with an activation behind each (Llama 4).
+    one linear, with an activation behind each (Llama 4). `averaged`: one linear without a bias reads the average of a
+    token's patches behind a norm without weights (Gemma 4).
     """
 
     name: str
@@ -38,6 +41,7 @@ class Merger(NamedTuple):
     unfolded: bool = False
     biased: bool = False
     inner: tuple[str, ...] = ()
+    averaged: bool = False
 
 
 class Pixels(NamedTuple):
@@ -72,7 +76,11 @@ class Tower:
     positions; `tiles` then are those of the canvas on which the image is least resized (Llama 4). `prefix`: of the
     tensors' names. `unread`: the last blocks, which are not among `blocks`, and the norm behind them, whose output
     nothing reads, so that they get no gradients (LLaVA, whose table of positions is an embedding for all that).
-    `video_limits` are those of all frames of a video together; None: each frame is resized as an image is.
+    `video_limits` are those of all frames of a video together; None: each frame is resized as an image is. `filled`:
+    an image, or frame, is enlarged or made smaller to the most pixels of its limits and, where its shape leaves some
+    over, filled up with empty patches, which a mask leaves out; a linear reads the pixels of each patch, the table has
+    rows for either direction, and tokens may be `standardised` by numbers that are not trained (Gemma 4). `sound`:
+    the part that hears, which is loaded and not run.
     """
 
     blocks: Architecture
@@ -105,6 +113,9 @@ class Tower:
     flattened: bool = False
     prefix: str = "model."
     unread: int = 0
+    filled: bool = False
+    standardised: bool = False
+    sound: Sound | None = None
     video_limits: Pixels | None = None
 
     def bounds(self, frames: int) -> Pixels:
@@ -130,7 +141,7 @@ class Tower:
     def patches(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """Name, shape and kind of each tensor of the tower outside its blocks."""
         h, kernel = self.blocks.hidden, (self.patch, self.patch)
-        if not self.flattened:
+        if not self.unfolds:
             yield (
                 f"{self.embedding}.weight",
                 (h, self.channels, *((self.frames, *kernel) if self.frames > 1 else kernel)),
@@ -142,6 +153,8 @@ class Tower:
             one = () if self.flattened or self.unread else (1,)
             yield self.classes, (*one, *one, h), "patches"
             yield self.table + ".weight" * bool(self.unread), (*one, self.positions + 1, h), "patches"
+        elif self.filled:
+            yield self.table, (2, self.positions, h), "patches"
         elif self.positions:
             yield f"{self.table}.weight", (self.positions, h), "patches"
         for norm in filter(None, (self.first_norm, self.last_norm * (not self.unread))):
@@ -149,6 +162,11 @@ class Tower:
         if name := self.merger.convolved:
             yield f"{name}.weight", (self.out, h, self.merge, self.merge), "patches"
             yield f"{name}.bias", (self.out,), "bias"
+
+    @property
+    def unfolds(self) -> bool:
+        """True if a linear reads the pixels of each patch, and no convolution."""
+        return self.flattened or self.filled
 
     def normed(self, norm: str) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """Name, shape and kind of each tensor of a norm of patches."""
@@ -158,7 +176,7 @@ class Tower:
     @property
     def linears(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """Name, shape and kind of each linear of the tower's own outside its blocks."""
-        if self.flattened:
+        if self.unfolds:
             yield f"{self.embedding}.weight", (self.blocks.hidden, self.pixels), "linear"
         for name, inputs in zip(self.merger.inner, (self.merged, self.between), strict=False):
             yield f"{name}.weight", (self.between, inputs), "linear"
@@ -185,7 +203,8 @@ class Tower:
         width, out, wide = self.merged, self.out, self.between
         if not merger.norm:
             first, *more = merger.linears
-            return [(first, wide if merger.inner else width, out), *[(name, out, out) for name in more]]
+            width = self.blocks.hidden if merger.averaged else wide if merger.inner else width
+            return [(first, width, out), *[(name, out, out) for name in more]]
         if merger.unfolded:
             h = self.blocks.hidden
             return [

@@ -39,6 +39,8 @@ class Images:
         if tower.edge:
             return tower.edge, tower.edge
         side = tower.patch * tower.merge
+        if tower.filled:
+            return self.scaled(side)
         if tower.longest:
             shrink = max(1, self.height / tower.longest, self.width / tower.longest)
             return tuple([side * math.ceil(math.floor(e / shrink) / side) for e in (self.height, self.width)])  # type: ignore[return-value]
@@ -54,11 +56,33 @@ class Images:
             return tuple([math.ceil(e * grow / side) * side for e in (self.height, self.width)])  # type: ignore[return-value]
         return height, width
 
+    def scaled(self, side: int) -> tuple[int, int]:
+        """The same where an image is made as large as `max_pixels` allow, in multiples of `side`, at least one.
+
+        transformers 5.23 `models/gemma4/image_processing_gemma4.py`, `get_aspect_ratio_preserving_size`.
+        """
+        scale = math.sqrt(self.max_pixels / (self.height * self.width))
+        height, width = (math.floor(edge * scale / side) * side for edge in (self.height, self.width))
+        longest = self.max_pixels // side**2
+        if not height:
+            return side, side * min(self.width // self.height, longest)
+        return (height, width) if width else (side * min(self.height // self.width, longest), side)
+
     def patches(self, tower: Tower) -> int:
         """Patches of one sample; a tower reads `tower.frames` frames at once, the last of them twice if it is alone."""
+        return self.count * -(-self.frames // tower.frames) * self.tiles(tower) * self.row(tower)
+
+    def row(self, tower: Tower) -> int:
+        """Patches of an image, a tile or a frame, with those that fill it up."""
+        if tower.filled:
+            return self.max_pixels // tower.patch**2
         height, width = self.resized(tower)
-        each = (height // tower.patch) * (width // tower.patch) + bool(tower.classes)
-        return self.count * -(-self.frames // tower.frames) * self.tiles(tower) * each
+        return (height // tower.patch) * (width // tower.patch) + bool(tower.classes)
+
+    def short(self, tower: Tower) -> bool:
+        """True if images are filled up, as their shape leaves some of the patches over."""
+        height, width = self.resized(tower)
+        return tower.filled and height * width < self.row(tower) * tower.patch**2
 
     def tiles(self, tower: Tower) -> int:
         """Squares of an image: those of the grid whose shape is nearest to the image's, and one of all of it.
@@ -101,5 +125,8 @@ class Images:
 
     def tokens(self, tower: Tower) -> int:
         """Tokens of one sample that stand for its images."""
+        if tower.filled:
+            height, width = self.resized(tower)
+            return self.count * self.frames * (height * width // (tower.patch * tower.merge) ** 2)
         classes = bool(tower.classes) * self.count * -(-self.frames // tower.frames) * self.tiles(tower)
         return (self.patches(tower) - classes) // tower.merge**2

@@ -235,7 +235,8 @@ def four_bit_experts(s: Scenario) -> Experts:
 def masked(s: Scenario, arch: Architecture, length: int) -> bool:
     """True if SDPA gets a mask: the window is no longer than a rank's sequences, or the family always has one."""
     window, seen = arch.sliding_window, length // s.context_parallel
-    return s.attention == "sdpa" and (arch.masked or (window is not None and seen >= window))
+    shorter = window is not None and (arch.windows_masked or seen >= window)
+    return s.attention == "sdpa" and (arch.masked or shorter)
 
 
 def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:

@@ -63,7 +63,7 @@ class Seen:
     @property
     def embeds(self) -> bool:
         """True if gradients reach the embedded patches."""
-        adapted = self.tower.flattened and self.adapted("blocks")  # beside the linear that reads pixels
+        adapted = self.tower.unfolds and self.adapted("blocks")  # beside the linear that reads pixels
         return self.looks or (self.hooked and self.tower.hooked) or adapted
 
     @property
@@ -75,7 +75,13 @@ class Seen:
     def own(self) -> Run:
         """The settings with which the blocks run."""
         adapted = self.adapted("blocks")
-        return vision.running(self.run, self.tower, trained=self.looks, adapted=adapted, count=self.count)
+        how = dict(trained=self.looks, adapted=adapted, short=self.images.short(self.tower))
+        return vision.running(self.run, self.tower, count=self.count, **how)
+
+    @property
+    def length(self) -> int:
+        """Patches that see each other: of all images, or of one."""
+        return self.images.row(self.tower) if self.tower.filled else self.count
 
     @property
     def again(self) -> bool:
@@ -99,10 +105,13 @@ class Seen:
     def line(self, component: str, amount: Amount, times: int = 1) -> Line:
         """The ledger line of `times` an amount, of which each counts patches."""
         formula = amount.formula.replace("T·", "P_v·")
-        formula = formula.replace("P_v·S", "P_v·P_v")
         values = {**self._dims, "P_v": self.count}
+        if self.tower.filled:
+            values["S"] = self.length
+        else:
+            formula = formula.replace("P_v·S", "P_v·P_v")
         formula = formula if times == 1 else f"{times}·({formula})"
-        return Line(component, self.role, times * amount.bytes(self.count, self.count), formula, values, SOURCE)
+        return Line(component, self.role, times * amount.bytes(self.count, self.length), formula, values, SOURCE)
 
     @property
     def _dims(self) -> dict[str, int]:
@@ -121,7 +130,10 @@ class Seen:
 
     @property
     def mask(self) -> list[Line]:
-        """The mask of a framed tower, which lets each image's patches see each other alone."""
+        """The mask of a framed tower, which lets an image's patches see each other alone, or of a filled one: bytes."""
+        if self.tower.filled and self.own.kernel == "masked":
+            values = {"P_v": self.count, "S": self.length}
+            return [Line("activations", self.role, self.count * self.length, "P_v·S", values, SOURCE)]
         if not self.tower.framed or self.own.packaged:
             return []
         b = self.own.weight

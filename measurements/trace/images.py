@@ -26,6 +26,7 @@ MODULES = (
     "qwen3_5",
     "qwen3_5_moe",
     "gemma3",
+    "gemma4",
     "internvl",
     "glm4v",
     "glm4v_moe",
@@ -36,10 +37,14 @@ MODULES = (
     "llama4",
     "llava",
 )
-VISION = re.compile(r"\b(visual|vision_tower|vision_model|multi_modal_projector|connector)\.")
-PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector|connector)\.")
+SOUND = re.compile(r"\b(audio_tower|embed_audio)\.")  # it is loaded, and nothing runs it
+VISION = re.compile(
+    r"\b(visual|vision_tower|vision_model|multi_modal_projector|connector|embed_vision|audio_tower|embed_audio)\."
+)
+PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector|connector|embed_vision)\.")
 LONG = 4  # squares along an image's longer side, of Idefics 3
 SQUARES = 16  # the most into which an image is cut, of Llama 4
+SOFT = 280  # tokens for which an image of Gemma 4 has patches, of which those left over are empty
 
 
 class Sizes(np.ndarray):  # type: ignore[type-arg]
@@ -55,6 +60,8 @@ def _side(config: Any) -> int:
     eyes = config.vision_config
     if hasattr(eyes, "spatial_merge_size"):
         return int(eyes.patch_size * eyes.spatial_merge_size)
+    if hasattr(eyes, "pooling_kernel_size"):
+        return int(eyes.patch_size * eyes.pooling_kernel_size)
     if hasattr(config, "spatial_merge_size"):
         return int(eyes.patch_size * config.spatial_merge_size)
     if hasattr(config, "downsample_ratio"):
@@ -91,12 +98,19 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
         mask = torch.zeros(rows, number, edge, edge, dtype=torch.long, device=DEVICE)
         pixels = torch.zeros(rows, number, eyes.num_channels, edge, edge, device=DEVICE)
         return {"pixel_values": pixels, "pixel_attention_mask": mask}
-    framed = hasattr(config, "spatial_merge_size")
-    square = None if framed or hasattr(eyes, "spatial_merge_size") else eyes.image_size
+    framed, filled = hasattr(config, "spatial_merge_size"), hasattr(eyes, "pooling_kernel_size")
+    square = None if framed or filled or hasattr(eyes, "spatial_merge_size") else eyes.image_size
     for name, edge in ("height", case.height), ("width", case.width):
         if edge % side or edge != (square or edge):
             allowed = str(square) if square else f"multiples of {side}"
             raise CaseError(f"images.{name}: {edge} cannot be traced; allowed: {allowed}")
+    if filled:
+        cells, numbers = SOFT * eyes.pooling_kernel_size**2, 3 * eyes.patch_size**2
+        return {
+            "pixel_values": torch.zeros(count, cells, numbers, device=DEVICE),
+            "image_position_ids": torch.zeros(count, cells, 2, dtype=torch.long, device=DEVICE),
+            "mm_token_type_ids": torch.zeros(rows, case.seq, dtype=torch.long, device=DEVICE),
+        }
     if square:
         kinds = {} if config.model_type == "llava" else {"token_type_ids": (rows, case.seq)}
         return {
@@ -159,9 +173,9 @@ def linear_names(case: Case, model: Any) -> list[str]:
 
 
 def unread(case: Case, model: Any) -> set[int]:
-    """The ids of parameters without gradients: those of LLaVA's blocks behind the one whose output it takes."""
+    """The ids of parameters without gradients: what hears, and LLaVA's blocks behind the one whose output it takes."""
     if case.config["model_type"] != "llava":
-        return set()
+        return {id(parameter) for name, parameter in model.named_parameters() if SOUND.search(name)}
     depth = case.config["vision_config"]["num_hidden_layers"]
     behind = "|".join(map(str, range(depth + 1 + case.config.get("vision_feature_layer", -2), depth)))
     idle = re.compile(rf"vision_tower\.(encoder\.layers\.({behind})|post_layernorm)\.")
@@ -254,18 +268,26 @@ def _there(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def take_helpers() -> None:
+def _over(inputs_embeds: torch.Tensor, **_: Any) -> torch.Tensor:
+    """The mask of Gemma 4's patches, some of which are empty."""
+    count, cells, _ = inputs_embeds.shape
+    return torch.zeros(count, 1, cells, cells, dtype=torch.bool, device=DEVICE)
+
+
+def take_helpers(case: Case, model: Any) -> None:
     """Put these functions in the place of those that look into tensors."""
     for family in MODULES:
         module = import_module(f"transformers.models.{family}.modeling_{family}")
         for name, function in INSTEAD.items():
             if hasattr(module, name):
                 setattr(module, name, function)
-        for name in ("Idefics3Model", "SmolVLMModel"):
+        for name in ("Idefics3Model", "SmolVLMModel", "Gemma4Model"):
             if hasattr(module, name):
                 getattr(module, name).get_image_features = _together(getattr(module, name).get_image_features)
         if hasattr(module, "Mistral3Model"):
             module.Mistral3Model.get_image_features = _there(module.Mistral3Model.get_image_features)
+        if hasattr(module, "Gemma4Model") and case.height * case.width < SOFT * _side(_of(model)) ** 2:
+            module.create_bidirectional_mask = _over
         for name in vars(module):
             if name.startswith("Glm") and name.endswith("VisionEmbeddings"):
                 getattr(module, name).forward = _sampled(getattr(module, name).forward)

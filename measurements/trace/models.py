@@ -32,7 +32,8 @@ MAMBA = {"out_proj", "conv1d"}  # what PEFT refuses to adapt in some families
 def _config(case: Case) -> Any:
     given = dict(case.config)
     if "vision_config" in given and "text_config" not in given:  # the catalog's files have its fields beside it
-        outside = ("model_type", "vision_config", "mm_tokens_per_image", "spatial_merge_size", "tie_word_embeddings")
+        outside = ("model_type", "vision_config", "audio_config", "mm_tokens_per_image", "spatial_merge_size",
+                   "tie_word_embeddings")  # fmt: skip
         around = {name: given.pop(name) for name in outside if name in given}
         given = {**around, "text_config": given}
     whole = AutoConfig.for_model(given.pop("model_type"), **given)
@@ -56,7 +57,10 @@ def load(case: Case) -> Any:
     if case.task == "rm":
         config.num_labels = 1
     # The flash-attn package is not looked for: `attention` takes its place.
-    implementation = "sdpa" if case.attn.startswith("sdpa") else "eager"
+    implementation: Any = "sdpa" if case.attn.startswith("sdpa") else "eager"
+    if "audio_config" in case.config:  # Gemma 4's part that hears has no other than eager attention
+        parts = dict.fromkeys(("", "text_config", "vision_config"), implementation)
+        implementation = {**parts, "audio_config": "eager"}
     # tensors are cut before they have memory, as in `from_pretrained`
     with no_init_weights(), torch.device("meta") if case.tp > 1 else DEVICE:
         usual = AutoModelForImageTextToText if case.seeing else AutoModelForCausalLM

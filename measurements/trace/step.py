@@ -24,7 +24,7 @@ LOGPROB = {"fp32": "log-softmax-fp32", "trl": "selective", "lse": "logsumexp"}
 FORWARD = (
     "input_ids", "position_ids", "attention_mask", "labels", "shift_labels", "pixel_values", "image_grid_thw",
     "image_sizes",
-    "token_type_ids",
+    "token_type_ids", "image_position_ids", "mm_token_type_ids",
 )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ class Step:
 
         inputs = {"input_ids": ids()}
         if case.images:
-            images.take_helpers()
+            images.take_helpers(case, self.model)
             inputs.update(images.inputs(case, self.model, rows))
             self.ledger.picked = images.tokens(case, self.model, rows)
         if case.sequence_parallel or case.cp > 1:  # the model counts its part of the sequence alone

@@ -14,7 +14,7 @@ from commands import Run
 from calc.add import gpus
 from calc.base import project
 from calc.base.reading import parse_yaml
-from calc.catalog.catalog import GPU, load
+from calc.catalog.catalog import GPU, load, whole
 from calc.check import check
 
 QWEN: dict[str, Any] = {
@@ -114,6 +114,29 @@ def test_of_a_model_that_reads_images_the_language_model_is_added(
     written = parse_yaml((root / "models/gemma-3-4b-tuned.yaml").read_text("utf-8"), "the file")
     assert written["config"]["model_type"] == "gemma3_text"
     assert load(root).models["gemma-3-4b-tuned"].architecture.heads == 8
+
+
+def test_a_tower_that_only_jobs_with_images_load_is_added_beside_the_language_model(
+    run: Callable[..., Run], root: Path, config: Callable[..., str]
+) -> None:
+    """The published total is then the whole's; several tokens may end a text."""
+    theirs = load(PROJECT).models["gemma-4-31b"]
+    outer = whole({**theirs.config, "eos_token_id": [1, 106]}, theirs.vision)
+    total = ("--parameters", "31,273,086,512", "--parameters-source", "the hub")
+    done = run("add", config(outer), "--hf", "somebody/Tuned-31B", *total)
+    assert done.status == 0, done.err
+    assert "with its vision tower, which a job with images loads: 31,273,086,512 parameters" in done.out
+    added = load(root).models["tuned-31b"]
+    assert (added.seeing, added.published_seeing) == (theirs.seeing, 31_273_086_512)
+    assert (added.config["eos_token_id"], added.published_parameters) == ([1, 106], None)
+
+
+def test_a_tower_that_is_not_modelled_is_told(run: Callable[..., Run], root: Path, config: Callable[..., str]) -> None:
+    theirs = load(PROJECT).models["gemma-4-31b"]
+    eyes = {"vision_config": {**theirs.vision["vision_config"], "head_dim": 64}}
+    done = run("add", config(whole(theirs.config, {**theirs.vision, **eyes})), "--hf", "somebody/Tuned-31B")
+    assert "without its vision tower: vision_config.head_dim: given 64" in done.out
+    assert not load(root).models["tuned-31b"].seeing
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -166,6 +166,9 @@ TYPED = {
     "ds-r1-distill-qwen-7b": "qwen2.5-7b",
     "kimi-k2:1t": "kimi-k2",
     "granite4:small-h": "granite-4-h-small",
+    "huihui-ai/Huihui-Qwen3.5-27B-abliterated": "qwen3.5-27b",
+    "huihui-ai/Huihui-gpt-oss-20b-BF16-abliterated-v2": "gpt-oss-20b",
+    "p-e-w/gpt-oss-20b-heretic": "gpt-oss-20b",
     "huihui-ai/Qwen3-8B-abliterated": "qwen3-8b",
     "google/gemma-3-27b-it-qat-q4_0-unquantized": "",
     "gemma-3-27b-it-qat": "gemma-3-27b",
@@ -246,7 +249,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 214
+    assert len(TYPED) == 217
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -273,6 +276,7 @@ def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
         ("Qwen/QwQ-32B-AWQ", "AWQ", "qwen2.5-32b"),
         ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "AWQ INT4", "llama-3.1-70b"),
         ("unsloth/DeepSeek-R1-0528-Qwen3-8B-GGUF", "GGUF", "qwen3-8b"),
+        ("Qwen3.5-35B-A3B-UD-Q4_K_XL", "Q4_K_XL", "qwen3.5-35b-a3b"),
         ("Llama-3.3-70B-Instruct-quantized.w4a16", "W4A16", "llama-3.1-70b"),
         ("mlx-community/gemma-3-4b-it-8bit", "8BIT", "gemma-3-4b"),
     ],
@@ -332,6 +336,9 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
     [
         ("moonshotai/Kimi-Linear-48B-A3B-Instruct", "has Kimi's delta attention"),
         ("inclusionAI/Ling-lite-1.5", "is of another BailingMoE"),
+        ("inclusionAI/Ring-linear-2.0", "has lightning attention in most layers"),
+        ("inclusionAI/Ring-flash-linear-2.0", "has lightning attention in most layers"),
+        ("inclusionAI/Ling-3.0-Flash", "has Kimi's delta attention in most layers"),
         ("ai21labs/AI21-Jamba-1.5-Mini", "has Mamba-1's state spaces"),
         ("baichuan-inc/Baichuan2-13B-Chat", "slopes attention's scores"),
         ("llava-hf/llava-v1.6-vicuna-7b-hf", "reads images"),

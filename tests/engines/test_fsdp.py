@@ -362,10 +362,11 @@ def test_twice_the_ranks_never_need_more_a_gpu(drawn: Scenario, sharding: str) -
     many = engine_of(replace(s, gpus=2 * s.gpus, global_batch=2 * s.global_batch))
     assert isinstance(few, Fsdp) and isinstance(many, Fsdp)
     assume(many.layer(-1) == few.layer(-1))
+    rows = 8 * (many.root_elements - few.root_elements)  # what a head of one row takes more, padded for every rank
     assert total(many.resident()) <= total(few.resident()) + 4
     for where in (*places(few), GATHER):
         where = where._replace(layer=min(where.layer, s.architecture.layers - 1))
-        assert total(many.at(where)) <= total(few.at(where)) + 4
+        assert total(many.at(where)) <= total(few.at(where)) + 4 + rows
     for (name, before), (again, after) in zip(few.stepping(), many.stepping(), strict=True):
         assert name == again and total(after) <= total(before)
 

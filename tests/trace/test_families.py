@@ -122,6 +122,10 @@ SEEN: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
         "image_size": 448, "patch_size": 14, "vision_use_head": False,
     },
+    "gemma4": {
+        "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 80,
+        "intermediate_size": 640, "position_embedding_size": 128, "use_clipped_linears": True,
+    },
     "paligemma": {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
         "image_size": 448, "patch_size": 28, "vision_use_head": False, "projection_dim": 1024,
@@ -149,6 +153,9 @@ def seeing(family: str) -> dict[str, Any]:
     inner = {name: value for name, value in text.items() if name not in ("model_type", "bos_token_id", "eos_token_id")}
     if family == "gemma3":
         outer = {"mm_tokens_per_image": 64, "image_token_index": 16383}
+    elif family == "gemma4":
+        outer = {"image_token_id": 16383, "tie_word_embeddings": True}
+        inner |= {"model_type": "gemma4_text", "use_bidirectional_attention": "vision"}
     elif family == "paligemma":
         outer = {"image_token_index": 16383, "tie_word_embeddings": True, "projection_dim": 1024}
         inner["model_type"] = "gemma"
@@ -246,6 +253,7 @@ TOWARDS_TEXT = {
     "method": "lora",
     "lora": {"rank": 16, "dtype": "bf16", "targets": ["q_proj", "v_proj"]},
 }
+SIZED = {"gemma4": {"width": 768, "height": 768}}  # whose images are enlarged to that
 NAMED: dict[str, dict[str, Any]] = {"glm4v_moe": TOWARDS_TEXT, "llama4": TOWARDS_TEXT}
 
 
@@ -256,7 +264,8 @@ def test_steps_with_images_take_what_their_traces_say(tmp_path: Path) -> None:
         path.write_text(json.dumps(seeing(family)))
         job = {"gpu": "h200", "model": str(path), "task": "sft", "framework": "torch", "seq_len": 1024}
         job |= {"precision": "bf16", "optimizer": "sgd", "optimizer_impl": "fused", "attention": "sdpa"}
-        scenarios += [job | way for way in (*WAYS[:2], NAMED.get(family, WAYS[2]))]
+        ways = (*WAYS[:2], NAMED.get(family, WAYS[2]))
+        scenarios += [job | way | {"images": way["images"] | SIZED.get(family, {})} for way in ways]
     traced = answers("-m", "measurements.trace", "--batch", "-", given=lines(scenarios))
     for scenario, record in zip(scenarios, traced, strict=True):
         assert "error" not in record, (scenario["model"], record)

@@ -1763,6 +1763,11 @@ REFUSALS = {
     "modelled": "的状态空间或循环结构不同于可计算的 nemotron-nano-9b-v2 和 qwen3-next-80b-a3b",
     "slopes attention's scores by position (ALiBi) in code that lies beside its weights; bloom-7b1 and mpt-7b do so, "
     "too": "用 ALiBi 位置编码，代码随权重发布；同样用 ALiBi 的有 bloom-7b1 和 mpt-7b",
+    "has lightning attention in most layers, which is not modelled; ling-flash-2.0 and ling-1t are the nearest": (
+        "的大多数层使用 lightning attention，不在计算范围内；最接近的是 ling-flash-2.0 和 ling-1t"
+    ),
+    "has Kimi's delta attention in most layers, which is not modelled; ling-flash-2.0 and qwen3-next-80b-a3b are the "
+    "nearest": "的大多数层用的是 Kimi 的 delta attention，不在计算范围内；最近的是 ling-flash-2.0、qwen3-next-80b-a3b",
     "has lightning attention, which is not modelled; minimax-m2 is": (
         "用的是 lightning attention，不在计算范围内；可计算的有 minimax-m2"
     ),
@@ -2025,6 +2030,9 @@ REFUSALS = {
     "a divisor of {n}, a square's patches in a row": "正方形每行 {n} 个图块的约数",
     "{n}, which the linears around it have; others are not modelled": "{n}，即前后线性层的宽度；其他不在计算范围内",
     "0.25, 0.5 or 1": "0.25、0.5 或 1",
+    "{n}; others are not modelled": "{n}；其他不在计算范围内",
+    "a list of two numbers": "含两个数的列表",
+    "a mapping, the part that hears, or null": "映射，即听觉部分，或 null",
     "a number from -2 to {most!}": "-2 到 {most} 的数",
     "a divisor or multiple of {n} key/value heads": "{n} 个键值头的约数或倍数",
     "a divisor of the model's {n} attention heads": "模型 {n} 个注意力头的约数",
