@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
 from calc.base.units import GB
@@ -75,23 +76,39 @@ def passed(problem: Problem, rung: Fields) -> Miss | None:
 def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], bool] = lambda *at: True) -> Miss | None:
     """The place that lacks least, of those that searches looked at, that do not fit and that `asked` accepts.
 
-    A share of the card too small for vLLM to start counts last where larger ones were open: whatever rules those out is
-    what lacks.
+    The first of equals in the order in which they were looked at. A share of the card too small for vLLM to start
+    counts last where larger ones were open: whatever rules those out is what lacks.
     """
     least: tuple[Search, int, Place] | None = None
-    starved: tuple[Search, int, Place] | None = None
-    lacks = -inf
-    for search in searches:
-        for b, place, fit in search.looked():
-            # for most places the training phases alone, or a bound of them, already show that they lack more
-            if fit.training_at_most <= lacks or not asked(search, b, place) or not fit.leaves(lacks) or fit.fits:
-                continue
-            if fit.slack - fit.short > lacks:
-                if fit.slack >= 0 and fit.too_lean and search.branches[b].shares:
-                    starved = starved or (search, b, place)
-                else:
-                    least, lacks = (search, b, place), fit.slack - fit.short
-    least = least or starved
+    starved: dict[int, tuple[Search, int, Place]] = {}
+    lacks, first = -inf, -1
+    # by bounds, each closer than the one before and asked only where that leaves it open
+    places = [(search, *at) for search in searches for at in search.lacking()]
+    ahead = [(-bound, n, 0) for n, (*_, bound) in enumerate(places)]
+    heapify(ahead)
+    while ahead and -ahead[0][0] >= lacks:
+        above, n, close = heappop(ahead)
+        search, b, place, _ = places[n]
+        fit = search.fit(b, place)
+        # it must be more than this to come before the one that was found
+        more = lacks if n > first else lacks - 1
+        if not fit or -above <= more:
+            continue
+        if close == 0:
+            heappush(ahead, (max(above, -fit.training_at_most), n, 1))
+            continue
+        # where CPU and GPU share one memory it takes the room on the GPUs to tell what the host lacks
+        if close == 1 and not search.host.unified and fit.short:
+            heappush(ahead, (above + fit.short, n, 2))
+            continue
+        if not asked(search, b, place) or not fit.leaves(more) or fit.fits or fit.slack - fit.short <= more:
+            continue
+        if fit.slack >= 0 and fit.too_lean and search.branches[b].shares:
+            starved[n] = search, b, place
+        else:
+            least, lacks, first = (search, b, place), fit.slack - fit.short, n
+    if least is None and starved:
+        least = starved[min(starved)]
     if least is None:
         return None
     search, b, place = least
@@ -151,7 +168,7 @@ def _hosting(problem: Problem) -> int | None:
         search.host.bytes + fit.short
         for search in problem.misses
         for _, _, fit in search.looked()
-        if not search.host.unified and fit.short and fit.on_device and not fit.refused
+        if not search.host.unified and fit.on_device and fit.short and not fit.refused
     ]
     least = min(found, default=0)
     return ceil(least / (HOST_SHARE * GB)) if least else None
