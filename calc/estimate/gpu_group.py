@@ -206,8 +206,11 @@ class GpuGroup:
     def free_at_most(self) -> int:
         """An upper bound of `room` in the phases without vLLM, in bytes; below 0 for most jobs that never fit."""
         working = self.job.roles.training.once(("working", *self.names), self.stages.working)
+        usable = self.job.gpu.usable_bytes
+        if not working:
+            return usable  # nothing is trained here
         process = 0 if self.job.keeps.disconnects else staying(self.process)
-        return verdict.room(Sums(working + process, 0, 0), self.job.gpu.usable_bytes)
+        return verdict.room(Sums(working + process, 0, 0), usable)
 
     @property
     def trains(self) -> bool:
