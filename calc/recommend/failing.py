@@ -12,7 +12,7 @@ from calc.catalog.catalog import Catalog
 from calc.estimate.host_memory import SHARE as HOST_SHARE
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.problem import COUNTS, Configuration, Miss, Problem, fits
-from calc.recommend.search import Found, Judged, Place, Search, room
+from calc.recommend.search import Fit, Found, Judged, Place, Search, room
 from calc.recommend.space import SHARE, SHARES, Fields, shares_packed
 
 SHORTEST = 128  # tokens; shorter sequences are not suggested
@@ -79,42 +79,49 @@ def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], boo
     The first of equals in the order in which they were looked at. A share of the card too small for vLLM to start
     counts last where larger ones were open: whatever rules those out is what lacks.
     """
-    least: tuple[Search, int, Place] | None = None
-    starved: dict[int, tuple[Search, int, Place]] = {}
-    lacks, first = -inf, -1
-    # by bounds, each closer than the one before and asked only where that leaves it open
     places = [(search, *at) for search in searches for at in search.lacking()]
-    ahead = [(-bound, n, 0) for n, (*_, bound) in enumerate(places)]
-    heapify(ahead)
-    while ahead and -ahead[0][0] >= lacks:
-        above, n, close = heappop(ahead)
+    starved: set[int] = set()
+    lacks, first = -inf, -1
+    for n, above, fit in _promising(places):
         search, b, place, _ = places[n]
-        fit = search.fit(b, place)
+        if above < lacks:
+            break
         # it must be more than this to come before the one that was found
         more = lacks if n > first else lacks - 1
-        if not fit or -above <= more:
-            continue
-        if close == 0:
-            heappush(ahead, (max(above, -fit.training_at_most), n, 1))
-            continue
-        # where CPU and GPU share one memory it takes the room on the GPUs to tell what the host lacks
-        if close == 1 and not search.host.unified and fit.short:
-            heappush(ahead, (above + fit.short, n, 2))
-            continue
-        if not asked(search, b, place) or not fit.leaves(more) or fit.fits or fit.slack - fit.short <= more:
+        if above <= more or not asked(search, b, place) or not fit.leaves(more) or fit.fits:
             continue
         if fit.slack >= 0 and fit.too_lean and search.branches[b].shares:
-            starved[n] = search, b, place
-        else:
-            least, lacks, first = (search, b, place), fit.slack - fit.short, n
-    if least is None and starved:
-        least = starved[min(starved)]
-    if least is None:
+            starved.add(n)
+        elif fit.slack - fit.short > more:
+            lacks, first = fit.slack - fit.short, n
+    if first < 0 and not starved:
         return None
-    search, b, place = least
+    search, b, place, _ = places[first if first >= 0 else min(starved)]
     judged = search.judged(b, place)
     assert judged
     return miss(search, judged)
+
+
+def _promising(places: Sequence[tuple[Search, int, Place, int]]) -> Iterator[tuple[int, int, Fit]]:
+    """The numbers of places, by falling upper bounds of what they have to spare, with these and their fits.
+
+    Each bound is closer than the one before, and asked for only when the turn of the place would come.
+    """
+    ahead = [(-bound, n, 0) for n, (*_, bound) in enumerate(places)]
+    heapify(ahead)
+    while ahead:
+        below, n, close = heappop(ahead)
+        search, b, place, _ = places[n]
+        fit = search.fit(b, place)
+        if not fit:
+            continue
+        # where CPU and GPU share one memory it takes the room on the GPUs to tell what the host lacks
+        closer = max(below, -fit.training_at_most) if close == 0 else below
+        closer += fit.short if close == 1 and not search.host.unified else 0
+        if close == 2:
+            yield n, -below, fit
+        else:
+            heappush(ahead, (closer, n, close + 1))
 
 
 def tight(nearest: Miss | None) -> Configuration | None:
