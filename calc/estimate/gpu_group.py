@@ -206,13 +206,17 @@ class GpuGroup:
     @cached_property
     def free_at_most(self) -> int:
         """An upper bound of `room` in the phases without vLLM, in bytes; below 0 for most jobs that never fit."""
-        memo, usable, free = self.job.roles.training, self.job.gpu.usable_bytes, self.beside_resident
-        return free if free < 0 else min(free, usable - memo.once(("working", *self.names), self.stages.working))
+        working = self.job.roles.training.once(("working", *self.names), self.stages.working)
+        usable = self.job.gpu.usable_bytes
+        if not working:
+            return usable  # nothing is trained here
+        process = 0 if self.job.keeps.disconnects else staying(self.process)
+        return verdict.room(Sums(working + process, 0, 0), usable)
 
     @property
     def trains(self) -> bool:
         """True if the phases without vLLM fit; cheaper than `room`."""
-        if self.free_at_most < 0:
+        if self.beside_resident < 0 or self.free_at_most < 0:
             return False
         if not self.act:
             return self.room(serving=False) >= 0
@@ -226,7 +230,9 @@ class GpuGroup:
     @property
     def updates(self) -> bool:
         """False if the update of a role does not fit, whatever else a step has."""
-        return self.free_at_most >= 0 and (self.act is not None or self.room(serving=False, scoring=False) >= 0)
+        if self.beside_resident < 0 or self.free_at_most < 0:
+            return False
+        return self.act is not None or self.room(serving=False, scoring=False) >= 0
 
     def room(self, *, serving: bool, scoring: bool = True) -> int:
         """Bytes free beside the peak and its error, in the phases with vLLM if `serving`, else in the others.

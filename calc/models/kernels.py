@@ -7,6 +7,7 @@ they keep what 0.5.10 kept. What each keeps is written in `calc.memory`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Literal
 
 # norm: keeps its input and a number a row; in place: its gradient is written over the output's. rotation: of queries
@@ -48,6 +49,7 @@ LIGER_TOWERS: Mapping[str, tuple[Replaced, ...]] = {
 LIBRARIES: Mapping[str, Mapping[str, tuple[Replaced, ...]]] = {"eager": {}, "liger": LIGER}
 
 
+@cache
 def replaced(library: str, family: str) -> frozenset[Replaced]:
     """The operations that a library's kernels take over in a family, none where it does not know the family."""
     return frozenset(LIBRARIES[library].get(family, ()))

@@ -98,7 +98,7 @@ def _whole(answer: Recommendation, problem: Problem, notes: Sequence[str]) -> Re
 
 def fitting(job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario") -> Configuration | None:
     """The configuration that `recommend` gives for `job` if one fits, without alternatives."""
-    first = Problem(given(job, where=where, catalog=catalog), catalog, where).first()
+    first = Problem(given(job, where=where, catalog=catalog), catalog, where, names=False).first()
     return configured(first[1], first[1].chosen(first[2])) if first else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
 from calc.base.units import GB
@@ -11,7 +12,7 @@ from calc.catalog.catalog import Catalog
 from calc.estimate.host_memory import SHARE as HOST_SHARE
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.problem import COUNTS, Configuration, Miss, Problem, fits
-from calc.recommend.search import Found, Judged, Place, Search, room
+from calc.recommend.search import Fit, Found, Judged, Place, Search, room
 from calc.recommend.space import SHARE, SHARES, Fields, shares_packed
 
 SHORTEST = 128  # tokens; shorter sequences are not suggested
@@ -75,29 +76,52 @@ def passed(problem: Problem, rung: Fields) -> Miss | None:
 def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], bool] = lambda *at: True) -> Miss | None:
     """The place that lacks least, of those that searches looked at, that do not fit and that `asked` accepts.
 
-    A share of the card too small for vLLM to start counts last where larger ones were open: whatever rules those out is
-    what lacks.
+    The first of equals in the order in which they were looked at. A share of the card too small for vLLM to start
+    counts last where larger ones were open: whatever rules those out is what lacks.
     """
-    least: tuple[Search, int, Place] | None = None
-    starved: tuple[Search, int, Place] | None = None
-    lacks = -inf
-    for search in searches:
-        for b, place, fit in search.looked():
-            # for most places the training phases alone, or a bound of them, already show that they lack more
-            if fit.training_at_most <= lacks or not asked(search, b, place) or not fit.leaves(lacks) or fit.fits:
-                continue
-            if fit.slack - fit.short > lacks:
-                if fit.slack >= 0 and fit.too_lean and search.branches[b].shares:
-                    starved = starved or (search, b, place)
-                else:
-                    least, lacks = (search, b, place), fit.slack - fit.short
-    least = least or starved
-    if least is None:
+    places = [(search, *at) for search in searches for at in search.lacking()]
+    starved: set[int] = set()
+    lacks, first = -inf, -1
+    for n, above, fit in _promising(places):
+        search, b, place, _ = places[n]
+        if above < lacks:
+            break
+        # it must be more than this to come before the one that was found
+        more = lacks if n > first else lacks - 1
+        if above <= more or not asked(search, b, place) or not fit.leaves(more) or fit.fits:
+            continue
+        if fit.slack >= 0 and fit.too_lean and search.branches[b].shares:
+            starved.add(n)
+        elif fit.slack - fit.short > more:
+            lacks, first = fit.slack - fit.short, n
+    if first < 0 and not starved:
         return None
-    search, b, place = least
+    search, b, place, _ = places[first if first >= 0 else min(starved)]
     judged = search.judged(b, place)
     assert judged
     return miss(search, judged)
+
+
+def _promising(places: Sequence[tuple[Search, int, Place, int]]) -> Iterator[tuple[int, int, Fit]]:
+    """The numbers of places, by falling upper bounds of what they have to spare, with these and their fits.
+
+    Each bound is closer than the one before, and asked for only when the turn of the place would come.
+    """
+    ahead = [(-bound, n, 0) for n, (*_, bound) in enumerate(places)]
+    heapify(ahead)
+    while ahead:
+        below, n, close = heappop(ahead)
+        search, b, place, _ = places[n]
+        fit = search.fit(b, place)
+        if not fit:
+            continue
+        # where CPU and GPU share one memory it takes the room on the GPUs to tell what the host lacks
+        closer = max(below, -fit.training_at_most) if close == 0 else below
+        closer += fit.short if close == 1 and not search.host.unified else 0
+        if close == 2:
+            yield n, -below, fit
+        else:
+            heappush(ahead, (closer, n, close + 1))
 
 
 def tight(nearest: Miss | None) -> Configuration | None:
@@ -151,7 +175,7 @@ def _hosting(problem: Problem) -> int | None:
         search.host.bytes + fit.short
         for search in problem.misses
         for _, _, fit in search.looked()
-        if not search.host.unified and fit.short and fit.on_device and not fit.refused
+        if not search.host.unified and fit.on_device and fit.short and not fit.refused
     ]
     least = min(found, default=0)
     return ceil(least / (HOST_SHARE * GB)) if least else None

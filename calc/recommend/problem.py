@@ -77,9 +77,9 @@ def _alias(job: Fields, catalog: Catalog) -> Iterator[str]:
 class Problem:
     """One job on one machine: its rungs, each searched at most once, and how many configurations were looked at."""
 
-    def __init__(self, job: Fields, catalog: Catalog, where: str = "scenario") -> None:
-        """Raises ScenarioError where no configuration of the job can be run."""
-        self.catalog = catalog
+    def __init__(self, job: Fields, catalog: Catalog, where: str = "scenario", *, names: bool = True) -> None:
+        """Raises ScenarioError where no configuration of the job can be run; see `Search` for `names`."""
+        self.catalog, self.names = catalog, names
         self.notes: list[str] = [*_alias(job, catalog)]
         self.job = job = self._grouped(self._framed(job, catalog, where))
         self.fields = seed(job, catalog, where)
@@ -141,7 +141,7 @@ class Problem:
             return None
         base = on_card(found[0].base, gpu.id)
         node = node_of(base, self.catalog)
-        made = Search(tuple(found), self.catalog, Clock(gpu, node), host_memory(base, gpu, node))
+        made = Search(tuple(found), self.catalog, Clock(gpu, node), host_memory(base, gpu, node), self.names)
         self.searches.append(made)
         return made
 

@@ -94,9 +94,9 @@ class Fit:
         return min([each.free_at_most for each in self._sets])
 
     @cached_property
-    def overfull(self) -> bool:
-        """True if weights, gradients and states alone are too much for a GPU, whatever is recomputed."""
-        return any(each.beside_resident < 0 for each in self._sets)
+    def beside_resident(self) -> int:
+        """Bytes beside weights, gradients and states on the fullest GPU, whatever is recomputed; below 0 if too few."""
+        return min([each.beside_resident for each in self._sets])
 
     @cached_property
     def tensors(self) -> int:
@@ -192,6 +192,15 @@ def apart(job: Job) -> bool:
     return bool(job.engine and s.rollout and (s.rollout.sleep or s.placement == "separate"))
 
 
+class Unmade(NamedTuple):
+    """The fit of a place that is ruled out by what is resident, until somebody asks for it."""
+
+    beside_resident: int
+
+
+UNKNOWN = Unmade(0)
+
+
 class Judged(NamedTuple):
     """A configuration with its memory, line by line; `slack` and `short` as in `Fit`."""
 
@@ -238,20 +247,24 @@ def room(group: Group, phase: Phase) -> int:
 
 @dataclass(repr=False)
 class Search:
-    """One search over `branches`, on nodes with the host memory `host`."""
+    """One search over `branches`, on nodes with the host memory `host`.
+
+    `names`: where nothing fits, the configuration that lacks least is asked for afterwards.
+    """
 
     branches: Sequence[Branch]
     catalog: Catalog
     clock: Clock
     host: HostMemory
-    _fits: dict[tuple[int, Place], Fit | None] = field(default_factory=dict)
+    names: bool = True
+    _fits: dict[tuple[int, Place], Fit | Unmade | None] = field(default_factory=dict)
     _judged: dict[tuple[int, Place], Judged | None] = field(default_factory=dict)
     _found: dict[tuple[int, Place], Found | None] = field(default_factory=dict)
     _bounds: dict[tuple[int, Place], float] = field(default_factory=dict)
     _trains: dict[Hashable, bool] = field(default_factory=dict)
     _updates: dict[Hashable, bool] = field(default_factory=dict)
     _serves: dict[Hashable, Fit] = field(default_factory=dict)
-    _overfull: dict[Hashable, bool] = field(default_factory=dict)
+    _beside: dict[Hashable, int] = field(default_factory=dict)
     _hostless: dict[Hashable, bool] = field(default_factory=dict)
     _serves_off_host: dict[int, bool] = field(default_factory=dict)
     _least: float = inf
@@ -269,13 +282,19 @@ class Search:
     @property
     def considered(self) -> int:
         """The number of configurations whose memory was computed."""
-        return len(self._fits)
+        return sum([not isinstance(known, Unmade) for known in self._fits.values()])
 
     def looked(self) -> Iterator[tuple[int, Place, Fit]]:
         """Every place whose memory was computed, except those that the framework refuses."""
         for (b, place), known in self._fits.items():
-            if known:
+            if isinstance(known, Fit):
                 yield b, place, known
+
+    def lacking(self) -> Iterator[tuple[int, Place, int]]:
+        """Every place that was looked at or ruled out, with the bytes beside what is resident."""
+        for (b, place), known in self._fits.items():
+            if known:
+                yield b, place, known.beside_resident
 
     def scenario(self, b: int, place: Place) -> Scenario | None:
         """The scenario at a place, on no card; None if the framework refuses it."""
@@ -289,13 +308,16 @@ class Search:
     def fit(self, b: int, place: Place) -> Fit | None:
         """The fit of a place on the machine; None if the framework refuses it."""
         key = b, place
-        if key not in self._fits:
-            job = self.job(b, place)
-            if job and apart(job):
-                self._fits[key] = self._shared(b, place, job)
-            else:
-                self._fits[key] = Fit(job, self.host) if job else None
-        return self._fits[key]
+        known = self._fits.get(key, UNKNOWN)
+        if isinstance(known, Unmade):
+            self._fits[key] = known = self._fit(b, place)
+        return known
+
+    def _fit(self, b: int, place: Place) -> Fit | None:
+        job = self.job(b, place)
+        if job and apart(job):
+            return self._shared(b, place, job)
+        return Fit(job, self.host) if job else None
 
     def _shared(self, b: int, place: Place, job: Job) -> Fit:
         """The fit of a place whose vLLM is apart: the two halves are those of other places where these are known."""
@@ -413,7 +435,7 @@ class Search:
 
         Where GPUs are joined by PCIe alone, a vLLM engine spans several only if engines of one GPU each would not do.
         """
-        if self.leanest() is False:
+        if self.leanest(looking=self.names) is False:
             return None
         groups = self.groups()
         found = self.simplest(self.groups(sharing=False)) or self.simplest(groups)
@@ -459,7 +481,7 @@ class Search:
             return None
         limit = self.limit(fastest)
         for group in groups.values():
-            within = [at for at in group if not self._overfull.get(self.held(*at)) and self.reaches(*at, limit)]
+            within = [at for at in group if self._beside.get(self.held(*at), 0) >= 0 and self.reaches(*at, limit)]
             if within and (found := self.fastest(within, limit)):
                 return found
         return fastest
@@ -507,7 +529,7 @@ class Search:
         while heap and heap[0][0] < inf and heap[0][0] <= limit:
             bound, turn, b, place, cut = heapq.heappop(heap)
             # until its turn comes a place has the bound of one before it; one that is only passed through keeps that
-            if not self._overfull.get(self.held(b, place)) and bound < (own := self.bound(b, place)):
+            if self._beside.get(self.held(b, place), 0) >= 0 and bound < (own := self.bound(b, place)):
                 heapq.heappush(heap, (own, turn, b, place, cut))
                 continue
             turns, axes = self.branches[b].turns, len(place)
@@ -552,20 +574,23 @@ class Search:
 
         Along the lean axes, a hungrier place fits on the device only if the leanest with which vLLM starts does.
         Branches are asked from the last, as they are ordered from shardings that shard nothing to those that shard all.
-        With `looking`, each place is looked at, as the closest miss may be any of them.
+        With `looking`, each place is noted, as the closest miss may be any of them.
         """
         known: bool | None = False
         for b, branch in reversed([*enumerate(self.branches)]):
             for turn in product(*[reversed(range(n + 1)) for n in branch.leanest[: branch.turns]]):
                 at = (*turn, *branch.leanest[branch.turns :])
-                if not looking and self.overfull(b, at):
+                if self.overfull(b, at):
+                    if looking:
+                        self._fits.setdefault((b, at), Unmade(self._beside[self.held(b, at)]))
                     continue
                 if not self.possible(b, at, looking=looking) or self.too_much_for_the_host(b, at):
                     continue
                 found = self.starting(b, at)
                 if found and found.fits:
                     return True
-                if found is None or (found.on_device and not found.too_lean):
+                open_ = found is None or (found.on_device and not found.too_lean)
+                if open_ and (looking or not self.fills_the_host(b, at)):
                     known = None  # an engine that sleeps may fill the host, where one that stays does not
         return known
 
@@ -615,11 +640,10 @@ class Search:
         """The places one step further along each of `axes`."""
         branch = self.branches[b]
         known = self._fits.get((b, place))
+        starved = isinstance(known, Fit) and known.too_lean
         for axis in axes:
             # a share smaller than one that is too small is too small as well
-            if place[axis] < branch.leanest[axis] and not (
-                known and known.too_lean and branch.axes[axis].name == SHARE
-            ):
+            if place[axis] < branch.leanest[axis] and not (starved and branch.axes[axis].name == SHARE):
                 yield (*place[:axis], place[axis] + 1, *place[axis + 1 :])
 
     def possible(self, b: int, place: Place, *, looking: bool = False) -> bool:
@@ -649,13 +673,13 @@ class Search:
         One place is asked for all that hold the same; if the framework refuses it, that tells nothing of the others.
         """
         held = self.held(b, place)
-        if held not in self._overfull:
+        if held not in self._beside:
             branch = self.branches[b]
             found = self.fit(b, (*place[: branch.turns], *branch.leanest[branch.turns :]))
             if found is None:
                 return False
-            self._overfull[held] = found.overfull
-        return self._overfull[held]
+            self._beside[held] = found.beside_resident
+        return self._beside[held] < 0
 
     def too_much_for_the_host(self, b: int, place: Place) -> bool:
         """True if the host lacks memory at every value of the lean axes; their first values need least."""
@@ -675,6 +699,17 @@ class Search:
                 self._least = lacks
                 self.fit(b, branch.leanest)
         return self._hostless[key]
+
+    def fills_the_host(self, b: int, lean: Place) -> bool:
+        """True if the host lacks memory at the leanest place, and with each micro batch where vLLM does not sleep."""
+        turns = self.branches[b].turns
+        hungry = (*lean[:turns], *[0] * (len(lean) - turns))
+        # what the host needs falls or grows along the micro batches, so that one of the ends needs least
+        for at in dict.fromkeys((lean, hungry, (*hungry[:-1], lean[-1]))):
+            job = self.job(b, at)
+            if job is None or most(Hosts(job).phases()) <= self.host.bytes:
+                return False
+        return True
 
     def hosted(self, b: int, first: Place) -> Hashable:
         """The key that decides what the host needs: what is recomputed if checkpoints go there; vLLM's tensor

@@ -151,18 +151,18 @@ class Branch:
     kin: int
     training: dict[Hashable, Memo] = field(repr=False, compare=False)
     alone: bool = False
+    leanest: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _serving: dict[Hashable, Memo] = field(default_factory=dict, init=False, repr=False, compare=False)
     _made: dict[tuple[int, ...], Roles | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Finds the `leanest` place, where every axis has its last value."""
+        object.__setattr__(self, "leanest", tuple([len(axis.values) - 1 for axis in self.axes]))
 
     @property
     def size(self) -> int:
         """The number of configurations."""
         return prod([len(axis.values) for axis in self.axes])
-
-    @property
-    def leanest(self) -> tuple[int, ...]:
-        """The place where every axis has its last value."""
-        return tuple([len(axis.values) - 1 for axis in self.axes])
 
     @property
     def shares(self) -> int:

@@ -179,26 +179,33 @@ class Stages:
 
     def resident(self) -> int:
         """Bytes that are resident whenever a role trains, whatever it computes, and cannot leave for the host."""
-        most = 0
-        for stage in self.roles.keeps.stages:
-            if stage.does == "train" and stage.role in self.placed:
-                there = self.beside(stage, stage.role, stage.beside, stage.joint)
-                for name in dict.fromkeys(filter(None, (stage.role, stage.beside, stage.joint))):
-                    there += self.unjoined(name, self.placed[name].engine.resident())
-                most = max(most, staying(there))
-        return most
+        return max([self._resident(stage) for stage in self._updates()], default=0)
 
     def working(self) -> int:
-        """Bytes that a role's activations take at some instant of its training, besides all that its engine has."""
+        """Bytes at some instant of a role's training: what is resident, and its activations there.
+
+        No more than that instant has: what its engine adds there is left out.
+        """
         most = 0
-        for stage in self.roles.keeps.stages:
-            if stage.does == "train" and stage.role in self.placed:
-                placed = self.placed[stage.role]
-                if placed.trained and not placed.engine.replica.stays:
-                    own = self._step(placed)
-                    # bytes of its lines are rounded down, each by less than one
-                    most = max(most, *[i.total.bytes(*own.batch) - len(i.parts) for i in own.backward()])
+        for stage in self._updates():
+            placed, there = self.placed[stage.role], self._resident(stage)
+            if placed.trained and not placed.engine.replica.stays:
+                own = self._step(placed)
+                # bytes of its lines are rounded down, each by less than one
+                there += max(0, *[i.total.bytes(*own.batch) - len(i.parts) for i in own.backward()])
+            most = max(most, there)
         return most
+
+    def _updates(self) -> Iterator[Stage]:
+        """The stages in which a role of these GPUs trains."""
+        yield from [s for s in self.roles.keeps.stages if s.does == "train" and s.role in self.placed]
+
+    def _resident(self, stage: Stage) -> int:
+        """Bytes that are resident as the roles of a stage train."""
+        there = self.beside(stage, stage.role, stage.beside, stage.joint)
+        for name in dict.fromkeys(filter(None, (stage.role, stage.beside, stage.joint))):
+            there += self.unjoined(name, self.placed[name].engine.resident())
+        return staying(there)
 
     def present(self, placed: Placed, back: Back = "own") -> list[Line]:
         """The lines that a role has on the GPU while it computes without training, or hands its weights on."""

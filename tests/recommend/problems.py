@@ -48,7 +48,7 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
     else:
         job["seq_len"] = draw(st.sampled_from((256, 2048, 8192)))
         optional = {"global_batch": (8, 128), "checkpointing": ("full",)}
-    optional |= {"micro_batch": (1, 2), "offload.optimizer": (False, True)}
+    optional |= {"micro_batch": (1, 2), "offload.optimizer": (False, True), "host_memory": (1, 64)}
     for place in draw(st.lists(st.sampled_from(sorted(optional)), max_size=4, unique=True)):
         job[place] = draw(st.sampled_from(optional[place]))
     return job

@@ -18,6 +18,7 @@ from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.estimate.verdict import FITS
 from calc.recommend.clock import digits
+from calc.recommend.failing import _least
 from calc.recommend.problem import Problem
 from calc.recommend.search import Found, Search, room
 from calc.recommend.simplicity import Effort, efforts
@@ -100,6 +101,20 @@ def test_what_is_resident_is_the_same_where_the_search_asks_once(
         assert len(asked) >= len(places)
         fits = [fit for at in asked if (fit := search.fit(*at))]
         assert len({tuple(each.beside_resident for each in fit._sets) for fit in fits}) <= 1
+
+
+@settings(max_examples=10)
+@given(searches(400))
+def test_the_closest_miss_lacks_least_of_all_that_were_looked_at_or_ruled_out(both: tuple[Search, Search]) -> None:
+    """Though most are passed over by a bound."""
+    search, _ = both
+    if search.best():
+        return
+    nearest = _least([search])
+    made = [(b, fit) for b, place, _ in list(search.lacking()) if (fit := search.fit(b, place))]
+    lack = [f.slack - f.short for b, f in made if f.slack < 0 or not (f.too_lean and search.branches[b].shares)]
+    if nearest and lack:
+        assert nearest.judged.slack - nearest.judged.short == max(lack)
 
 
 @settings(max_examples=40)

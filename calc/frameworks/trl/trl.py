@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
@@ -182,7 +183,7 @@ def refuse(s: Scenario) -> Refusal | None:
         return _absent(s)
     if s.task == "rm" and s.architecture.family in UNSCORED:
         return Refusal("model", f"{s.model!r} for rm", "one that Transformers can make score sequences", "with trl")
-    usual = defaults(s.task, version, {"kernels": s.kernels})
+    usual = _usual(s.task, version, s.kernels)
     if s.loss != usual["loss"]:
         return Refusal("loss", repr(s.loss), usual["loss"], f"with trl for {s.task}")
     if s.logprob != usual["logprob"]:
@@ -211,6 +212,12 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.lora and "lm_head" in s.lora.targets:
         return Refusal("lora.targets", "lm_head", "any but the head, whose weight the loss reads itself")
     return rl.refuse(s) if s.rollout else None
+
+
+@lru_cache(maxsize=1024)
+def _usual(task: str, version: str, kernels: str) -> Mapping[str, Any]:
+    """The defaults of a task, which a search compares thousands of scenarios with."""
+    return defaults(task, version, {"kernels": kernels})
 
 
 def _absent(s: Scenario) -> Refusal:

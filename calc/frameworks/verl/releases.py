@@ -7,6 +7,7 @@ Files are named as in `calc.frameworks.verl.verl`; keys are those of `trainer/co
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from calc.base.versions import at_least
@@ -37,6 +38,7 @@ def shared(version: str) -> str:
     return FORKS.get(forked(version), version)
 
 
+@lru_cache(maxsize=4096)
 def reached(version: str, first: str) -> bool:
     """True if the release of verl whose code `version` shares is `first` or later."""
     return at_least(shared(version), first)
