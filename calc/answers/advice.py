@@ -48,7 +48,8 @@ class Advice(NamedTuple):
     """The configuration to run and its command, or what the closest one lacks.
 
     `scenario` is the configuration with every field, `working` the ledger of its fullest GPU's peak, `host` the bytes
-    of host memory on a node. If nothing fits, `scenario` is None and `lacks` gives the reason.
+    of host memory on a node. `slowed`: its step time over that if memory did not count, 0 if that is not known. If
+    nothing fits, `scenario` is None and `lacks` gives the reason.
     """
 
     scenario: Mapping[str, Any] | None
@@ -61,6 +62,7 @@ class Advice(NamedTuple):
     files: Mapping[str, str]
     notes: Sequence[str]
     lacks: str
+    slowed: float = 0.0
 
 
 Job = Mapping[str, Any]
@@ -93,7 +95,7 @@ def advise(given: Job, catalog: Catalog) -> Advice:
             return nothing("the framework takes no configuration of it here")._replace(verdict=CANNOT)
         return nothing(_lacks(nearest))
     _, search, found = first
-    return _advice(configured(search, search.chosen(found)))
+    return _advice(configured(search, search.chosen(found)))._replace(slowed=problem.slowed(first))
 
 
 def _advice(best: Configuration) -> Advice:

@@ -25,7 +25,7 @@ from calc.base.schema import validator
 from calc.base.units import GiB
 from calc.catalog.catalog import GPU, Catalog, Model
 from calc.recommend.machines import machines
-from calc.recommend.problem import fits
+from calc.recommend.problem import SENSIBLE, fits
 
 T = TypeVar("T")
 FILE, SCHEMA = ROOT / "docs" / "sizes.yaml", Path(__file__).with_name("sizes.schema.json")
@@ -102,12 +102,16 @@ class Answers:
         return found._replace(working=self._shared(found.working))
 
     def smallest(self, model: str, task: str, trained: str) -> Smallest:
-        """The first machine, from the least total memory to the most, on which something fits."""
+        """The smallest machine as `calc.recommend.machines.smallest` finds it, among those of few nodes."""
         given = {"model": model, "task": task, **advice.JOBS[task], **TRAINED[trained]}
+        least: Smallest | None = None
         for m in self.machines:
             if m.gpu.usable_bytes > self.limit(given, m.gpus) and self.fits(given | m.fields):
-                return Smallest(Machine(m.gpu.id, m.gpus), self.find(given | m.fields))
-        return Smallest(None, self.find(given | self.machines[-1].fields))
+                here = Smallest(Machine(m.gpu.id, m.gpus), self.find(given | m.fields))
+                if here.advice.slowed <= SENSIBLE:
+                    return here
+                least = least or here
+        return least or Smallest(None, self.find(given | self.machines[-1].fields))
 
     def turns(self, given: Job) -> Turns:
         """Where the verdict on a job changes along the length of its sequences."""

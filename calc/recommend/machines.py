@@ -137,7 +137,7 @@ def _slowed(problem: Problem, machine: Machine) -> Least | None:
     if first is None:
         return None
     _, search, found = first
-    times = found.seconds / problem.floor(first) if search.rated else 0.0
+    times = problem.slowed(first)
     return Least(machine, configured(search, search.chosen(found)), times) if times > SENSIBLE else None
 
 

@@ -167,11 +167,16 @@ class Problem:
                 self.misses.append(search)
         return None
 
-    def floor(self, at: tuple[Fields, Search, Found]) -> float:
-        """Seconds of a step on the machine if memory did not count, by the method of an answer of `first`."""
-        method = at[0]["method"]
-        asked = [self.asked(rung) for rung in self.rungs if rung["method"] == method]
-        return next(search.floor for search in asked if search)
+    def slowed(self, at: tuple[Fields, Search, Found]) -> float:
+        """The step time of an answer of `first` over that of its method on the machine if memory did not count.
+
+        0 if no rate is known.
+        """
+        rung, own, found = at
+        if not own.rated:
+            return 0.0
+        asked = [self.asked(each) for each in self.rungs if each["method"] == rung["method"]]
+        return found.seconds / next(search.floor for search in asked if search)
 
     def _cut(self, index: int, search: Search, found: Found) -> tuple[int, Search, Found] | None:
         """The same training on Megatron-core, where a framework has it for the model, if the estimate is quicker.

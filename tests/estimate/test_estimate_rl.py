@@ -174,7 +174,7 @@ def test_a_scored_models_root_group_stays_gathered_through_everything_that_follo
         for serving in (True, False)
         for x in on.stages.moments(serving=serving)
     }
-    frozen = {"reference": 2 * ROOT, "reward": 2 * ROOT_S}
+    frozen = {"reference": 2 * ROOT, "reward": 2 * (ROOT_S + 3 * 4096)}  # a head of one row, padded for four ranks
     assert gathered["step critic"] == frozen | {"actor": 2 * ROOT, "critic": 0}
     assert gathered["step actor"] == frozen | {"actor": 0, "critic": 0}
     assert gathered["forward actor"] == frozen | {"actor": 2 * ROOT, "critic": 0}
@@ -477,19 +477,21 @@ def test_sleeping_never_needs_more_while_roles_score_and_train(s: Scenario) -> N
 @given(rl_scenarios("torch", "verl", "trl", placement="colocated"))
 def test_twice_the_ranks_never_need_more_of_a_gpu_under_fsdp(s: Scenario) -> None:
     """The same work for each GPU on twice as many: shards halve. vLLM's cache may grow into what becomes free, and
-    FSDP 2's padding is left out."""
+    FSDP 2's padding of layers is left out, that of the root counted."""
     trained = [p for p in Job(s, load().gpu(s.gpu)).placed.values() if isinstance(p.engine, Fsdp)]
     assume(s.sharded.family == "fsdp" and s.gpus > 1 and s.rollout)
     assert s.rollout
     wider = replace(s, gpus=2 * s.gpus, gpus_per_node=2 * s.gpus_per_node, global_batch=2 * s.global_batch,
                     rollout=replace(s.rollout, gpus=2 * s.rollout.gpus, batch=2 * s.rollout.batch))  # fmt: skip
     more = Job(wider, load().gpu(s.gpu)).placed
+    padded = 0
     for p in trained:
         other = more[p.role.name].engine
         assert isinstance(other, Fsdp) and isinstance(p.engine, Fsdp)
         assume(other.layer(-1) == p.engine.layer(-1))
+        padded += 8 * (other.root_elements - p.engine.root_elements)
     phases = ("load", *TRAINING, "save") if s.rollout.engine != "vllm" else (*TRAINING, "save")
-    never_more(held(estimate(wider), *phases), held(estimate(s), *phases), rounding=64)
+    never_more(held(estimate(wider), *phases), held(estimate(s), *phases), rounding=64 + padded)
 
 
 @settings(max_examples=100)

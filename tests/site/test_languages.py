@@ -60,14 +60,14 @@ def test_a_translation_has_the_numbers_and_tables_of_its_original(tiny: Path) ->
 
 # Words that a Chinese engineer reads in English, and the names of packages, fields and their values.
 NAMES = {
-    "actor", "adamw", "autocast", "bash", "batch", "bf", "bin", "bitsandbytes", "calc", "channels", "chunked", "config",
-    "connections", "critic", "cublas", "ddp", "deepspeed", "device", "dict", "div", "docs", "dpo", "eager",
-    "entropy", "flash", "fp", "fsdp", "full", "fused", "generate", "gkd", "grpo", "hf", "json", "kernel", "kto", "kv",
-    "lengths", "litgpt", "log", "logits", "logsumexp", "lora", "max", "medium", "megatron", "mini", "mixed", "mod",
-    "mul", "none", "norm", "nvidia", "openrlhf", "optimizer", "orpo", "parquet", "perf", "ppo", "pretrain", "price",
-    "proj", "qlora", "rm", "rollout", "scenario", "sdpa", "selective", "sft", "sglang", "simpo", "sleep", "slime",
-    "softmax", "state",
-    "tinyzero", "token", "torch", "torchao", "torchtitan", "transformers", "trl", "up", "verl", "vllm", "zero",
+    "accelerate", "actor", "adamw", "autocast", "bash", "batch", "bf", "bin", "bitsandbytes", "calc", "channels",
+    "chunked", "config", "connections", "critic", "cublas", "ddp", "deepspeed", "device", "dict", "div", "docs",
+    "dpo", "eager", "entropy", "flash", "fp", "fsdp", "full", "fused", "generate", "gkd", "grpo", "hf", "json",
+    "kernel", "kto", "kv", "lengths", "litgpt", "log", "logits", "logsumexp", "lora", "max", "medium", "megatron",
+    "mini", "mixed", "mod", "mul", "none", "norm", "nvidia", "openrlhf", "optimizer", "orpo", "parquet", "perf",
+    "ppo", "pretrain", "price", "proj", "qlora", "rm", "rollout", "scenario", "sdpa", "selective", "sft", "sglang",
+    "simpo", "sleep", "slime", "softmax", "state", "tinyzero", "token", "torch", "torchao", "torchrun", "torchtitan",
+    "transformers", "trl", "up", "verl", "vllm", "zero",
 }  # fmt: skip
 MARKUP = re.compile(r"<(code|pre|q|cite|script|style|textarea|title)\b.*?</\1>|<[^>]*>|https?://\S+", re.S)
 ENGLISH = re.compile(r"(?<![\w./#&<=-])[a-z]{2,}(?![\w/=.#-])")
