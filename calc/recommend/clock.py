@@ -22,11 +22,22 @@ TOLERANCE = 0.12
 
 
 class Split(NamedTuple):
-    """Seconds of a step: the rollout, copies of what leaves the GPUs between roles' phases, and everything else."""
+    """Seconds of a step: the rollout, copies of what leaves the GPUs between roles' phases, and everything else.
+
+    `idle`: what pipeline stages idle longer than with the smallest micro batch, as part of none of these.
+    """
 
     rollout: float
     swap: float
     rest: float
+    idle: float = 0.0
+
+
+class Bound(NamedTuple):
+    """Seconds of a step as if vLLM had its card alone: the least from a place on, and at the place itself."""
+
+    least: float
+    here: float
 
 
 def digits(seconds: float) -> float:
@@ -46,7 +57,7 @@ class Clock:
     node: Node | None
     _rollouts: dict[Hashable, float] = field(default_factory=dict)
     _swaps: dict[Hashable, float] = field(default_factory=dict)
-    _rests: dict[Hashable, float] = field(default_factory=dict)
+    _rests: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
 
     def unrated(self, s: Scenario) -> str | None:
         """The reason why no time can be computed on this GPU, in one line, or None."""
@@ -76,9 +87,9 @@ class Clock:
     def split(self, s: Scenario, *, served: bool = True, least: int | None = None) -> Split:
         """The step time as if vLLM had its card alone, so that no KV cache is larger; infinite if it cannot start.
 
-        A GPU's waits for selective checkpointing are left out, so that no axis makes a step quicker; so is what stages
-        idle longer than with `least` sequences in a micro batch, if that is given. If the time in which vLLM generates
-        is known already, `served` is false, and it is not counted again.
+        A GPU's waits for selective checkpointing are left out, so that no axis makes a step quicker. What stages idle
+        longer than with `least` sequences in a micro batch stands apart, if that is given. If the time in which vLLM
+        generates is known already, `served` is false, and it is not counted again.
         """
         try:
             terms = terms_of(s, self.gpu, self.node, served=served)
@@ -87,32 +98,34 @@ class Clock:
         vllm = s.rollout is not None and s.rollout.serves
         rollout = sum([t.seconds for t in terms if vllm and t.name.startswith(ROLLOUT)])
         swap = sum([t.seconds for t in terms if t.name.endswith(SWAP)])
-        idle = 1 - least / s.micro_batch if least else 0.0
+        longer = 1 - least / s.micro_batch if least else 0.0
+        idle = longer * sum([t.seconds for t in terms if longer and t.name.endswith(BUBBLE)])
         known = sum([t.seconds for t in terms if not t.name.endswith(SELECTION)])
-        known -= idle * sum([t.seconds for t in terms if idle and t.name.endswith(BUBBLE)])
-        return Split(rollout, swap, known - rollout - swap)
+        return Split(rollout, swap, known - idle - rollout - swap, idle)
 
     def bound(
         self, rollout: Hashable, rest: Hashable, swap: Hashable, of: Callable[[], Scenario | None], least: int
-    ) -> float:
-        """A bound of the step time with micro batches of `least` to those of the scenario that `of` makes.
+    ) -> Bound:
+        """The bounds of the step time with micro batches of `least` to those of the scenario that `of` makes.
 
-        It is the sum of three cached parts, keyed by the settings of each.
+        They are sums of cached parts, keyed by the settings of each.
         """
         known = self._rollouts.get(rollout)
-        if known is not None and rest in self._rests and swap in self._swaps:
-            return digits(known + self._swaps[swap] + self._rests[rest])
-        s = of()
-        if s is None:
-            return 0.0
-        if known == inf:
-            return inf
-        if known is not None and rest in self._rests:
-            swapping = self._swaps[swap] = sum([t.seconds for t in swaps_of(s, self.gpu, self.node)])
-            return digits(known + swapping + self._rests[rest])
-        part = self.split(s, served=known is None, least=least)
-        if known is None:
-            known = self._rollouts[rollout] = part.rollout
-        if known < inf:
-            self._swaps[swap], self._rests[rest] = part.swap, part.rest
-        return digits(known + part.swap + part.rest)
+        if known is None or rest not in self._rests or swap not in self._swaps:
+            s = of()
+            if s is None:
+                return Bound(0.0, 0.0)
+            if known == inf:
+                return Bound(inf, inf)
+            if known is not None and rest in self._rests:
+                self._swaps[swap] = sum([t.seconds for t in swaps_of(s, self.gpu, self.node)])
+            else:
+                part = self.split(s, served=known is None, least=least)
+                if known is None:
+                    known = self._rollouts[rollout] = part.rollout
+                if known == inf:
+                    return Bound(inf, inf)
+                self._swaps[swap], self._rests[rest] = part.swap, (part.rest, part.idle)
+        trained, idle = self._rests[rest]
+        seconds = known + self._swaps[swap] + trained
+        return Bound(digits(seconds), digits(seconds + idle))

@@ -45,7 +45,7 @@ from calc.estimate.gpu_group import GpuGroup, decisive
 from calc.estimate.host_memory import HostMemory
 from calc.estimate.host_nodes import Hosts
 from calc.estimate.result import Estimate, Group
-from calc.recommend.clock import TOLERANCE, Clock, digits
+from calc.recommend.clock import TOLERANCE, Bound, Clock
 from calc.recommend.simplicity import Effort, efforts
 from calc.recommend.space import SHARE, Branch, placed
 from calc.scenario.scenario import Scenario
@@ -260,7 +260,7 @@ class Search:
     _fits: dict[tuple[int, Place], Fit | Unmade | None] = field(default_factory=dict)
     _judged: dict[tuple[int, Place], Judged | None] = field(default_factory=dict)
     _found: dict[tuple[int, Place], Found | None] = field(default_factory=dict)
-    _bounds: dict[tuple[int, Place], float] = field(default_factory=dict)
+    _bounds: dict[tuple[int, Place], Bound] = field(default_factory=dict)
     _trains: dict[Hashable, bool] = field(default_factory=dict)
     _updates: dict[Hashable, bool] = field(default_factory=dict)
     _serves: dict[Hashable, Fit] = field(default_factory=dict)
@@ -392,6 +392,14 @@ class Search:
 
         If no rate is known, steps along the lean axes stand for time.
         """
+        return self.bounds(b, place).least
+
+    def time(self, b: int, place: Place) -> float:
+        """The step time at a place as if vLLM had its card alone: its bound, with all that pipeline stages idle."""
+        return self.bounds(b, place).here
+
+    def bounds(self, b: int, place: Place) -> Bound:
+        """The two bounds of a place's step time, `bound` and `time`."""
         key = b, place
         if key not in self._bounds:
             self._bounds[key] = self._bound(b, place)
@@ -403,16 +411,10 @@ class Search:
         starts = [self.bound(b, (0,) * len(branch.axes)) for b, branch in enumerate(self.branches)]
         return min([seconds for seconds in starts if seconds])
 
-    def time(self, b: int, place: Place) -> float:
-        """The step time at a place as if vLLM had its card alone: its bound, with all that pipeline stages idle."""
-        branch, s = self.branches[b], self.scenario(b, place)
-        if not self.rated or s is None or s.pipeline_parallel == 1 or place[-1] == branch.leanest[-1]:
-            return self.bound(b, place)
-        return digits(sum(self.clock.split(s)))
-
-    def _bound(self, b: int, place: Place) -> float:
+    def _bound(self, b: int, place: Place) -> Bound:
         if not self.rated:
-            return float(sum(place[self.branches[b].turns :]))
+            steps = float(sum(place[self.branches[b].turns :]))
+            return Bound(steps, steps)
         branch = self.branches[b]
         rollout = branch.base.rollout
         least = branch.micro(branch.leanest)
@@ -552,7 +554,8 @@ class Search:
                     if found is None:
                         found, limit = self.sooner(self.settled(b, place), None, limit)
                 continue
-            found, limit = self.sooner(self.settled(b, place), found, limit)
+            if self.time(b, place) <= limit:
+                found, limit = self.sooner(self.settled(b, place), found, limit)
             for following in self.behind(b, place, range(turns, axes)):
                 push(b, following, cut, bound)
         return found
@@ -630,9 +633,9 @@ class Search:
                 lambda n: n > last or self.bound(b, (*place[:axis], n, *place[axis + 1 :])) > limit, 0, last + 1
             )
             last = slower - 1
-        if last < 0:
-            return None
-        if not fits(last):
+            if axis == len(place) - 1 and all(self.time(b, (*place[:-1], n)) > limit for n in reversed(range(slower))):
+                return None
+        if last < 0 or not fits(last):
             return None
         return (*place[:axis], _first(fits, 0, last), *place[axis + 1 :])
 
