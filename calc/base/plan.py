@@ -157,8 +157,9 @@ class DeepSpeed:
     reduce_bucket: int = 500_000_000
     persistence_threshold: int = 100_000
     max_live: int = 1_000_000_000
+    prefetch: int = 50_000_000
     sub_group: int = 1_000_000_000
-    overlap_comm: bool = False
+    overlap_comm: bool | None = None  # None: at stage 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +313,8 @@ class Keeps:
 
     `roles` are the models of the job, `stages` one step in its order. `loading` names the roles, `rollout` among them
     where vLLM serves, in the order in which they arrive on the GPUs. `bare`: nothing but PyTorch allocates beside the
-    models, so that each block that FSDP 2 takes is known. `disconnects`: a trainer's process groups, and with them
-    NCCL's buffers, are gone while it sleeps: one trainer is awake at a time, and none while the rollout engine
+    models, so that each block that FSDP or ZeRO-3 takes is known. `disconnects`: a trainer's process groups, and with
+    them NCCL's buffers, are gone while it sleeps: one trainer is awake at a time, and none while the rollout engine
     generates. `scores`: the sequences on a GPU for which generation returns fp32 logits of every token of the response,
     which stay until the next generation has returned others.
     """

@@ -93,6 +93,11 @@ class Zero(Holder):
         return numbers(self.config.version)
 
     @property
+    def overlaps(self) -> bool:
+        """True if parameters are gathered, and gradients reduced, in streams of their own."""
+        return self.stage == 3 if self.config.overlap_comm is None else self.config.overlap_comm
+
+    @property
     def plain_bf16(self) -> bool:
         """True for stage 1 with fp32 accumulation and no offload: DeepSpeed's BF16_Optimizer.
 
@@ -238,7 +243,7 @@ class Zero(Holder):
         elif self.whole_gradients and where.done:
             lines.append(gradients.so_far(r.role, where.done, B))
         if (filled and where.backward) or (self.whole_gradients and r.accumulates):
-            buffers = 2 if self.config.overlap_comm else 1
+            buffers = 2 if self.overlaps else 1
             lines.append(communication.bucket(r.role, self.config.reduce_bucket, B, buffers))
         if not (self.offload_optimizer or self.whole_gradients):
             # earlier micro batches, and this one as soon as the first gradient has left the bucket

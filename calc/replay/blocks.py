@@ -19,6 +19,7 @@ from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
 from calc.engines.replica import Replica, TrainingEngine
+from calc.engines.zero import Zero
 from calc.engines.zero_partition import part_of
 from calc.memory.activations import Program, kinds, lifetimes
 from calc.memory.loss import AFTER, head_dimensions, written
@@ -35,6 +36,7 @@ from calc.models.architecture import (
     tensors,
 )
 from calc.models.lora import adapter_matrices
+from calc.replay.zero3_partitions import Partitioned, Stored, partitioned
 from calc.step.compiled_model import SORTING
 from calc.step.instants import LASTING, SORTED_TOKENS, Batch
 
@@ -131,7 +133,8 @@ class Blocks:
     step in backward, what the step of one allocates for each byte of its gradient, which it then frees; else None.
     `inside`: the loss runs inside the model's own forward, `outside`: once it has returned. `wrapped`: an autocast
     begins and ends with each forward.
-    `flats`: the model is in FSDP 1's flat parameters, `weights` and `units` are empty. `buckets` are DDP's. `retains`:
+    `flats`: the model is in FSDP 1's flat parameters, `weights` and `units` are empty; `partitioned`: so it is under
+    ZeRO-3, whose `states` and `passing` are those of its sub-groups. `buckets` are DDP's. `retains`:
     see `calc.memory.run.Run`. `streams`: how checkpoints leave for the host, see `calc.base.plan.Role`.
     """
 
@@ -156,20 +159,22 @@ class Blocks:
     ends: Ends = ""
     flats: Flats | None = None
     buckets: Buckets | None = None
+    partitioned: Partitioned | None = None
     retains: bool = False
     streams: Streams = ""
 
     @property
     def sharded(self) -> bool:
-        """True if FSDP has the model in shards."""
-        return bool(self.units or self.flats)
+        """True if FSDP or ZeRO-3 has the model in shards."""
+        return bool(self.units or self.flats or self.partitioned)
 
     @property
     def events(self) -> int:
         """About how many blocks come and go in a forward and, if the model is trained, its backward."""
         scripts = [script for p in (*self.layers, self.norm, self.head) for script in (p.forward, p.backward) if script]
         flats = self.flats.layers + tuple(chain.from_iterable(self.flats.adapters)) if self.flats else ()
-        return sum([len(script.steps) for script in scripts]) + GATHERED * len((*self.units, *flats))
+        cut = self.partitioned.events if self.partitioned else 0
+        return sum([len(script.steps) for script in scripts]) + GATHERED * len((*self.units, *flats)) + cut
 
 
 @lru_cache(maxsize=256)
@@ -177,11 +182,12 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
     """The blocks of an engine's replica on a micro-batch; `masked` as in `calc.step.compiled_model`."""
     r = engine.replica
     arch, run, optimizer = r.arch, r.run, r.optimizer
-    whole = not isinstance(engine, Fsdp)
+    whole = not isinstance(engine, Fsdp | Zero)
     own = [_weight(r, t) for t in _in_order(arch, r.head)]
     adapters = [t.elements * r.adapter_bytes for t in _trained(r)] if run.adapter else []
     flats = _flats(engine) if isinstance(engine, Fsdp1) else None
-    units = () if whole or flats else _units(r)
+    cut = _partitioned(engine, checkpointing) if isinstance(engine, Zero) else None
+    units = () if whole or flats or cut else _units(r)
     buckets = _buckets(engine) if isinstance(engine, Plain) and engine.buckets and optimizer else None
     changed = [*_stepped(engine, flats)]
     if not whole:
@@ -219,6 +225,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         ends=r.ends if units else "",
         flats=flats,
         buckets=buckets,
+        partitioned=cut,
         retains=optimizer is not None and run.retains and not r.streams,
         streams=r.streams if optimizer else "",
     )
@@ -242,6 +249,8 @@ def _stepped(engine: TrainingEngine, flats: Flats | None) -> Iterator[Tensor]:
             [-(-t.elements // r.ranks) for t in _trained(r)] if engine.joined else [*_reduced(flats, r.reduce_bytes)]
         )
         yield from [Tensor("flat parameter", (n,), 1, "linear", "") for n in found if not engine.offload]
+    elif isinstance(engine, Zero):
+        yield from [Tensor("sub-group", (n,), 1, "linear", "") for n in engine.cut.sub_groups]
     elif isinstance(engine, Fsdp):
         yield from [part_of(t, r.ranks) for t in _trained(r)]
     else:
@@ -397,6 +406,24 @@ def _unit(r: Replica, own: Sequence[Tensor], adapters: Sequence[Tensor]) -> Unit
         reducing=trained * ranks * r.reduce_bytes,
         reduced=trained * r.reduce_bytes,
     )
+
+
+def _partitioned(e: Zero, checkpointing: str) -> Partitioned:
+    """The parameters of a model under ZeRO-3."""
+    r = e.replica
+    arch, whole = r.arch, r.optimizer is not None and not r.run.adapter
+    inside = {t.name for spec in arch.specs for t in layer_tensors(arch, spec)}
+    outside = [Stored(t, r.weight_bytes, whole) for t in _in_order(arch, r.head) if t.name not in inside]
+    layers = {
+        spec: [
+            *[Stored(t, r.weight_bytes, whole) for t in layer_tensors(arch, spec)],
+            *[Stored(t, r.adapter_bytes, r.optimizer is not None) for t in _adapters(r, spec)],
+        ]
+        for spec in set(arch.specs)
+    }
+    before = [one for one in outside if one.tensor.kind == "embedding"]
+    after = [one for one in outside if one.tensor.kind != "embedding"]
+    return partitioned(e, before, [layers[spec] for spec in arch.specs], after, again=checkpointing != "none")
 
 
 def _in_order(arch: Architecture, head: Head) -> Iterator[Tensor]:

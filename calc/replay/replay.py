@@ -3,7 +3,7 @@
 The bytes allocated at a peak do not decide whether a step runs: between blocks lie freed ones that are too small for
 the next request. This fragmentation follows from the sizes and the order of all blocks, and both follow from the model,
 the batch and the code that runs. They are all known here where one model is trained on one GPU, under DDP, or by plain
-PyTorch under FSDP, alone or with a frozen model beside it.
+PyTorch under FSDP or ZeRO-3, alone or with a frozen model beside it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from calc.base.plan import Stage
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
+from calc.engines.zero import B, Zero
 from calc.replay.allocator import (
     NO_BLOCK,
     Allocator,
@@ -32,6 +33,7 @@ from calc.replay.allocator import (
 from calc.replay.blocks import Blocks, Buckets, Piece, blocks
 from calc.replay.fsdp1_streams import Gathers
 from calc.replay.fsdp2_streams import EMBEDDING, ROOT, Shards
+from calc.replay.zero3_streams import Partitions
 from calc.scenario.lengths import in_turn
 from calc.step.placement import Placed, masked
 from calc.step.roles import Roles
@@ -46,6 +48,7 @@ MARKED = 8  # parts between marks among batches of other lengths
 Own = dict[int, Block]  # a piece's blocks by their slots
 Kept = list[Own]  # the blocks that each piece keeps for its backward, lowest piece first
 STEPPED = 1 << 29  # the slot of the temporaries of a step in backward
+WAITING = (1 << 29) + 1  # that of a gradient which is too large for its bucket, until the next one is there
 OUTLIVING = 1 << 30  # the first slot of blocks that outlive their piece
 RETURNED = 2  # buffers for checkpoints that come back (unsloth_zoo gradient_checkpointing.py of 2024.11.10)
 INFLIGHT = 2  # broadcasts at once (torch 2.13 `csrc/distributed/c10d/comm.cpp`, `max_in_flight`)
@@ -91,7 +94,7 @@ class Act(NamedTuple):
 
 
 def known(roles: Roles) -> bool:
-    """True if a job can be replayed: it has one stage, of models that are whole or sharded by FSDP."""
+    """True if a job can be replayed: it has one stage, of models that are whole or sharded by FSDP or ZeRO-3."""
     stages = roles.keeps.stages
     if len(stages) != 1 or stages[0].does not in ("train", "score"):
         return False
@@ -138,7 +141,7 @@ def _others(own: Placed, models: Callable[[int], Both]) -> tuple[Both, ...]:
 
 
 def _known(placed: Placed, bare: bool) -> bool:
-    """True if all blocks of a role are known: it is whole on its GPU, or sharded by `bare` PyTorch's FSDP.
+    """True if all blocks of a role are known: it is whole on its GPU, or sharded beside `bare` PyTorch alone.
 
     The blocks of a vision tower are not.
     """
@@ -154,11 +157,27 @@ def _known(placed: Placed, bare: bool) -> bool:
         return uncut and (s.gpus == 1 or not engine.replica.in_backward)
     if engine.replica.in_backward:
         return False
+    if isinstance(engine, Zero):
+        # DeepSpeed learns the order of one forward; that of a model which also scores without adapters is another
+        return bare and uncut and s.shards > 1 and not placed.role.shares and _partitioned(engine)
     if not isinstance(engine, Fsdp) or not bare or not uncut:
         return False
     if isinstance(engine, Fsdp1):
         return s.shards > 1 and _flattened(engine)  # over one GPU it does not shard
     return not engine.offload and not engine.replica.quantised
+
+
+def _partitioned(engine: Zero) -> bool:
+    """True if the blocks of ZeRO are known: those of stage 3 in 16 bits, with all its memory on the GPU.
+
+    Where gathers and reductions share the stream that computes, their order inside a layer would matter.
+    """
+    r = engine.replica
+    if engine.stage != 3 or not engine.overlaps or engine.scaled or engine.keeps_weights:
+        return False
+    if engine.offload_parameters or engine.offload_optimizer or r.leaves or r.quantised:
+        return False
+    return r.weight_bytes == B and (not r.adapter or r.adapter_bytes == B)
 
 
 def _flattened(engine: Fsdp1) -> bool:
@@ -315,7 +334,7 @@ def _undisturbed(a: Act, workspace: int) -> Undisturbed:
     return Undisturbed(replay.heap.process, marks, tuple([(m.done, m.heap.process) for m in marks]))
 
 
-def _split(shards: Shards | Gathers | None) -> Shards | None:
+def _split(shards: Shards | Gathers | Partitions | None) -> Shards | None:
     """The shards of a model whose embedding and head are FSDP units of their own, else None."""
     return shards if isinstance(shards, Shards) and shards.ends else None
 
@@ -367,7 +386,7 @@ class Replay:
         self.phase = "load"
         self.workspace, self.threads = workspace, 0
         self.courses: dict[tuple[object, ...], Course] = {}
-        self.shards: dict[int, Shards | Gathers] = {}  # by the identity of the model's blocks
+        self.shards: dict[int, Shards | Gathers | Partitions] = {}  # by the identity of the model's blocks
         self.buckets: list[Block] = []  # DDP's
         self.rebuilt = False  # they have the order of the gradients
         self.retained: list[Block] = []  # inputs of layers that ran again, and their gradients
@@ -379,6 +398,8 @@ class Replay:
         self.apart = False  # the next gradient is a tied head's, which waits for the embedding's
         self.head = NO_BLOCK
         self.late = NO_BLOCK  # outputs that outlive their backward
+        self.bucket = 0  # bytes of the bucket into which each gradient is copied, if it fits
+        self.waiting = NO_BLOCK  # the gradient that did not fit
         self.casts: list[Block] = []  # autocast's cache
         self.stepped = False
         self.done = 0  # number of parts that have been replayed
@@ -421,7 +442,8 @@ class Replay:
         process = self.heap.process
         spare, *found = zip(*[stream.state for stream in process.streams], strict=True)
         ours = process.allocated, self.threads, self.stepped, self.adding, self.late, self.head
-        blocks = *self.gradients, *self.casts, *self.buckets, *self.returned, *[(*own.items(),) for own in self.kept]
+        own = self.waiting, *self.gradients, *self.casts, *self.buckets, *self.returned
+        blocks = *own, *[(*own.items(),) for own in self.kept]
         shards = [own.state for own in self.shards.values()]
         return State((*found, *ours, blocks, shards), spare, process.reserved, process.released)
 
@@ -471,7 +493,8 @@ class Replay:
         """Loads a model's weights, which stay, whole or in shards."""
         self.heap.take_all(m.weights)
         if m.sharded:
-            self.shards[id(m)] = Gathers(m, self.heap) if m.flats else Shards(m, self.heap)
+            kind = Partitions if m.partitioned else Gathers if m.flats else Shards
+            self.shards[id(m)] = kind(m, self.heap)
         if m.buckets:
             self.broadcast(m.buckets)
 
@@ -510,6 +533,8 @@ class Replay:
     def play(self, script: Script, own: Own, late: int | None = None) -> None:
         """Plays a script's steps over the blocks of its piece; the block in slot `late` is not freed yet."""
         course = self.course(script, late)
+        if self.waiting:
+            own[WAITING] = self.waiting
         if course.wrapped:
             self.heap.play(course.wrapped, own)
             self.uncache()
@@ -517,8 +542,11 @@ class Replay:
         for slot in course.workspaces:
             del own[slot]
         made = [own.pop(slot) for slot in course.gradients]
+        left = own.pop(WAITING, NO_BLOCK)
         if self.apart:
             self.head = made[-1] if made else self.head
+        elif self.bucket:
+            self.waiting = made[-1] if made else left
         else:
             self.gradients += made
         self.casts += [own.pop(slot) for slot in course.casts]
@@ -529,7 +557,7 @@ class Replay:
     def course(self, script: Script, late: int | None) -> Course:
         """The steps that a script takes in the present situation, worked out once."""
         adds = self.adding and not self.shards
-        key = id(script), late, adds, self.apart, self.threads, self.beside
+        key = id(script), late, adds, self.apart, self.threads, self.beside, self.bucket
         if key not in self.courses:
             self.courses[key] = self._course(script, late, adds=adds and not self.apart)
         return self.courses[key]
@@ -540,7 +568,7 @@ class Replay:
             steps, [], [], [], [], max([self.threads, *[n for slot, n in script.steps if slot == MULTIPLY]])
         )
         outlives = {WEIGHT: course.gradients, CAST: course.casts, MULTIPLY: course.workspaces}
-        threads = self.threads
+        threads, waiting = self.threads, WAITING
         for n, (slot, size) in enumerate(script.steps, OUTLIVING):
             if slot == MULTIPLY:
                 # cuBLAS allocates its workspace at a thread's first product
@@ -553,6 +581,11 @@ class Replay:
                     if self.beside:
                         steps += [(STEPPED, asked(int(size * self.beside))), (STEPPED, 0)]
                     steps.append((n, 0))
+                elif slot == WEIGHT and self.bucket and not self.apart:
+                    # it leaves for the bucket, once that which waited has been reduced, or waits itself
+                    fits = size <= self.bucket
+                    steps += [(waiting, 0), (n, 0)] if fits else [(waiting, 0)]
+                    waiting, course.gradients[:] = (WAITING, []) if fits else (n, [n])
                 else:
                     outlives[slot].append(n)
             elif slot == ENDED:
@@ -570,6 +603,9 @@ class Replay:
             if self.beside and block:
                 self.give(self.take(int(length(block) * self.beside)))
             self.give(block)
+        elif self.bucket:
+            self.give(self.waiting, block if length(block) <= self.bucket else NO_BLOCK)
+            self.waiting = block if length(block) > self.bucket else NO_BLOCK
         elif block:
             self.gradients.append(block)
 
@@ -639,6 +675,7 @@ class Replay:
         self.phase = "backward"
         block = NO_BLOCK
         self.apart = bool(m.tied)
+        self.bucket = m.partitioned.bucket if m.partitioned else 0
         if m.beside is not None:
             self.adding, self.beside = True, m.beside
         shards = self.shards.get(id(m))
@@ -677,6 +714,8 @@ class Replay:
             shards.reduce(EMBEDDING if ends else ROOT, self.gradients, adding=self.adding)
             shards.wait()
             self.gradients = []
+        self.give(self.waiting)
+        self.waiting, self.bucket = NO_BLOCK, 0
 
     def back(self, piece: Piece, own: Own, given: Block, *, retains: bool) -> Block:
         """Runs one piece's backward and returns the gradient of its input.
@@ -714,16 +753,24 @@ class Replay:
     def step(self, m: Blocks) -> None:
         """Runs the optimizer's step, which makes its states the first time, and frees all gradients."""
         self.phase = "step"
-        if not self.stepped:
-            self.stepped = True
-            self.heap.take_all([size for sizes in m.states for size in sizes])
-        if m.at_once:
-            self.give(*self.heap.take_all(m.passing))
+        shards = self.shards.get(id(m))
+        if isinstance(shards, Partitions):
+            shards.step(m.states, m.passing, first=not self.stepped)
         else:
-            self.heap.play([step for size in m.passing if size for step in ((0, asked(size)), (0, 0))], {})
+            self.optimize(m)
+        self.stepped = True
         if m.held == "step":
             self.drop()
         self.give(*self.gradients)
         for shards in self.shards.values():
             shards.zero()
         self.gradients, self.adding = [], False
+
+    def optimize(self, m: Blocks) -> None:
+        """Steps each tensor, or all at once."""
+        if not self.stepped:
+            self.heap.take_all([size for sizes in m.states for size in sizes])
+        if m.at_once:
+            self.give(*self.heap.take_all(m.passing))
+        else:
+            self.heap.play([step for size in m.passing if size for step in ((0, asked(size)), (0, 0))], {})

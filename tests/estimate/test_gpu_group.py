@@ -63,6 +63,7 @@ def on_card(s: Scenario, mib: int | None = None) -> GpuGroup:
 VERL = {"task": "grpo", "framework": "verl", "gpus": 8}
 OPENRLHF = {"task": "ppo", "framework": "openrlhf==0.6.0", "gpus": 8, "rollout__engine": "vllm", "rollout__sleep": True}
 ZERO = {"gpus": 2, "sharding": "zero3"}
+UNFOLLOWED = {"gpus": 2, "sharding": "zero2"}  # by any replay
 
 
 # -- range and verdict ------------------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ def test_shards_that_no_replay_has_followed_leave_blocks_in_the_cache() -> None:
     assert runtime.cached(lines, "lengths vary", pools=True) == int(3.65 * 2 * GiB + 0.98 * 4 * GiB)
     own = phase(*lines)
     assert group(own, pools=True).device_range[1] - group(own).device_range[1] == int(0.98 * 6 * GiB) - 0.5 * GiB
-    assert on_card(scenario(**ZERO)).unknown.pools
+    assert on_card(scenario(**UNFOLLOWED)).unknown.pools
     fsdp = {**ZERO, "sharding": "fsdp2", "framework": "torch"}
     assert not on_card(scenario(**fsdp)).unknown.pools
     assert on_card(scenario(**fsdp, offload__parameters=True, offload__optimizer=True)).unknown.pools
@@ -292,7 +293,7 @@ def test_an_engine_that_never_gets_its_turn_refuses_nothing(less: int, refused: 
 @pytest.mark.parametrize("name", PHASES)
 def test_cublas_takes_its_workspaces_in_every_phase_but_loading(name: str) -> None:
     """At the first multiplication; the context is there from the start. Pieces are held back once blocks are freed."""
-    on = on_card(scenario(**ZERO))
+    on = on_card(scenario(**UNFOLLOWED))
     found = on.moment(Candidate(name, "somewhere", [line("weights", GiB), line("gradients", 0)]))
     expected = {"context", "nccl", "weights"}
     assert {x.component for x in found.lines} == (

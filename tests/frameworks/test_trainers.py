@@ -347,11 +347,11 @@ def test_torchtunes_configurations_say_which_models_have_units_at_their_ends(
         ("llamafactory", "zero3", 4096 * 4096, 10 * 4096, False),
         ("axolotl", "zero2", 500_000_000, 100_000, True),
         ("axolotl", "zero3", 4096 * 4096, 10 * 4096, True),
-        ("transformers", "zero3", 500_000_000, 100_000, False),
+        ("transformers", "zero3", 500_000_000, 100_000, None),
     ],
 )
 def test_deepspeed_has_the_sizes_of_the_file_that_a_trainer_ships(
-    trainer: str, sharding: str, bucket: int, persistent: int, overlaps: bool
+    trainer: str, sharding: str, bucket: int, persistent: int, overlaps: bool | None
 ) -> None:
     """Where these files say `auto`, Transformers' Trainer fills in the width of the model, here 4096."""
     own = {"model": "llama-3-8b", "task": "sft", "framework": "torch", "gpu": "h100-sxm", "gpus": 8}

@@ -182,6 +182,26 @@ def test_the_replays_peak_is_the_ledgers_in_shards(model: str, fields: dict[str,
     assert replayed.heap.process.most == pytest.approx(peak, rel=0.0015)
 
 
+PARTITIONED: tuple[dict[str, Any], ...] = (
+    {"checkpointing": "full"},
+    {},
+    {"checkpointing": "full", "task": "rm"},
+    {"checkpointing": "full", "task": "dpo"},
+    {"checkpointing": "full", "gpus": 64},
+    {"checkpointing": "full", "grad_dtype": "fp32", "global_batch": 16},
+    {"checkpointing": "full", "optimizer_impl": "foreach"},
+)
+
+
+@pytest.mark.parametrize("model", ["qwen2.5-1.5b", "llama-3-8b"])
+@pytest.mark.parametrize("fields", PARTITIONED, ids=str)
+def test_the_replays_peak_is_nearly_the_ledgers_under_zero_3(model: str, fields: dict[str, Any]) -> None:
+    """The ledger bounds what is gathered; the replay knows which parameters these are."""
+    given = {**JOB, "gpus": 4, "sharding": "zero3", "expandable_segments": True, "model": model, **fields}
+    s = parse(given, where="test", catalog=load())
+    assert replayed_peak(s) == pytest.approx(ledgers_peak(s), rel=0.02)
+
+
 FLAT = {"gpus": 4, "sharding": "fsdp1", "expandable_segments": True}
 OWN = {"method": "lora", "lora": {"units": "own", "dtype": "bf16"}}
 REENTRANT = {"checkpointing": "full", "versions": {"transformers": "4.57"}}
