@@ -4,7 +4,7 @@ A frozen linear of Transformer Engine keeps no input (`pytorch/module/{linear,la
 `backward_needs_input`); the adapter keeps its own, a copy where inputs are dropped, and what its first matrix made.
 Beside a linear cut by its outputs the second matrix is cut, beside one cut by its inputs the first, or both are, and
 what one of them makes of a part is gathered. Read in ms-swift 3.12.0 `swift/megatron/tuners/lora.py`, mcore-bridge
-1.6.5 `mcore_bridge/tuners/lora.py`, `LoraParallelLinear`, and Megatron-Bridge 0.5.1
+1.6.5 `mcore_bridge/tuners/lora.py`, `LoraParallelLinear`, and Megatron-Bridge 0.3.1
 `megatron/bridge/peft/{lora,lora_layers,utils}.py`, `ParallelLinearAdapter`.
 """
 

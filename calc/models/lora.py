@@ -108,7 +108,7 @@ def shapes(arch: Architecture, linear: Linear, rank: int) -> tuple[tuple[int, ..
     """The shapes of LoRA's two matrices beside a linear, as one rank holds them.
 
     Megatron-Bridge's are layers of Megatron-core both: beside a linear cut by its outputs, or not at all, the first is
-    cut by its own; beside one cut by its inputs the second (0.5.1 `peft/utils.py`, `ParallelLinearAdapter`).
+    cut by its own; beside one cut by its inputs the second (0.3.1 `peft/utils.py`, `ParallelLinearAdapter`).
     """
     if arch.adapters != "shared":
         each = (linear.experts,) if linear.experts else ()

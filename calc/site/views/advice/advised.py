@@ -11,6 +11,7 @@ from calc.answers.fits import by_size
 from calc.base.units import GiB, gb
 from calc.catalog.catalog import GPU, Model
 from calc.estimate.verdict import FITS
+from calc.recommend.problem import SENSIBLE
 from calc.site.tables import tables
 from calc.site.tables.tables import Cell, Column, Table
 from calc.site.text.inline import inline
@@ -162,8 +163,10 @@ def for_model(model: Model, root: str) -> Table:
             for i, (row, a) in enumerate(zip(rows, all_advice, strict=True), 1)
         ),
         "Machines stand from little usable memory in all to much, of equals the one with fewer GPUs first: the catalog "
-        f"has no prices. Cards with bf16, up to {max(topics.SEVERAL_NODES)} of them. Small is slow: mind the tokens a "
-        "second, and what is offloaded to host memory. "
+        "has no prices. One on which saving memory makes a step take more than "
+        f"{SENSIBLE} times as long is passed over, unless all are so slow. Cards with bf16, up to "
+        f"{max(topics.SEVERAL_NODES)} of them. Small is slow: mind the tokens a second, and what is offloaded to host "
+        "memory. "
         + " ".join(f"{TITLES[task]}: {words.FRAMEWORKS[job['framework']]}." for task, job in advice.JOBS.items())
         + " Lengths and batches are those of the GPUs' pages; adapters have rank "
         f"{advice.ADAPTERS['lora.rank']}.",
