@@ -214,9 +214,14 @@ class GpuGroup:
         return verdict.room(Sums(working + process, 0, 0), usable)
 
     @property
+    def _hopeless(self) -> bool:
+        """True if a bound shows that a role cannot train; the cheaper one first."""
+        return self.beside_resident < 0 or self.free_at_most < 0
+
+    @property
     def trains(self) -> bool:
         """True if the phases without vLLM fit; cheaper than `room`."""
-        if self.beside_resident < 0 or self.free_at_most < 0:
+        if self._hopeless:
             return False
         if not self.act:
             return self.room(serving=False) >= 0
@@ -230,9 +235,7 @@ class GpuGroup:
     @property
     def updates(self) -> bool:
         """False if the update of a role does not fit, whatever else a step has."""
-        if self.beside_resident < 0 or self.free_at_most < 0:
-            return False
-        return self.act is not None or self.room(serving=False, scoring=False) >= 0
+        return not self._hopeless and (self.act is not None or self.room(serving=False, scoring=False) >= 0)
 
     def room(self, *, serving: bool, scoring: bool = True) -> int:
         """Bytes free beside the peak and its error, in the phases with vLLM if `serving`, else in the others.

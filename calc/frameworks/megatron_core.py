@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
@@ -63,6 +63,16 @@ def stages_of(whole: Role, count: int) -> tuple[Role, ...]:
         replace(whole, name=f"{whole.name}, stage {index + 1}", model=whole.name, pipeline=(index, count))
         for index in range(count)
     )
+
+
+def named(names: Sequence[str], role: str) -> list[str]:
+    """Those of the `names` of stages that are `role`'s, see `stages_of`."""
+    return [name for name in names if name.partition(",")[0] == role]
+
+
+def owner(s: Scenario, role: str) -> Scenario | None:
+    """The scenario of a role; SFT names none, and its actor has the job's."""
+    return s.role(role) or (s if role == "actor" else None)
 
 
 def linear_fault(s: Scenario) -> Refusal | None:

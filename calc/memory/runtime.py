@@ -94,9 +94,9 @@ def process(
     """The memory of each process on a card besides its tensors: CUDA context, cuBLAS workspaces, NCCL's buffers.
 
     There are `processes` of them on the card, under Ray one for each role; where some sleep without groups or tensors,
-    so many are `awake` at once. Each of these has a communicator for every group of
-    GPUs in which it exchanges: shards, tensors, stages or sequences; and connections to the `peers` of its node to
-    which it sends tokens for their experts. Over PCIe these are too few to count.
+    so many are `awake` at once. Each of these has a communicator for every group of GPUs in which it exchanges: shards,
+    tensors, stages or sequences; and connections to the `peers` of its node to which it sends tokens for their experts.
+    Over PCIe these are too few to count.
     """
     awake = processes if awake is None else awake
     each, n = workspace(architecture), WORKSPACES * awake

@@ -483,7 +483,7 @@ class Search:
             return None
         limit = self.limit(fastest)
         for group in groups.values():
-            within = [at for at in group if self._beside.get(self.held(*at), 0) >= 0 and self.reaches(*at, limit)]
+            within = [at for at in group if not self.known_overfull(*at) and self.reaches(*at, limit)]
             if within and (found := self.fastest(within, limit)):
                 return found
         return fastest
@@ -531,7 +531,7 @@ class Search:
         while heap and heap[0][0] < inf and heap[0][0] <= limit:
             bound, turn, b, place, cut = heapq.heappop(heap)
             # until its turn comes a place has the bound of one before it; one that is only passed through keeps that
-            if self._beside.get(self.held(b, place), 0) >= 0 and bound < (own := self.bound(b, place)):
+            if not self.known_overfull(b, place) and bound < (own := self.bound(b, place)):
                 heapq.heappush(heap, (own, turn, b, place, cut))
                 continue
             turns, axes = self.branches[b].turns, len(place)
@@ -683,6 +683,10 @@ class Search:
                 return False
             self._beside[held] = found.beside_resident
         return self._beside[held] < 0
+
+    def known_overfull(self, b: int, place: Place) -> bool:
+        """True if `overfull` has found it so; computes nothing."""
+        return self._beside.get(self.held(b, place), 0) < 0
 
     def too_much_for_the_host(self, b: int, place: Place) -> bool:
         """True if the host lacks memory at every value of the lean axes; their first values need least."""

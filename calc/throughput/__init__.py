@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 from calc.base.plan import Keeps
 from calc.catalog.catalog import GPU, Catalog, Node
 from calc.models.architecture import Head
-from calc.scenario.scenario import Offload, Scenario, changed
+from calc.scenario.scenario import Scenario, changed
 from calc.step.placement import VALUED, serving
 from calc.throughput.rates import Rates, rated
 from calc.throughput.rollout import SWAP, Engine, generated, served, swapped, synced
@@ -144,9 +144,7 @@ def role(s: Scenario, keeps: Keeps, r: Rates, name: str, *, trained: bool) -> li
     # what the framework moves to the host between phases is on the GPU during the role's own phase
     if known.leaves:
         stepping = own.offload.optimizer and "states" not in known.leaves
-        own = changed(
-            own, {"offload": Offload(stepping, False, fraction=own.offload.fraction, masters=own.offload.masters)}
-        )
+        own = changed(own, {"offload": replace(own.offload, optimizer=stepping, parameters=False, activations=False)})
     rows = known.rows if trained else known.scoring_rows
     steps = max(1, _responses(s) // s.global_batch) if trained else 1
     mine = max(1, _responses(s) // (own.data_parallel * steps))  # in each step

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from test_replay import MODEL, outright
+from written import Written
 
 from calc.autograd.alloc_trace import Script
 from calc.base.units import MiB
@@ -39,11 +40,11 @@ def model(**fields: object) -> Blocks:
     return replace(MODEL, weights=(), flats=FLATS._replace(**fields))  # type: ignore[arg-type]
 
 
-class Watched:
+class Watched(Written):
     """Gathers whose allocators write down what they take, `+`, give back, `-`, and give back later, `~`, in MiB."""
 
     def __init__(self, **fields: object) -> None:
-        self.log: list[str] = []
+        super().__init__()
         self.heap = self.watch(Allocator(), "")
         self.all = Gathers(model(**fields), self.heap)
         self.loaded = self.seen()
@@ -69,11 +70,6 @@ class Watched:
         heap.take = lambda size: taken((size,))[0]  # type: ignore[method-assign]
         heap.give = lambda block: given((block,))  # type: ignore[method-assign]
         return heap
-
-    def seen(self) -> list[str]:
-        """The lines written since the last time."""
-        found, self.log = self.log, []
-        return found
 
     def forward(self) -> None:
         """A whole forward, of which nothing is written."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 from test_replay import MODEL, outright
+from written import Written
 
 from calc.base.units import MiB
 from calc.replay import replay
@@ -30,11 +31,11 @@ LAYER, ROOT = unit(10), unit(20)
 SHARDED = replace(MODEL, weights=(), units=(LAYER, unit(12), unit(14), ROOT))
 
 
-class Watched:
+class Watched(Written):
     """Shards whose allocators write down what they take, `+`, and give back, `-`, in MiB, by stream."""
 
     def __init__(self, model: Blocks = SHARDED) -> None:
-        self.log: list[str] = []
+        super().__init__()
         self.heap = self.watch(Allocator(), "")
         self.shards = Shards(model, self.heap)
         self.watch(self.shards.gathers, "gathers ")
@@ -55,11 +56,6 @@ class Watched:
         heap.take = lambda size: taken((size,))[0]  # type: ignore[method-assign]
         heap.give = lambda block: given((block,))  # type: ignore[method-assign]
         return heap
-
-    def seen(self) -> list[str]:
-        """The lines written since the last time."""
-        found, self.log = self.log, []
-        return found
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from test_replay import MODEL, outright
+from written import Written
 
 from calc.base.units import MiB
 from calc.replay import replay
@@ -58,11 +59,11 @@ CUT = Partitioned(
 SHARDED = replace(MODEL, weights=(), states=((88 * MiB,), (8 * MiB,)), passing=(0, 0), partitioned=CUT)
 
 
-class Watched:
+class Watched(Written):
     """Partitions whose allocators write down what they take, `+`, and give back, `-`, in MiB, by stream."""
 
     def __init__(self, model: Blocks = SHARDED) -> None:
-        self.log: list[str] = []
+        super().__init__()
         self.names = {0: "", 1: "gathers ", 2: "reduces "}
         self.partitions = Partitions(model, self.watched(Allocator()))
 
@@ -78,11 +79,6 @@ class Watched:
                     super().play(((slot, size),), own)
 
         return Each()
-
-    def seen(self) -> list[str]:
-        """The lines written since the last time."""
-        found, self.log = self.log, []
-        return found
 
 
 @pytest.fixture

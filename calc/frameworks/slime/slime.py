@@ -164,7 +164,7 @@ def loss_path(s: Scenario, *, training: bool) -> Path:
 def roles(s: Scenario) -> Iterator[Role]:
     """The models of the job, in the job's pipeline stages: the actor, a reference in its place, and a critic."""
     for name in ("reference", "actor", "critic"):
-        own = s.role(name) or (s if name == "actor" else None)  # of SFT, which names no roles
+        own = megatron_core.owner(s, name)
         if own is None:
             continue
         scalar, trained = name == "critic", name != "reference"
@@ -205,21 +205,17 @@ def stages(names: tuple[str, ...], *, serves: bool, colocated: bool) -> tuple[St
 
     `train.py`; `train_critic` and `train_actor` of `backends/megatron_utils/actor.py`. SFT trains alone.
     """
-
-    def of(role: str) -> list[str]:
-        return [name for name in names if name.partition(",")[0] == role]
-
-    actor = of("actor")
+    actor, critic, reference = (megatron_core.named(names, role) for role in ("actor", "critic", "reference"))
     trained = [Stage("train", name) for name in actor]
-    saved = [Stage("save", name, back="all") for name in (*actor, *of("critic"))]
+    saved = [Stage("save", name, back="all") for name in (*actor, *critic)]
     if not serves:
         return (*trained, *saved)
     back: Back = "none" if colocated else "all"
     return (
         Stage("serve", "rollout", engine="all"),
-        *[Stage("score", name, back="all") for name in of("critic")],
-        *[Stage("train", name) for name in of("critic")],
-        *[Stage("score", name, back="all") for name in (*of("reference"), *actor)],
+        *[Stage("score", name, back="all") for name in critic],
+        *[Stage("train", name) for name in critic],
+        *[Stage("score", name, back="all") for name in (*reference, *actor)],
         *trained,
         *saved,
         *[Stage("sync", name, engine="weights", holds=("flattened",), back=back) for name in actor],

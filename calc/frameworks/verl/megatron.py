@@ -176,7 +176,7 @@ def roles(s: Scenario) -> Iterator[Role]:
     """
     learns, count = s.entropy_coeff != 0, s.pipeline_parallel
     for name in ORDER:
-        own = _own(s, name)
+        own = megatron_core.owner(s, name)
         if own is None:
             continue
         asked: dict[Leaves, bool] = {
@@ -201,14 +201,10 @@ def roles(s: Scenario) -> Iterator[Role]:
         yield from megatron_core.stages_of(whole, count)
 
 
-def _own(s: Scenario, name: str) -> Scenario | None:
-    """The scenario of a role; SFT names none, and its actor has the job's."""
-    return s.role(name) or (s if name == "actor" else None)
-
-
 def stages(s: Scenario, names: list[str]) -> tuple[Stage, ...]:
     """The stages of one step, in which the models called `names` work."""
-    offloaded = frozenset(name for name in TRAINED if (role := _own(s, name)) and role.offload.parameters)
+    owners = {name: megatron_core.owner(s, name) for name in TRAINED}
+    offloaded = frozenset(name for name, own in owners.items() if own and own.offload.parameters)
     return _stages(
         s.framework_version, offloaded, tuple(names), serves=s.rollout is not None, adapters=s.lora is not None
     )
@@ -222,18 +218,15 @@ def _stages(
 
     A checkpoint loads a model with its gradients (`save_checkpoint`) if its weights are `offloaded`.
     """
-
-    def of(role: str) -> list[str]:
-        return [name for name in names if name.partition(",")[0] == role]
-
-    trained = [(role, name) for role in TRAINED for name in of(role)]
+    trained = [(role, name) for role in TRAINED for name in megatron_core.named(names, role)]
     found = [Stage("train", name) for _, name in trained]
     found += [Stage("save", name, holds=GRADIENTS if role in offloaded else ()) for role, name in reversed(trained)]
     if not serves:
         return tuple(found)
-    scored = [Stage("score", name) for role in SCORE for name in of(role)]
+    scored = [Stage("score", name) for role in SCORE for name in megatron_core.named(names, role)]
     synced = _synced(version, "actor" in offloaded, adapters=adapters)
-    return (Stage("serve", "rollout", engine="all"), *scored, *found, *[replace(synced, role=x) for x in of("actor")])
+    sent = [replace(synced, role=name) for name in megatron_core.named(names, "actor")]
+    return (Stage("serve", "rollout", engine="all"), *scored, *found, *sent)
 
 
 def _synced(version: str, offloaded: bool, *, adapters: bool) -> Stage:
