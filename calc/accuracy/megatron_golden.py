@@ -229,7 +229,7 @@ def golden(record: Mapping[str, Any]) -> Golden:
         ranks=c.ranks // a.get("num-distributed-optimizer-instances", 1),
         micro_batches=c.micro,
     )
-    how: dict[str, bool] = {
+    how: dict[str, Any] = {
         "distributed": a.get("use-distributed-optimizer", False),
         "fuses": not a.get("no-gradient-accumulation-fusion", False),
         "groups": a.get("moe-grouped-gemm", False),

@@ -44,7 +44,8 @@ class Megatron(Holder):
     `groups`: the products of a rank's experts are one (`moe_grouped_gemm`). `hosted`: the share of the parameters whose
     masters and moments live on the host, where Adam steps (`optimizer_cpu_offload` with `optimizer_offload_fraction`,
     `cpu_offloading/hybrid_optimizer.py`, beside `use_precision_aware_optimizer`); `hosts_masters` is False without the
-    last, where masters are the distributed optimizer's, of which the host gets copies.
+    last, where masters are the distributed optimizer's, of which the host gets copies. `aware`: the formats of masters
+    and moments if Transformer Engine's FusedAdam has both (`use_precision_aware_optimizer`).
     """
 
     replica: Replica
@@ -53,6 +54,7 @@ class Megatron(Holder):
     groups: bool = True
     hosted: float = 0.0
     hosts_masters: bool = True
+    aware: optimizer.PrecisionAware | None = None
 
     @cached_property
     def buffers(self) -> list[Buffer]:
@@ -93,7 +95,8 @@ class Megatron(Holder):
         """The weights are on the GPU; then the optimizer has been built, whose moments its first step makes."""
         yield "weights on the GPU", self.weights()
         if self.replica.optimizer:
-            made = [line for line in self.states() if line.component != "optimizer_states"]
+            later = ("optimizer_states", "master_weights") if self.aware else ("optimizer_states",)
+            made = [line for line in self.states() if line.component not in later]
             yield "optimizer built", [*self.weights(), *made]
 
     def goes(self, line: Line) -> Leaves:
@@ -146,6 +149,10 @@ class Megatron(Holder):
         for own in self.buffers:
             lines.append(self.accumulated(own))
             here = self.here(own.elements)
+            if self.aware:
+                lines.append(weights.master(r.role, here, self.aware.master_bytes, own.shards))
+                lines.append(self.aware.states(r.role, here, own.shards))
+                continue
             if r.master_bytes and (masters := here if self.hosts_masters else own.elements):
                 lines.append(weights.master(r.role, masters, r.master_bytes, own.shards))
             if here:
@@ -197,6 +204,10 @@ class Megatron(Holder):
         r = self.replica
         if r.optimizer and self.hosted == 1:
             yield "optimizer step on the host", []
+        elif r.optimizer and self.aware:
+            # gradients are read as they are (`decoupled_grad`), and experts have an optimizer of their own
+            largest = max(buffer.elements // buffer.shards for buffer in self.buffers)
+            yield "optimizer step", [self.aware.scratch(r.role, largest)]
         elif r.optimizer:
             own = sum(self.here(buffer.elements) // buffer.shards for buffer in self.buffers)
             scratch = optimizer.step_scratch(r.optimizer, r.role, own, min(own, r.largest), r.step_bytes)

@@ -21,6 +21,7 @@ COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is
 QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
 MASKS = ("megatron",)  # trainers whose data loader makes masks of all pairs of positions where it is asked to
 MEGATRON_FSDP = ("megatron",)  # trainers whose Megatron-FSDP is modelled
+MEGATRON = ("megatron", "megatron-swift")  # trainers on Megatron-core that choose what its optimizer keeps
 FUSES = ("megatron", "megatron-swift")  # trainers that choose what fuses the loss
 BLOCKS = {"mxfp8": 32, "nvfp4": 128}  # elements, and tokens, of a block that kernels scale
 
@@ -298,6 +299,29 @@ def hybrid_fault(s: Scenario) -> Refusal | None:
     if s.trainer in HYBRID and ((share == 1 and s.offload.masters) or s.offload.optimizer):
         given = "with offload.optimizer" if s.offload.optimizer else f"with trainer {s.trainer}"
         return Refusal(field, f"{share:g} {given}", "below 1; offload.optimizer alone steps all of it there")
+    return None
+
+
+def precision_fault(s: Scenario) -> Refusal | None:
+    """The reason why Adam cannot keep masters and moments in formats of their own, in one line; None if it can or
+    need not.
+
+    `OptimizerConfig.__post_init__`; a hybrid device optimizer has fp32 alone.
+    """
+    field = "use_precision_aware_optimizer"
+    if not s.use_precision_aware_optimizer:
+        for name in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+            if (asked := getattr(s, name)) != "fp32":
+                return Refusal(name, asked, f"fp32, or with {field}")
+        return None
+    if s.trainer not in MEGATRON:
+        return Refusal(field, f"true with {_loop(s)}", f"false, or with trainer {', '.join(MEGATRON)}")
+    if s.optimizer != "adamw":
+        return Refusal("optimizer", f"{s.optimizer} with {field}", "adamw")
+    if s.data_parallel_sharding_strategy != "no_shard":
+        return Refusal(field, "true with Megatron-FSDP", "false; not modelled")
+    if s.offload.states:
+        return Refusal(field, "true with Adam on the host", "false; offload.masters says where its masters are")
     return None
 
 

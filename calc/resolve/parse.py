@@ -72,6 +72,10 @@ NEUTRAL: Mapping[str, Any] = {
     "lora.modules_to_save": (),
     "lora.init": "random",
     "optimizer_in_backward": False,
+    "use_precision_aware_optimizer": False,
+    "main_params_dtype": "fp32",
+    "exp_avg_dtype": "fp32",
+    "exp_avg_sq_dtype": "fp32",
     "offload.activations": False,
     "offload.fraction": 0.0,
     "offload.masters": True,
@@ -316,6 +320,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)
+        or constraints.precision_fault(scenario)
     )
     models = (model, *[catalog.model(own["model"]) for own in roles.values() if not isinstance(own, str)])
     if kind := released.lacked(scenario, models):

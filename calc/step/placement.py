@@ -25,7 +25,7 @@ from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
 from calc.engines.zero_parameters import ZeroParameters
 from calc.memory.host import HostAllocator
-from calc.memory.optimizer import Optimizer
+from calc.memory.optimizer import Optimizer, PrecisionAware
 from calc.memory.run import Adapter, Format, Kernel, Narrow, Run
 from calc.memory.runtime import process, symmetric
 from calc.memory.weights import Experts
@@ -306,6 +306,13 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     )
 
 
+def precision_aware(s: Scenario) -> PrecisionAware | None:
+    """The formats of masters and moments where FusedAdam keeps both, or None."""
+    if not s.use_precision_aware_optimizer:
+        return None
+    return PrecisionAware(s.main_params_dtype, s.exp_avg_dtype, s.exp_avg_sq_dtype)
+
+
 def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -> TrainingEngine:
     """The engine that the scenario's sharding names; DeepSpeed at stage 0 partitions its fp32 states all the same.
 
@@ -330,7 +337,9 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
             # a framework that moves states between phases does without Megatron-core's own offload
             own = s.offload.optimizer and "states" not in model.leaves
             hosted = 1.0 if own else s.offload.fraction
-            return Megatron(model, fuses=fuses, hosted=hosted, hosts_masters=s.offload.masters)
+            return Megatron(
+                model, fuses=fuses, hosted=hosted, hosts_masters=s.offload.masters, aware=precision_aware(s)
+            )
         case "none" | "ddp" | "zero" if keeps.deepspeed:
             again = s.checkpointing != "none"
             return Zero(
