@@ -321,7 +321,8 @@ def precision_fault(s: Scenario) -> Refusal | None:
     if s.data_parallel_sharding_strategy != "no_shard":
         return Refusal(field, "true with Megatron-FSDP", "false; not modelled")
     if s.offload.states:
-        return Refusal(field, "true with Adam on the host", "false; offload.masters says where its masters are")
+        moved = "optimizer" if s.offload.optimizer else "fraction"
+        return Refusal(field, f"true with offload.{moved}", "false; offload.masters says where its masters are")
     return None
 
 

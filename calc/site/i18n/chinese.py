@@ -2129,7 +2129,6 @@ REFUSALS = {
     "below 1; offload.optimizer alone steps all of it there": "小于 1；全部在主机上更新由 offload.optimizer 单独表示",
     "true, or with offload.fraction": "true，或与 offload.fraction 一起",
     "fp32, or with {name!}": "fp32，或与 {name} 一起",
-    "true with Adam on the host": "true，而 Adam 在主机上更新",
     "false; offload.masters says where its masters are": "false；其主权重在哪里由 offload.masters 表示",
     "false, or with trainer {names*}": "false，或与训练器 {names} 一起",
     "{}, which it always trains": "{}，它总要训练",
