@@ -52,6 +52,7 @@ def fields(flags: Flags) -> dict[str, Any]:
         ),
         "loss": None if fused is None else "fused" if fused else "full",
         "roles.reference.model": flags.text("ref_model"),
+        **_eight_bits(flags),
         **_hosted(flags),
         **_adapters(flags),
         **_recomputed(flags),
@@ -72,6 +73,13 @@ def _hosted(flags: Flags) -> dict[str, Any]:
             **{name: flags.text(name) for name in STATES},
         }
     return {"offload.optimizer": on}
+
+
+def _eight_bits(flags: Flags) -> dict[str, Any]:
+    """The recipe for products in 8 bits, delayed scaling if none is named."""
+    asked, recipe = flags.text("fp8_format"), flags.text("fp8_recipe")
+    gathers = flags.switch("fp8_param_gather")
+    return {"float8": recipe or "delayed", "fp8_param_gather": gathers} if asked else {}
 
 
 def _adapters(flags: Flags) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Megatron(Holder):
     hosted: float = 0.0
     hosts_masters: bool = True
     aware: optimizer.PrecisionAware | None = None
+    eight_bits: weights.EightBits | None = None  # the weights of linears in the layers, in 8 bits
 
     @cached_property
     def buffers(self) -> list[Buffer]:
@@ -89,7 +90,21 @@ class Megatron(Holder):
         if r.adapter:
             own = [weights.adapter(r.role, buffer.elements, r.adapter_bytes) for buffer in self.buffers]
             return [weights.weights(r.role, r.parameters, r.weight_bytes), *own]
-        return [weights.weights(r.role, own.elements, r.weight_bytes) for own in self.buffers]
+        if not (eight := self.eight_bits):
+            return [weights.weights(r.role, own.elements, r.weight_bytes) for own in self.buffers]
+        lines = []
+        for own in self.buffers:
+            narrow = self.multiplied(experts=own.tensors[0].kind == "expert")
+            lines.append(weights.weights(r.role, own.elements - narrow * eight.alone, r.weight_bytes))
+            lines.append(weights.eight_bits(r.role, narrow, eight))
+        return lines
+
+    def multiplied(self, *, experts: bool) -> int:
+        """Elements of the weights of linears in the layers, those of routed experts or the others."""
+        arch = self.replica.arch
+        kinds = [*layer_kinds(arch), *((spec, 1) for spec in arch.depths)]
+        made = [(count, x) for spec, count in kinds for x in megatron_linears(arch, spec)]
+        return sum(n * x.outputs * x.inputs * max(1, x.experts) for n, x in made if (x.experts > 0) is experts)
 
     def loading(self) -> Moments:
         """The weights are on the GPU; then the optimizer has been built, whose moments its first step makes."""
@@ -205,9 +220,11 @@ class Megatron(Holder):
         if r.optimizer and self.hosted == 1:
             yield "optimizer step on the host", []
         elif r.optimizer and self.aware:
-            # gradients are read as they are (`decoupled_grad`), and experts have an optimizer of their own
+            # gradients are read as they are (`decoupled_grad`) where masters are there, and experts have an optimizer of their own
             largest = max(buffer.elements // buffer.shards for buffer in self.buffers)
-            yield "optimizer step", [self.aware.scratch(r.role, largest)]
+            own = sum(buffer.elements // buffer.shards for buffer in self.buffers)
+            copied = own if self.aware.apart and r.grad_bytes < r.step_bytes else 0
+            yield "optimizer step", [self.aware.scratch(r.role, largest), gradients.new(r.role, copied, r.step_bytes)]
         elif r.optimizer:
             own = sum(self.here(buffer.elements) // buffer.shards for buffer in self.buffers)
             scratch = optimizer.step_scratch(r.optimizer, r.role, own, min(own, r.largest), r.step_bytes)

@@ -72,6 +72,10 @@ def flags(s: Scenario) -> Iterator[Words]:
     if hosted:
         yield option("--use_precision_aware_optimizer", s.offload.masters)
         yield option("--optimizer_offload_fraction", s.offload.fraction or 1.0)
+    if s.float8 != "none":
+        yield option("--fp8_format", "hybrid")
+        yield option("--fp8_recipe", s.float8)
+        yield option("--fp8_param_gather", s.fp8_param_gather)
     if s.use_precision_aware_optimizer:
         yield option("--use_precision_aware_optimizer", True)
         yield option("--main_grads_dtype", s.grad_dtype)

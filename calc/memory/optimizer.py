@@ -56,13 +56,14 @@ class PrecisionAware:
     master: str
     first: str
     second: str
+    apart: bool = False  # masters are Megatron-core's, which copies gradients for them
 
     @property
     def master_bytes(self) -> int:
         """Bytes of a master: of one in fp32 the low half, whose high half is the bf16 weight
         (`store_param_remainders`).
         """
-        return 2
+        return 4 if self.apart else 2
 
     @property
     def moment_bytes(self) -> int:

@@ -47,6 +47,7 @@ NEUTRAL: Mapping[str, Any] = {
     "compile": "none",
     "float8": "none",
     "float8_all_gather": False,
+    "fp8_param_gather": False,
     "bf16_layers_at_end": None,
     "tensor_parallel": 1,
     "data_parallel_sharding_strategy": "no_shard",

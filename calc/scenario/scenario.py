@@ -213,6 +213,7 @@ class Scenario:
     compile: Compile
     float8: Float8
     float8_all_gather: bool
+    fp8_param_gather: bool
     bf16_layers_at_end: int | None
     loss: Loss
     cross_entropy_fusion_impl: FusedLoss

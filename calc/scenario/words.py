@@ -41,7 +41,9 @@ OutputsKept = Literal["none", "backward", "step", "next"]
 ContextExchange = Literal["p2p", "all_gather", "a2a"]
 LinearAttention = Literal["torch", "fla"]
 Loss = Literal["full", "chunked", "fused", "cut", "vocab-chunked"]
-Float8 = Literal["none", "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8", "nvfp4"]
+Float8 = Literal[
+    "none", "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8", "nvfp4", "delayed", "blockwise"
+]  # fmt: skip
 Compile = Literal["none", "model", "loss", "model-and-loss"]
 Logprob = Literal["log-softmax-fp32", "selective", "logsumexp"]
 Generates = Literal["vllm", "sglang", "hf", "none"]

@@ -359,9 +359,16 @@ def test_a_step_copies_what_its_kernel_cannot_read(formats: tuple[str, str, str]
         ),
         ({"use_precision_aware_optimizer": True, "offload.optimizer": True}, "use_precision_aware_optimizer: given"),
         ({"grad_dtype": "bf16"}, "grad_dtype: "),
+        ({"float8": "rowwise"}, "float8: given 'rowwise' with trainer megatron"),
+        ({"float8": "mxfp8", "fp8_param_gather": True}, "fp8_param_gather: given true with float8 mxfp8"),
+        ({"fp8_param_gather": True}, "fp8_param_gather: given true with float8 none, allowed: false"),
+        (
+            {"float8": "delayed", "data_parallel_sharding_strategy": "optim"},
+            "float8: given 'delayed' with Megatron-FSDP",
+        ),
     ],
 )
-def test_formats_of_states_need_the_optimizer_that_has_them(fields: dict[str, Any], said: str) -> None:
+def test_narrow_formats_need_what_has_them(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ScenarioError) as error:
         job(**fields)
     assert said in str(error.value)

@@ -966,6 +966,9 @@ ADVICE = {
     "the {gpu} has no bf16: take precision fp16, with torch, its trainers or trl": (
         "{gpu} 没有 bf16：用 precision fp16，配 torch、它的训练器或 trl"
     ),
+    "weights in float8 {recipe!} are counted in two layouts, of which Transformer Engine needs one on Blackwell": (
+        "float8 {recipe} 的权重按两种布局计算，Transformer Engine 在 Blackwell 上只需一种"
+    ),
     "{form!} needs a Blackwell card: torchao's kernels do not run on the {gpu}": (
         "{form} 需要 Blackwell 卡：torchao 的内核不能在 {gpu} 上运行"
     ),
