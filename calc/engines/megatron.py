@@ -92,10 +92,10 @@ class Megatron(Holder):
             return [weights.weights(r.role, r.parameters, r.weight_bytes), *own]
         if not (eight := self.eight_bits):
             return [weights.weights(r.role, own.elements, r.weight_bytes) for own in self.buffers]
-        lines = []
-        for own in self.buffers:
-            narrow = self.multiplied(experts=own.tensors[0].kind == "expert")
-            lines.append(weights.weights(r.role, own.elements - narrow * eight.alone, r.weight_bytes))
+        lines: list[Line] = []
+        for buffer in self.buffers:
+            narrow = self.multiplied(experts=buffer.tensors[0].kind == "expert")
+            lines.append(weights.weights(r.role, buffer.elements - narrow * eight.alone, r.weight_bytes))
             lines.append(weights.eight_bits(r.role, narrow, eight))
         return lines
 
@@ -220,7 +220,7 @@ class Megatron(Holder):
         if r.optimizer and self.hosted == 1:
             yield "optimizer step on the host", []
         elif r.optimizer and self.aware:
-            # gradients are read as they are (`decoupled_grad`) where masters are there, and experts have an optimizer of their own
+            # gradients are read as they are (`decoupled_grad`) where the masters are its own; experts have another one
             largest = max(buffer.elements // buffer.shards for buffer in self.buffers)
             own = sum(buffer.elements // buffer.shards for buffer in self.buffers)
             copied = own if self.aware.apart and r.grad_bytes < r.step_bytes else 0

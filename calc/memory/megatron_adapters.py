@@ -40,7 +40,7 @@ class MegatronAdapters(Again):
             return self.kept(x)
         return [Tensor(x.width, narrow)] if self.run.trained else []
 
-    def cast(self, x: Size) -> Size:
+    def narrowed(self, x: Size) -> Size:
         """The copy in 8 bits of an operand, `x` wide, that one product alone reads; none in 16 bits."""
         return x * EIGHT_BITS.get(self.run.recipe, 0)
 

@@ -77,7 +77,8 @@ class MegatronExperts(MegatronLinears):
         names = ("gate_up_proj" if self.arch.gated else "up_proj", "down_proj")
         up, down = (self.elements[f"experts_{name}"] * trained for name in names)
         pair = tape.op("experts: fc1", [tokens], first, BF16, saves=self.read(tokens), weight=up,
-                       scratch=self.cast(whole), backward_scratch=self.cast(first) * 2, multiplies=True)  # fmt: skip
+                       scratch=self.narrowed(whole), backward_scratch=self.narrowed(first) * 2,
+                       multiplies=True)  # fmt: skip
         pair = self.adapted_by("experts_linear_fc1", tokens, pair, low)
         first_op = len(tape.ops)
         if self.arch.gated:
@@ -87,8 +88,8 @@ class MegatronExperts(MegatronLinears):
             act = tape.op("experts: weigh", [act], inner, BF16, saves=[act, *weight])
         end = len(tape.ops)
         saves = self.read(act, original="moe_act" in self.run.again)
-        out = tape.op("experts: fc2", [act], whole, BF16, saves=saves, weight=down,
-                      scratch=self.cast(inner), backward_scratch=self.cast(whole) * 2, multiplies=True)  # fmt: skip
+        out = tape.op("experts: fc2", [act], whole, BF16, saves=saves, weight=down, scratch=self.narrowed(inner),
+                      backward_scratch=self.narrowed(whole) * 2, multiplies=True)  # fmt: skip
         out = self.adapted_by("experts_linear_fc2", act, out, low)
         self.behind("moe_act", first_op, end, weight)
         return out

@@ -6,7 +6,7 @@ TransformerEngine `pytorch/module/{layernorm_linear,linear}.py`.
 
 from __future__ import annotations
 
-from calc.autograd.tape import NOTHING, Size, Tensor, of
+from calc.autograd.tape import Size, Tensor, of
 from calc.memory.linears import WIDTH
 from calc.memory.megatron_adapters import BF16, MegatronAdapters
 
@@ -31,10 +31,10 @@ class MegatronLinears(MegatronAdapters):
         All positions are gathered for forward, and again for the gradient of the weight.
         """
         narrow = self.run.recipe != ""
-        whole = (self.cast(WIDTH) if narrow else WIDTH * BF16) if self.run.sequences else self.cast(x.width)
+        whole = (self.narrowed(WIDTH) if narrow else WIDTH * BF16) if self.run.sequences else self.narrowed(x.width)
         # the gradient of all positions, before it is reduced and scattered; that of the output, in 8 bits for each of
         # its products
-        back = self.cast(out) * 2
+        back = self.narrowed(out) * 2
         if self.run.sequences:
             back += WIDTH * BF16 + whole * (1 + narrow) * self.run.trained
         if self.beside(name):
@@ -55,8 +55,9 @@ class MegatronLinears(MegatronAdapters):
 
     def row(self, name: str, x: Tensor, weight: int) -> Tensor:
         """A product cut by its inputs, whose partial sums are added in place, or reduced and scattered."""
-        y = self.tape.op(name, [x], WIDTH, BF16, saves=self.read(x, original=name == "linear_proj"), weight=weight,
-                         scratch=self.cast(x.width), backward_scratch=self.cast(WIDTH) * 2, multiplies=True)  # fmt: skip
+        saves = self.read(x, original=name == "linear_proj")
+        y = self.tape.op(name, [x], WIDTH, BF16, saves=saves, weight=weight, scratch=self.narrowed(x.width),
+                         backward_scratch=self.narrowed(WIDTH) * 2, multiplies=True)  # fmt: skip
         if self.run.sequences:
             y = self.tape.op(f"{name}: reduce-scatter", [y], self.stream, BF16)
         return self.beside_row(name, x, y)
@@ -65,8 +66,8 @@ class MegatronLinears(MegatronAdapters):
         """A product that no rank shares: keeps its input."""
         trained = self.trained_elements(weight)
         saves = self.read(x, original="layernorm" in self.run.again)
-        y = self.tape.op(name, [x], out, BF16, saves=saves, weight=trained, scratch=self.cast(x.width),
-                         backward_scratch=self.cast(out) * 2, multiplies=True)  # fmt: skip
+        y = self.tape.op(name, [x], out, BF16, saves=saves, weight=trained, scratch=self.narrowed(x.width),
+                         backward_scratch=self.narrowed(out) * 2, multiplies=True)  # fmt: skip
         return self.adapted_by(name, x, y, of(r=self.run.share))
 
     def added(self, residual: Tensor, y: Tensor, name: str) -> Tensor:

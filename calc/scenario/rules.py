@@ -567,7 +567,8 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
     if s.float8 in ("mxfp8", "nvfp4") and gpu.architecture != "Blackwell":
         yield f"{s.float8.upper()} needs a Blackwell card: torchao's kernels do not run on the {gpu.name}"
     if s.sharding == "megatron" and s.float8 in ("delayed", "tensorwise") and gpu.architecture == "Blackwell":
-        yield f"weights in float8 {s.float8} are counted in two layouts, of which Transformer Engine needs one on Blackwell"
+        counted = f"weights in float8 {s.float8} are counted in two layouts"
+        yield f"{counted}, of which Transformer Engine needs one on Blackwell"
     if reason := lacks_kernels(s, gpu):
         yield reason
 
