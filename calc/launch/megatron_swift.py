@@ -22,6 +22,8 @@ DEGREES = {
     "expert_tensor_parallel": "expert_tensor_parallel_size",
 }
 
+STATES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+
 
 def launch(s: Scenario) -> Launch:
     """The command for `s`."""
@@ -70,6 +72,14 @@ def flags(s: Scenario) -> Iterator[Words]:
     if hosted:
         yield option("--use_precision_aware_optimizer", s.offload.masters)
         yield option("--optimizer_offload_fraction", s.offload.fraction or 1.0)
+    if s.float8 != "none":
+        yield option("--fp8_format", "hybrid")
+        yield option("--fp8_recipe", s.float8)
+        yield option("--fp8_param_gather", s.fp8_param_gather)
+    if s.use_precision_aware_optimizer:
+        yield option("--use_precision_aware_optimizer", True)
+        yield option("--main_grads_dtype", s.grad_dtype)
+        yield from (option(f"--{name}", getattr(s, name)) for name in STATES)
 
 
 def notes(s: Scenario) -> Iterator[str]:

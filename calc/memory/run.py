@@ -19,6 +19,8 @@ Format = Literal["bf16", "autocast", "autocast-narrow", "autocast-bf16", "fp32"]
 Kernel = Literal["flash", "efficient", "masked", "eager", "math"]
 # "": products of 16 or 32 bits
 Narrow = Literal["", "float8", "mxfp8", "nvfp4"]
+# Transformer Engine's recipes for products in 8 bits
+Recipe = Literal["", "delayed", "tensorwise", "blockwise", "mxfp8"]
 
 
 class Widths(NamedTuple):
@@ -84,6 +86,7 @@ class Run:
     replaced: frozenset[Replaced] = frozenset()  # operations that a library's kernels run
     compiled: bool = False  # each layer is compiled, by torch.compile
     narrow: Narrow = ""  # the format to which compiled linears cast what their three products read
+    recipe: Recipe = ""  # with which Megatron-core's linears cast what they multiply to 8 bits
     wide_end: int = 0  # the number of last layers whose linears cast nothing
     looped: bool = False  # routed experts run one after another: Transformers before 5
     imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank

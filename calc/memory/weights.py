@@ -11,7 +11,7 @@ axolotl 0.19 `monkeypatch/moe_quant.py`, which leaves their biases).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal, assert_never
+from typing import Literal, NamedTuple, assert_never
 
 from calc.base.ledger import Line
 from calc.models.architecture import Architecture, Tensor, tensors
@@ -69,6 +69,26 @@ def master(role: str, count: int, b: int, shards: int = 1) -> Line:
     return Line(
         "master_weights", role, b * count // shards, "b·P_t/N", {"b": b, "P_t": count, "N": shards}, "weights#master"
     )
+
+
+class EightBits(NamedTuple):
+    """Transformer Engine's weights in 8 bits: in so many `layouts`, each of `b` bytes an element.
+
+    A product reads rows, its backward columns: two, for cards before Blackwell, whose products take no other layout,
+    and where rows and columns have scales of their own (TransformerEngine d0067d0d `pytorch/module/base.py`,
+    `quantize_weight`; `pytorch/utils.py`, `is_non_tn_fp8_gemm_supported`). Modules keep them for all micro batches,
+    beside the weights in bf16, or `alone` (`fp8_param_gather`).
+    """
+
+    b: float
+    layouts: int
+    alone: bool
+
+
+def eight_bits(role: str, count: int, own: EightBits) -> Line:
+    """The weights of linears in 8 bits, `count` elements."""
+    values = {"b": own.b, "n": own.layouts, "W": count}
+    return Line("weights", role, int(own.b * own.layouts * count), "b·n·W", values, "weights#eight-bits")
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from calc.models.architecture import Architecture, ConfigError, Delta
+from calc.models.architecture import Architecture, ConfigError, Delta, Ssm
 
 PADDED = 128  # rows of Megatron-core's embedding on a rank are a multiple of these
 
@@ -34,7 +34,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         (arch.fused_qkv or arch.fused_gate_up, "whose fused projections are gathered again"),
         (arch.qk_norm == "width", "whose queries and keys are gathered again for their norms"),
         (arch.mla and not megatron, "with latent attention"),
-        (arch.ssm, "with state spaces"),
+        (arch.ssm and not megatron, "with state spaces"),
         (arch.conv, "with convolutions"),
         (arch.positions and not megatron, "with learned positions"),
         (arch.broad, "whose layers have heads of two sizes"),
@@ -54,7 +54,16 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         name = uneven[0]
         raise ConfigError("tensor_parallel", ranks, f"a divisor of the model's {name} = {getattr(arch, name)}")
     cut = {name: getattr(arch, name) // ranks for name in widths}
-    return replace(arch, ranks=ranks, delta=arch.delta and _heads(arch.delta, ranks), **cut)
+    cut_delta, cut_ssm = arch.delta and _heads(arch.delta, ranks), arch.ssm and _groups(arch.ssm, ranks)
+    return replace(arch, ranks=ranks, delta=cut_delta, ssm=cut_ssm, **cut)
+
+
+def _groups(ssm: Ssm, ranks: int) -> Ssm:
+    """One rank's groups of a state space, with their heads (Megatron-LM d98e8a64dd `core/ssm/mamba_mixer.py`)."""
+    for name in ("groups", "heads"):
+        if (count := getattr(ssm, name)) % ranks:
+            raise ConfigError("tensor_parallel", ranks, f"a divisor of the {count} {name} of its state spaces")
+    return replace(ssm, groups=ssm.groups // ranks, heads=ssm.heads // ranks)
 
 
 def _heads(delta: Delta, ranks: int) -> Delta:

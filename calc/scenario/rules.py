@@ -566,6 +566,9 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
     # torchao `prototype/mx_formats/kernels.py` asks for compute capability 10.0
     if s.float8 in ("mxfp8", "nvfp4") and gpu.architecture != "Blackwell":
         yield f"{s.float8.upper()} needs a Blackwell card: torchao's kernels do not run on the {gpu.name}"
+    if s.sharding == "megatron" and s.float8 in ("delayed", "tensorwise") and gpu.architecture == "Blackwell":
+        counted = f"weights in float8 {s.float8} are counted in two layouts"
+        yield f"{counted}, of which Transformer Engine needs one on Blackwell"
     if reason := lacks_kernels(s, gpu):
         yield reason
 

@@ -25,10 +25,11 @@ from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
 from calc.engines.zero_parameters import ZeroParameters
 from calc.memory.host import HostAllocator
-from calc.memory.optimizer import Optimizer
-from calc.memory.run import Adapter, Format, Kernel, Narrow, Run
+from calc.memory.megatron_adapters import EIGHT_BITS
+from calc.memory.optimizer import Optimizer, PrecisionAware
+from calc.memory.run import Adapter, Format, Kernel, Narrow, Recipe, Run
 from calc.memory.runtime import process, symmetric
-from calc.memory.weights import Experts
+from calc.memory.weights import EightBits, Experts
 from calc.models.architecture import (
     TOWER,
     Architecture,
@@ -57,6 +58,9 @@ FORMATS: Mapping[Layout, tuple[int, int, int, int]] = {
 NARROW: Mapping[Float8, Narrow] = {
     "none": "", "tensorwise": "float8", "rowwise": "float8", "rowwise_with_gw_hp": "", "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
+}  # fmt: skip
+RECIPES: Mapping[Float8, Recipe] = {
+    "delayed": "delayed", "tensorwise": "tensorwise", "blockwise": "blockwise", "mxfp8": "mxfp8",
 }  # fmt: skip
 # the precision in which a format's layers run, see `calc.memory.run.Run`
 TAPES: Mapping[Layout, Format] = {
@@ -178,7 +182,8 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         looped=arch.experts > 0 and experts_apart(s, arch),
         replaced=replaced(s.kernels, arch.family),
         compiled=trained and s.compile in ("model", "model-and-loss"),
-        narrow=NARROW[s.float8] if trained else "",
+        narrow=NARROW.get(s.float8, "") if trained and s.sharding != "megatron" else "",
+        recipe=RECIPES.get(s.float8, "") if s.sharding == "megatron" else "",
         wide_end=(s.bf16_layers_at_end or 0) if trained else 0,
         linear_kernels=s.linear_attention == "fla",
         again=s.recomputed,
@@ -306,6 +311,23 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     )
 
 
+def precision_aware(s: Scenario) -> PrecisionAware | None:
+    """The formats of masters and moments where FusedAdam keeps both, or None."""
+    if not s.use_precision_aware_optimizer:
+        return None
+    # beside fp8, but for delayed scaling, masters in fp32 are Megatron-core's (`OptimizerConfig.__post_init__`)
+    apart = s.float8 not in ("none", "delayed") and s.main_params_dtype == "fp32"
+    return PrecisionAware(s.main_params_dtype, s.exp_avg_dtype, s.exp_avg_sq_dtype, apart)
+
+
+def eight_bits(s: Scenario) -> EightBits | None:
+    """The form of Transformer Engine's weights in 8 bits, if its linears multiply so."""
+    if not (b := EIGHT_BITS.get(s.float8)):
+        return None
+    # weights of blocks of 128 x 128 have few scales
+    return EightBits(1.0 if s.float8 == "blockwise" else b, 2, s.fp8_param_gather)
+
+
 def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -> TrainingEngine:
     """The engine that the scenario's sharding names; DeepSpeed at stage 0 partitions its fp32 states all the same.
 
@@ -330,7 +352,10 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
             # a framework that moves states between phases does without Megatron-core's own offload
             own = s.offload.optimizer and "states" not in model.leaves
             hosted = 1.0 if own else s.offload.fraction
-            return Megatron(model, fuses=fuses, hosted=hosted, hosts_masters=s.offload.masters)
+            return Megatron(
+                model, fuses=fuses, hosted=hosted, hosts_masters=s.offload.masters, aware=precision_aware(s),
+                eight_bits=eight_bits(s),
+            )  # fmt: skip
         case "none" | "ddp" | "zero" if keeps.deepspeed:
             again = s.checkpointing != "none"
             return Zero(

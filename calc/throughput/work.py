@@ -284,6 +284,9 @@ CASTS: Mapping[Float8, Casts] = {
     "rowwise": Casts(8, 8, 3, 7),
     "rowwise_with_gw_hp": Casts(3, 3, 3, 3),
     "mxfp8": Casts(6, 6, 3, 3),
+    # Transformer Engine's: two bytes read, one written for each of two layouts
+    "delayed": Casts(4, 4, 4, 0),
+    "blockwise": Casts(4, 4, 4, 0),
     "nvfp4": Casts(5, 5, 2.5, 2.5),
 }
 

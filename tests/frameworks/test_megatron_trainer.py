@@ -9,6 +9,7 @@ import pytest
 
 from calc.estimate.estimate import estimate, speed
 from calc.memory.megatron import MegatronLayer
+from calc.memory.optimizer import PrecisionAware
 from calc.models.architecture import ConfigError, LayerSpec
 from calc.models.slices import account_for, chunk, chunk_layers, part, stage
 from calc.resolve.parse import parse
@@ -321,6 +322,53 @@ def test_masters_of_a_share_on_the_host_stay_unless_the_optimizer_knows_of_preci
     ],
 )
 def test_a_share_on_the_host_is_a_part_of_the_distributed_optimizer(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        job(**fields)
+    assert said in str(error.value)
+
+
+def test_states_have_formats_of_their_own_where_the_optimizer_knows_of_them() -> None:
+    """Over eight ranks: an fp32 master's lower half, two bytes, and moments of one and four; gradients of two, whole.
+
+    The step has fp32 copies of the first moment alone, and of no gradient.
+    """
+    found = lines(job(use_precision_aware_optimizer=True, grad_dtype="bf16", exp_avg_dtype="fp8"))
+    assert found["master_weights"] == 2 * P // 8
+    assert found["optimizer_states"] == (1 + 4) * P // 8
+    assert found["temporary"] == 4 * P // 8
+    assert found["gradients"] == 2 * P + 2 * SHAPES
+
+
+@pytest.mark.parametrize(
+    ("formats", "widened"),
+    [(("fp32", "bf16", "bf16"), 0), (("fp32", "bf16", "fp32"), 4), (("fp16", "bf16", "bf16"), 4),
+     (("fp16", "fp16", "fp8"), 12)],
+)  # fmt: skip
+def test_a_step_copies_what_its_kernel_cannot_read(formats: tuple[str, str, str], widened: int) -> None:
+    """TransformerEngine `fused_adam.py`, `get_unscaled_state` and `fuse_unscale`."""
+    assert PrecisionAware(*formats).widened == widened
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"exp_avg_dtype": "bf16"}, "exp_avg_dtype: given bf16, allowed: fp32, or with use_precision_aware_optimizer"),
+        (
+            {"use_precision_aware_optimizer": True, "optimizer": "muon"},
+            "optimizer: given muon with use_precision_aware",
+        ),
+        ({"use_precision_aware_optimizer": True, "offload.optimizer": True}, "use_precision_aware_optimizer: given"),
+        ({"grad_dtype": "bf16"}, "grad_dtype: "),
+        ({"float8": "rowwise"}, "float8: given 'rowwise' with trainer megatron"),
+        ({"float8": "mxfp8", "fp8_param_gather": True}, "fp8_param_gather: given true with float8 mxfp8"),
+        ({"fp8_param_gather": True}, "fp8_param_gather: given true with float8 none, allowed: false"),
+        (
+            {"float8": "delayed", "data_parallel_sharding_strategy": "optim"},
+            "float8: given 'delayed' with Megatron-FSDP",
+        ),
+    ],
+)
+def test_narrow_formats_need_what_has_them(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ScenarioError) as error:
         job(**fields)
     assert said in str(error.value)
