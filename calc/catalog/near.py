@@ -97,12 +97,12 @@ UNMODELLED = tuple(
         "bloom-7b1 and mpt-7b do so, too",
         r"laguna|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a kind that is not modelled",
         r"minimax[ _-]?m1|minimax[ _-]?text": "has lightning attention, which is not modelled; minimax-m2 is",
-        r"mimo[ _-]?v2": "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is",
         r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled; minimax-m2 is of like size",
         **{
             pattern: f"is of the family of {id}, but no file of the catalog describes it"
             for pattern, id in {
                 r"trinity[ _-]?large": "trinity-mini",
+                r"mimo[ _-]?v2": "mimo-v2-flash",
                 r"paligemma[ _-]?3b": "paligemma-3b-448",
                 r"paligemma[ _-]?2[ _-]3b": "paligemma2-3b-448",
                 r"paligemma[ _-]?2[ _-]10b": "paligemma2-10b-448",

@@ -134,7 +134,8 @@ class Attention(Linears):
                 return self.borrowed(q)
             k = self.heads(self.linear("k_proj", x, kv_width), "k: heads")
             k = self.tape.op("k: scale", [k], kv_width, k.b) if arch.multipliers else k
-            v = k if arch.keys_as_values else self.linear("v_proj", x, kv_width)
+            v = k if arch.keys_as_values else self.linear("v_proj", x, of(v=1) if arch.value_dim else kv_width)
+            v = tape.op("v: scale", [v], v.width, v.b) if arch.values_scaled else v
             if arch.output_gate == "apart":
                 named = [self.linear("attn_gate_proj", x, q_width)]
         if arch.values_normed:
@@ -382,18 +383,20 @@ class Attention(Linears):
             x = tape.op("scores: times cap", [x], scores, self.c)
         x = tape.op("scores: mask", [x], scores, self.c, aliases=[x])
         named = [x]  # by `attn_weights`, until the probabilities get that name
-        if self.arch.attention_sinks:
-            # the sink is a column of its own, and probabilities stay in the compute type
-            scores = scores + of(H=1)
-            x = tape.op("scores: join sink", [x], scores, self.c, weight=self.sinks)
+        if self.arch.lowered:
+            # probabilities stay in the compute type, and a sink is a column of its own
+            if self.arch.attention_sinks:
+                scores = scores + of(H=1)
+                x = tape.op("scores: join sink", [x], scores, self.c, weight=self.sinks)
             best = Tensor(of(H=1), 8)
             x = tape.op("scores: less maximum", [x], scores, self.c, saves=[best], aliases=[x],
                         backward_scratch=scores * self.c)  # fmt: skip
-            combined = x
+            low = x
             x = tape.op("softmax", [x], scores, self.c, saves_out=True)
-            x = tape.op("probabilities: drop sink", [x], scores, self.c, view=True)
-            tape.returns(*named)
-            named = [combined]
+            if self.arch.attention_sinks:
+                x = tape.op("probabilities: drop sink", [x], scores, self.c, view=True)
+            tape.returns(*(named if self.arch.lowered == "beside" else []))
+            named = [low]
         else:
             b = x.b if self.arch.narrow_softmax else self.run.residual if self.arch.own_eager else 4
             x = self.cast(x, b, "softmax")

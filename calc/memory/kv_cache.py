@@ -78,7 +78,7 @@ def cached(arch: Architecture, spec: LayerSpec, tensor_parallel: int = 1) -> int
     arch = arch.at(spec)
     match spec.mixer:
         case "attention" | "both":
-            return 2 * heads(arch, tensor_parallel) * arch.head_dim
+            return heads(arch, tensor_parallel) * (arch.head_dim + (arch.value_dim or arch.head_dim))
         case "latent":
             assert arch.mla
             # an indexer's keys are kept in 8 bits, with a scale (vLLM's `DeepseekV32IndexerCache`)
@@ -250,10 +250,10 @@ def cached_heads(arch: Architecture) -> int:
 def cached_width(arch: Architecture) -> int:
     """Elements of one token's keys and values in `DynamicCache`, in all layers."""
     if arch.mla:
-        return arch.attending * arch.heads * (arch.head_dim + arch.mla.v_head_dim)
+        return arch.attending * arch.heads * (arch.head_dim + arch.v_dim)
     own = [(spec, count) for spec, count in layer_kinds(arch) if spec.mixer in ("attention", "both")]
     kinds = [(arch.at(spec), count) for spec, count in own if not spec.borrows]
-    return sum([count * 2 * cached_heads(own) * own.head_dim for own, count in kinds])
+    return sum([count * cached_heads(own) * (own.head_dim + own.v_dim) for own, count in kinds])
 
 
 def dynamic(role: str, arch: Architecture, tokens: int, b: int) -> Line:

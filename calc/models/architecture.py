@@ -191,14 +191,15 @@ class ShortConv(NamedTuple):
 
 
 class Broad(NamedTuple):
-    """The heads of layers that attend to all positions, where they differ from those of layers with a window (Gemma 4).
+    """The heads of layers that attend to all positions, where they differ from those of layers with a window.
 
-    `keys_as_values`: one projection makes both.
+    `keys_as_values`: one projection makes both (Gemma 4). `attention_sinks`: see Architecture (MiMo-V2-Flash).
     """
 
     kv_heads: int
     head_dim: int
-    keys_as_values: bool
+    keys_as_values: bool = False
+    attention_sinks: bool = False
 
 
 class LayerInputs(NamedTuple):
@@ -290,6 +291,8 @@ class Architecture:
     by_token: bool = False  # queries and keys are rotated before heads are put first (Gemma 4)
     output_scaled: bool = False  # a layer's output is multiplied in place (Gemma 4)
     keys_as_values: bool = False  # values are what the projection of keys makes
+    value_dim: int = 0  # of a head's values, if they are no head_dim wide (MiMo-V2-Flash)
+    values_scaled: bool = False  # multiplied by a number (MiMo-V2-Flash)
     doubled: bool = False  # the MLP of layers that borrow keys and values is twice as wide (Gemma 4)
     layer_inputs: LayerInputs | None = None
     altup: AltUp | None = None
@@ -323,6 +326,8 @@ class Architecture:
     # scores (BLOOM), or by an fp32 tensor that is added to them (MPT)
     slopes: Literal["", "within", "added"] = ""
     narrow_softmax: bool = False  # eager attention takes the softmax in its input's type (Llama 4)
+    # so it does of scores less their maximum, which are a tensor beside the scores (GPT-OSS), or take their name
+    lowered: Literal["", "beside", "renamed"] = ""
     # queries are multiplied by a number of their position: those without rotary ones (Llama 4), or latent attention's
     # (Mistral Small 4)
     tuned: bool = False
@@ -433,6 +438,11 @@ class Architecture:
     def alone(self, spec: LayerSpec) -> Architecture:
         """The model with one layer, of the kind `spec`: the same for every stage of a pipeline with such layers."""
         return _alone(self, spec.shapes)
+
+    @property
+    def v_dim(self) -> int:
+        """The width of a head's values."""
+        return self.mla.v_head_dim if self.mla else self.value_dim or self.head_dim
 
     @property
     def layers(self) -> int:
@@ -617,7 +627,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         yield from linear(f"{a}.kv_a_proj_with_mqa", h, m.kv_lora_rank + m.qk_rope_head_dim, arch.qkv_bias)
         yield from norm(f"{a}.kv_a_layernorm", m.kv_lora_rank, "attn")
         yield from linear(f"{a}.kv_b_proj", m.kv_lora_rank, heads * (m.qk_nope_head_dim + m.v_head_dim))
-        yield from linear(f"{a}.{names.output}", heads * m.v_head_dim, h, arch.o_bias)
+        yield from linear(f"{a}.{names.output}", heads * arch.v_dim, h, arch.o_bias)
         if (x := arch.indexer) and spec.chooses:
             assert m.q_lora_rank
             yield from linear(f"{a}.indexer.wq_b", m.q_lora_rank, x.heads * x.head_dim)
@@ -636,10 +646,10 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             if not spec.borrows:
                 yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
             if not arch.keys_as_values and not spec.borrows:
-                yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
+                yield from linear(f"{a}.v_proj", h, arch.kv_heads * arch.v_dim, arch.qkv_bias)
             if arch.output_gate == "apart":
                 yield from linear(f"{a}.gate_proj", h, queries)
-        yield from linear(f"{a}.{names.output}", queries, h, arch.o_bias)
+        yield from linear(f"{a}.{names.output}", heads * arch.v_dim, h, arch.o_bias)
         if arch.qk_norm not in ("", "bare"):
             whole = arch.qk_norm in ("each", "width")
             yield from norm(f"{a}.{names.q_norm}", queries if whole else arch.head_dim, "attn")

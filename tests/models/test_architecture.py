@@ -463,9 +463,9 @@ def test_an_unknown_family_is_told_what_else_is_not_modelled() -> None:
     told = "3 layers of kda; the fields linear_attn_config"
     with pytest.raises(ConfigError, match=f"not modelled of this config: {told}$"):
         from_config({"model_type": "kimi_linear", "num_hidden_layers": 4, **listed})
-    numbered = {"num_hidden_layers": 3, "hybrid_layer_pattern": [0, 1, 1], "mlp_layer_types": ["dense", "sparse"] * 2}
-    with pytest.raises(ConfigError, match=r"config: 2 layers with hybrid_layer_pattern 1; the fields hybrid_layer"):
-        from_config({"model_type": "mimo_v2", **numbered})
+    numbered = {"num_hidden_layers": 3, "attention_pattern": [0, 1, 1], "mlp_layer_types": ["dense", "sparse"] * 2}
+    with pytest.raises(ConfigError, match=r"config: 2 layers with attention_pattern 1; the fields attention_pattern"):
+        from_config({"model_type": "mimo_v3", **numbered})
     many = {f"mamba_{n}": n for n in range(14)}
     with pytest.raises(ConfigError, match=r"the fields mamba_0, .*, mamba_11 and 2 more$"):
         from_config({"model_type": "zamba2", **many})

@@ -70,6 +70,8 @@ OWN: dict[str, dict[str, Any]] = {
     "youtu": LATENT | {"num_key_value_heads": 16, "head_dim": 32},
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "exaone_moe": {**ROUTED, "num_experts": 8, "sliding_window": 512},
+    "mimo_v2_flash": {**ROUTED, "n_routed_experts": 8, "v_head_dim": 32, "sliding_window": 512, "n_group": 1,
+                      "topk_group": 1, "layer_types": ["full_attention", *["sliding_attention"] * 3]},
     "afmoe": {**ROUTED, "num_experts": 8, "num_shared_experts": 1, "sliding_window": 512, "mup_enabled": True},
     "nemotron": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
     "nemotron_h": {**ROUTED, "hybrid_override_pattern": "ME*-", "mamba_num_heads": 16, "mamba_head_dim": 64,

@@ -1771,9 +1771,6 @@ REFUSALS = {
     "has lightning attention, which is not modelled; minimax-m2 is": (
         "用的是 lightning attention，不在计算范围内；可计算的有 minimax-m2"
     ),
-    "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is": (
-        "的层有特殊的窗口和 attention sink，不在计算范围内；可计算的有 mimo-7b"
-    ),
     "has layers of a kind that is not modelled": "的层不在计算范围内",
     "has layers of a kind that is not modelled; minimax-m2 is of like size": (
         "的层不在计算范围内；大小相近的有 minimax-m2"
