@@ -195,12 +195,14 @@ class Attention(Linears):
             states = self.linear("q_b_proj", low, of(q=1))
         else:
             states = self.linear("q_proj", x, of(q=1))
-        q_pass, q_rot = tape.split("q: split", states, [of(q=1) + heads_rope * -1, heads_rope])
+        rotated = self.spec.rotated
+        halves = [of(q=1) + heads_rope * -1, heads_rope]
+        q_pass, q_rot = tape.split("q: split", states, halves) if rotated else (states, states)
         low = self.linear("kv_a_proj_with_mqa", x, of(c_kv=1, rope=1))
         latent, k_rot = tape.split("kv: split", low, [of(c_kv=1), rope])
         latent = self.norm(latent, "kv_a_layernorm")
         q_rot, k_rot = self.rotate(q_rot, "q: rotate"), self.rotate(k_rot, "k: rotate")
-        q = tape.op("q: join", [q_pass, q_rot], of(q=1), q_rot.b)
+        q = tape.op("q: join", [q_pass, q_rot], of(q=1), q_rot.b) if rotated else states
         q = tape.op("q: tune", [q], of(q=1), q.b) if arch.tuned else q
         expanded = self.linear("kv_b_proj", latent, of(kvb=1))
         k_pass, v = tape.split("k: split", expanded, [of(kvb=1, o=-1), of(o=1)])
@@ -273,7 +275,7 @@ class Attention(Linears):
             return self.across_ranks(q, k, v)
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
         rotated = self.spec.rotated and "rotation" not in self.run.replaced
-        joined = arch.mla is not None or ((arch.rotation == "joined" or arch.rotary_dim > 0) and rotated)
+        joined = (arch.mla is not None and rotated) or ((arch.rotation == "joined" or arch.rotary_dim > 0) and rotated)
         joined = joined or (arch.pieces and not self.run.packaged)
         if self.run.kernel == "flash":
             sums = self.accumulators(grouped=arch.grouped and not arch.repeated)

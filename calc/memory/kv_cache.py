@@ -30,7 +30,7 @@ SORTED, SEARCHED, DRAWN = 38, 12, 8
 
 
 # The modules that every rank holds whole, beside norms, routers and the biases of what is summed over the ranks
-_WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate", "down_proj_bias")
+_WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "f_a_proj", "g_a_proj", "shared_expert_gate", "down_proj_bias")
 # The projections of linear attention that vLLM loads in one: of queries, keys, values and output gates, and of both
 # gates of the state (models/qwen3_5.py, `packed_modules_mapping`); divided by heads, as the rest is
 _MERGED = {"in_proj_qkv": "in_proj_qkvz", "in_proj_z": "in_proj_qkvz", "in_proj_b": "in_proj_ba",
@@ -122,7 +122,7 @@ def pool(arch: Architecture, tensor_parallel: int = 1) -> Pool:
     """
     if not arch.recurrent:
         return Pool(BLOCK, BLOCK * token_bytes(arch, tensor_parallel), 0)
-    token = 2 * BYTES * heads(arch, tensor_parallel) * arch.head_dim
+    token = BYTES * max(cached(arch, spec, tensor_parallel) for spec, _ in layer_kinds(arch))
     tokens = BLOCK * max(1, -(-state_bytes(arch, tensor_parallel) // (BLOCK * token)))
     counts = sorted(count for count in (arch.recurrent, arch.attending) if count)
     size = counts[-1] if counts[-1] < 1.5 * counts[0] else counts[0]

@@ -108,7 +108,8 @@ class Delta:
     `kernel`: positions that the causal convolution of queries, keys and values sees. `state_bytes`: of an element of
     the state, as an engine that generates keeps it. `joined`: queries, keys, values and output gates are one
     projection, both gates of the state another (Qwen3-Next). `by_head`: under Megatron-core, what belongs to a key head
-    lies side by side, and each part is copied out of that (mcore-bridge).
+    lies side by side, and each part is copied out of that (mcore-bridge). `low`: each channel of a key has a decay of
+    its own, and the projections of decays and of output gates have this rank (Kimi); 0: a head has one.
     """
 
     key_heads: int
@@ -119,6 +120,7 @@ class Delta:
     state_bytes: int
     joined: bool = False
     by_head: bool = False
+    low: int = 0
 
     @property
     def keys(self) -> int:
@@ -606,6 +608,20 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             for name, width in ("qkv", d.convolved), ("z", d.values), ("b", d.value_heads), ("a", d.value_heads):
                 yield from linear(f"{DELTA}.in_proj_{name}", h, width)
 
+    def channel_delta(d: Delta) -> Iterable[Tensor]:
+        for name in "qkv":
+            yield from linear(f"{a}.{name}_proj", h, d.values)
+        yield tensor(f"{a}.conv1d.weight", (d.convolved, 1, d.kernel), "convolution", "attn")
+        yield tensor(f"{a}.forget_gate.dt_bias", (d.keys,), "decay", "attn")
+        yield tensor(f"{a}.forget_gate.A_log", (1, 1, d.value_heads, 1), "decay", "attn")
+        yield from linear(f"{a}.forget_gate.f_a_proj", h, d.low)
+        yield from linear(f"{a}.forget_gate.f_b_proj", d.low, d.keys)
+        yield from linear(f"{a}.b_proj", h, d.value_heads)
+        yield from linear(f"{a}.g_a_proj", h, d.low)
+        yield from linear(f"{a}.g_b_proj", d.low, d.values)
+        yield from norm(f"{a}.o_norm", d.value_dim, "attn")
+        yield from linear(f"{a}.o_proj", d.values, h)
+
     def state_space(m: Ssm) -> Iterable[Tensor]:
         for name in ("dt_bias", "A_log", "D"):
             yield tensor(f"{names.ssm}.{name}", (m.heads,), "decay", "attn")
@@ -667,7 +683,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             yield from latent(arch.mla)
         case "delta":
             assert arch.delta
-            yield from delta_rule(arch.delta)
+            yield from channel_delta(arch.delta) if arch.delta.low else delta_rule(arch.delta)
         case "ssm":
             assert arch.ssm
             yield from state_space(arch.ssm)

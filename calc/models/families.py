@@ -33,9 +33,8 @@ class Family:
     experts: str = ""
     expert_size: str = "moe_intermediate_size"
     mla: bool = False
-    delta: str = (
-        ""  # layers but for one in `full_attention_interval` are gated delta rules: apart or joined projections
-    )
+    # layers but for one in `full_attention_interval` are gated delta rules: apart or joined projections, or Kimi's
+    delta: str = ""
     positions: int | None = None  # rows of a learned embedding of positions beyond their number; None: it has none
     ssm: str = (
         ""  # state spaces: each layer is one block, `blocks`, or they stand `instead` of attention or `beside` it
@@ -62,7 +61,8 @@ MXFP4 = ("gpt_oss",)
 # dense or shared MLPs have linears named as those experts': naming all linears to PEFT adapts the experts too.
 CONVERTED = (
     "afmoe", "bailing_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
-    "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "hy_v3", "mimo_v2_flash", "qwen3_next", "solar_open",
+    "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "hy_v3", "kimi_linear", "mimo_v2_flash", "qwen3_next",
+    "solar_open",
 )  # fmt: skip
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
@@ -70,8 +70,8 @@ UNSCORED = (
     "afmoe", "apertus", "bailing_moe", "bamba", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5",
     "ernie4_5_moe", "exaone_moe", "falcon_h1",
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
-    "granitemoehybrid", "idefics3", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava", "mimo_v2_flash", "minimax_m2",
-    "mistral3", "nemotron_h",
+    "granitemoehybrid", "idefics3", "kimi_linear", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava",
+    "mimo_v2_flash", "minimax_m2", "mistral3", "nemotron_h",
     "olmoe", "paligemma", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
     "smolvlm", "solar_open", "youtu",
 )  # fmt: skip
@@ -781,6 +781,17 @@ FAMILIES: dict[str, Family] = {
              first_k_dense_replace=1, norm_topk_prob=True),
         dict(qk_norm="heads", routing="fp32", routing_uncast=True), window="period", unrotated="not-slide",
         experts="num_experts", spelled=dict(n_shared_experts="num_shared_experts"),
+    ),
+    "kimi_linear": Family(
+        dict(num_key_value_heads=32, model_max_length=1048576, attention_bias=False, kv_lora_rank=512,
+             q_lora_rank=None, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, num_experts=256,
+             num_experts_per_token=8, moe_intermediate_size=1024, num_shared_experts=1, first_k_dense_replace=1,
+             moe_renormalize=True, linear_attn_config=None, linear_head_dim=128, linear_num_heads=32,
+             linear_conv_kernel_dim=4),
+        dict(routing="fp32", routing_uncast=True), biases=_ATTENTION, experts="num_experts", mla=True, delta="kimi",
+        unrotated="all",
+        spelled=dict(max_position_embeddings="model_max_length", num_experts_per_tok="num_experts_per_token",
+                     n_shared_experts="num_shared_experts", norm_topk_prob="moe_renormalize"),
     ),
     "mimo_v2_flash": Family(
         dict(num_key_value_heads=4, swa_num_key_value_heads=None, head_dim=192, v_head_dim=128,

@@ -700,7 +700,21 @@ def _ssm(read: _Reader) -> Ssm:
     return Ssm(heads, head_dim, groups, state, kernel, chunk, STATES[stored], normed, adapted, *biased)
 
 
+def _channel_delta(read: _Reader) -> Delta:
+    """Kimi's delta attention, whose sizes the published files have in a mapping of their own."""
+    inner = read.value("linear_attn_config") or {}
+    if not isinstance(inner, Mapping):
+        raise ConfigError("linear_attn_config", inner, "a mapping, the sizes of linear attention")
+    names = {"linear_num_heads": "num_heads", "linear_head_dim": "head_dim"}
+    names["linear_conv_kernel_dim"] = "short_conv_kernel_size"
+    own = _Reader({name: inner[short] for name, short in names.items() if short in inner}, read.defaults, {})
+    heads, width, kernel = ((own if name in own.config else read).integer(name) for name in names)
+    return Delta(heads, heads, width, width, kernel, STATES["float32"], low=width)
+
+
 def _delta(family: Family, read: _Reader) -> Delta:
+    if family.delta == "kimi":
+        return _channel_delta(read)
     sizes = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
     keys, values, key_dim, value_dim, kernel = (read.integer(f"linear_{size}") for size in sizes)
     stored = read.value("mamba_ssm_dtype") or "bfloat16"
@@ -716,12 +730,25 @@ def _delta(family: Family, read: _Reader) -> Delta:
 def _delta_layers(read: _Reader, layers: int) -> Collection[int]:
     """The layers with a gated delta rule: those listed, or all but the last of each interval."""
     types = read.value("layer_types")
+    if types is None and read.known("linear_attn_config"):
+        return _kimi_layers(read, layers)
     if types is None:
         every = read.integer("full_attention_interval")
         return [layer for layer in range(layers) if (layer + 1) % every]
     if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != layers:
         raise ConfigError("layer_types", types, f"a list of num_hidden_layers = {layers} names")
     return [layer for layer, kind in enumerate(types) if kind == "linear_attention"]
+
+
+def _kimi_layers(read: _Reader, layers: int) -> Collection[int]:
+    """The layers with Kimi's delta attention: those listed, from 1 on, or all but each fourth after the first."""
+    listed = (read.value("linear_attn_config") or {}).get("kda_layers")
+    if listed is None:
+        return [n for n in range(layers) if not n or n % 4]
+    if not isinstance(listed, Sequence) or not all(type(n) is int and 0 < n <= layers for n in listed):
+        allowed = f"a list of layers' numbers from 1 to num_hidden_layers = {layers}"
+        raise ConfigError("linear_attn_config.kda_layers", listed, allowed)
+    return [n - 1 for n in listed]
 
 
 def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
