@@ -23,8 +23,8 @@ from calc.autograd.polynomial import Amount, Segment, amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.attention import Attention
 from calc.memory.compiled import Fused, graph
-from calc.memory.delta import DeltaRule
 from calc.memory.expert_loop import ExpertLoop
+from calc.memory.kda import ChannelDelta
 from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
@@ -35,7 +35,7 @@ from calc.models.architecture import BESIDE, LATENT, AltUp, LayerSpec, layer_kin
 from calc.models.lora import adapted
 
 
-class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
+class Program(ChannelDelta, StateSpace, ExpertLoop, Attention):
     """Writes the operations of one decoder layer, the final norm or a head on a tape."""
 
     def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
@@ -609,7 +609,7 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             case "attention" | "latent":
                 return self.attention(n)
             case "delta":
-                return self.delta_rule(n)
+                return self.channel_delta(n) if self.arch.delta and self.arch.delta.low else self.delta_rule(n)
             case "ssm":
                 return self.state_space(n)
             case "both":

@@ -217,7 +217,8 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "h": arch.hidden,
         "q": arch.heads * arch.head_dim,
         "kv": arch.kv_heads * arch.head_dim,
-        "o": arch.heads * (mla.v_head_dim if mla else arch.head_dim),
+        "o": arch.heads * arch.v_dim,
+        **({"v": arch.kv_heads * arch.v_dim} if arch.value_dim else {}),
         "i": arch.intermediate,
         "H": arch.heads,
         "K": arch.kv_heads,
@@ -275,6 +276,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
                 "d_e": delta.value_heads * delta.key_dim,
                 "d_c": delta.convolved,
                 "d_s": delta.state,
+                "d_f": delta.low,
                 "n_k": delta.key_heads,
                 "n_v": delta.value_heads,
             }
@@ -298,7 +300,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "W_lm_head": arch.vocab_part * arch.hidden,
         "W_score": arch.hidden,
         "W_qkv": (arch.heads + 2 * arch.kv_heads) * arch.head_dim * arch.hidden,
-        **{symbol(short(t.name)): t.elements for spec, _ in layer_kinds(arch) for t in layer_tensors(arch, spec)},
+        **{symbol(short(t.name, spec)): t.elements for spec, _ in layer_kinds(arch) for t in layer_tensors(arch, spec)},
     }
 
 
@@ -323,9 +325,14 @@ SHARED = {("attn", "c_proj"), ("self_attn", "gate_proj")}
 STATE_SPACE = frozenset({"dt_bias", "A_log", "D", "conv1d", "in_proj", "norm", "out_proj"})
 
 
-def short(name: str) -> str:
-    """`…mlp.down_proj.weight` as `down_proj`, `…mlp.experts.down_proj` as `experts_down_proj`."""
+def short(name: str, spec: LayerSpec | None = None) -> str:
+    """`…mlp.down_proj.weight` as `down_proj`, `…mlp.experts.down_proj` as `experts_down_proj`.
+
+    In a layer of the kind `spec` whose delta rule lies where others attend, its modules are told apart (Kimi Linear).
+    """
     *_, inside, last = ("", *name.removesuffix(".weight").removesuffix(".linear").split("."))
+    if spec and spec.mixer == "delta" and inside in ("self_attn", "forget_gate"):
+        return f"delta_{last}"
     if inside == "mixer" and last in STATE_SPACE:
         return f"ssm_{last}"
     return f"attn_{last}" if (inside, last) in SHARED else PREFIXES.get(inside, "") + last
@@ -341,7 +348,7 @@ def elements(arch: Architecture, spec: LayerSpec) -> Mapping[str, int]:
     """Elements of a layer's tensors by short name, a linear's bias counted with its weight."""
     found: dict[str, int] = {}
     for t in layer_tensors(arch, spec):
-        name = short(t.name.removesuffix(".bias"))
+        name = short(t.name.removesuffix(".bias"), spec)
         found[name] = found.get(name, 0) + t.elements
     return found
 

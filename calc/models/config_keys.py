@@ -165,6 +165,16 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         *_ROUTER, "n_group", "num_expert_groups", "num_limited_groups", "route_norm", "route_scale", "score_func",
         "topk_group", "use_grouped_mm",
     ),
+    "kimi_linear": (
+        *_DEEPSEEK, "head_dim", "mla_use_nope", "mlp_layer_types", "moe_router_activation_func", "num_expert_group",
+        "use_grouped_topk",
+    ),
+    "mimo_v2_flash": (
+        *_ROUTER, *_GROUPS, "attention_chunk_size", "attention_projection_layout", "attention_value_scale",
+        "hybrid_block_size", "layernorm_epsilon", "mlp_layer_types", "n_shared_experts", "scoring_func",
+        "sliding_window_size", "swa_head_dim", "swa_num_attention_heads", "swa_rope_theta", "swa_v_head_dim",
+        "topk_method", "use_qk_norm",
+    ),
     "apertus": ("mlp_bias", "post_norm", "qk_norm"),
     "nemotron": ("hidden_dropout", "norm_eps", "partial_rotary_factor", "rope_percent"),
     "flex_olmo": _ROUTER,

@@ -53,6 +53,8 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "5.9.0": ("hyperclovax",),
     "5.10.1": ("gemma4_unified", "gemma4_unified_text"),
     "5.11.0": ("deepseek_v32",),
+    "5.13.0": ("mimo_v2_flash",),
+    "5.17.0": ("kimi_linear",),
     "5.23.0": ("internlm3", "iquestcoder"),
 }  # fmt: skip
 # Types of which some weights lie beside code of their own, so that older releases run them with `trust_remote_code`, as
@@ -60,7 +62,8 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
 # has the shapes of Qwen 2.
 CODE_BESIDE = (
     "afmoe", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "hunyuan_v1_moe",
-    "hyperclovax", "internlm3", "iquestcoder", "minimax_m2", "nemotron_h", "phi", "phi3", "phimoe", "qwen2",
+    "hyperclovax", "internlm3", "iquestcoder", "kimi_linear", "mimo_v2_flash", "minimax_m2", "nemotron_h", "phi",
+    "phi3", "phimoe", "qwen2",
 )  # fmt: skip
 FIRST: Mapping[str, str] = {name: version for version, names in BROUGHT.items() for name in names}
 # The first release whose layers share their tables of cos and sin, or make them as they go, by family. Before, each had

@@ -583,10 +583,12 @@ def flash_faults(architecture: Architecture, gpu: GPU) -> Iterator[str]:
         largest = max([architecture.at(spec).head_dim for spec, _ in layer_kinds(architecture)])
         if largest > SDPA_FLASH_HEAD:
             yield f"FlashAttention-2 takes no heads of {largest}, as some layers of this model have: take sdpa"
-    if architecture.slopes and not architecture.megatron:
+    # MiMo-V2-Flash runs with the fourth (transformers 5.23 `modeling_mimo_v2_flash.py`, its compatible ones)
+    narrow = architecture.attention_sinks and architecture.value_dim
+    if (architecture.slopes or narrow) and not architecture.megatron:
         yield f"FlashAttention-2 does not run for models of the family {architecture.family}: take eager"
     # transformers 5.15 `modeling_gpt_oss.py`, _compatible_flash_implementations; build.toml of the kernel
-    if architecture.attention_sinks and not architecture.megatron and gpu.architecture not in SINKS:
+    elif architecture.attention_sinks and not architecture.megatron and gpu.architecture not in SINKS:
         yield (
             "attention flash with sinks is kernels-community/vllm-flash-attn3, built for Ampere and Hopper, not for "
             f"the {gpu.name}: take eager"

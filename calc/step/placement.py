@@ -90,8 +90,7 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
         case "sdpa" if TAPES[layout] == "fp32":
             return "math" if arch.grouped else "efficient"
         case "sdpa":
-            narrow = arch.mla is not None and arch.mla.v_head_dim < arch.head_dim
-            return "efficient" if narrow or arch.head_dim > SDPA_FLASH_HEAD else "flash"
+            return "efficient" if arch.v_dim < arch.head_dim or arch.head_dim > SDPA_FLASH_HEAD else "flash"
         case other:
             assert_never(other)
 

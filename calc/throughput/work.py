@@ -165,13 +165,9 @@ def scanned(mixer: Delta | Ssm | None, *, by_kernels: bool = True) -> int:
 def attended(arch: Architecture, spec: LayerSpec) -> int:
     """Elements that a query and a key of all heads multiply in a layer of the kind `spec`."""
     arch = arch.at(spec)
-    queries = arch.heads * arch.head_dim
     match spec.mixer:
-        case "attention" | "both":
-            return 2 * queries
-        case "latent":
-            assert arch.mla
-            return queries + arch.heads * arch.mla.v_head_dim
+        case "attention" | "both" | "latent":
+            return arch.heads * (arch.head_dim + arch.v_dim)
         case "delta" | "ssm" | "conv" | "none":
             return 0
         case other:

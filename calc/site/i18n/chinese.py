@@ -1766,9 +1766,6 @@ REFUSALS = {
     "is of an architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and mixtral-8x7b are": (
         "的架构如今很少有人训练，不在计算范围内；可计算的有 gpt2、gpt-neox-20b 和 mixtral-8x7b"
     ),
-    "has Kimi's delta attention, which is not modelled; qwen3-next-80b-a3b has a gated delta rule": (
-        "用的是 Kimi 的 delta attention，不在计算范围内；qwen3-next-80b-a3b 用的是 gated delta rule"
-    ),
     "is of another BailingMoE than the second, which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t": (
         "属于另一代 BailingMoE；可计算的是第二代：ling-mini-2.0、ling-flash-2.0 和 ling-1t"
     ),
@@ -1782,13 +1779,8 @@ REFUSALS = {
     "has lightning attention in most layers, which is not modelled; ling-flash-2.0 and ling-1t are the nearest": (
         "的大多数层使用 lightning attention，不在计算范围内；最接近的是 ling-flash-2.0 和 ling-1t"
     ),
-    "has Kimi's delta attention in most layers, which is not modelled; ling-flash-2.0 and qwen3-next-80b-a3b are the "
-    "nearest": "的大多数层用的是 Kimi 的 delta attention，不在计算范围内；最近的是 ling-flash-2.0、qwen3-next-80b-a3b",
     "has lightning attention, which is not modelled; minimax-m2 is": (
         "用的是 lightning attention，不在计算范围内；可计算的有 minimax-m2"
-    ),
-    "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is": (
-        "的层有特殊的窗口和 attention sink，不在计算范围内；可计算的有 mimo-7b"
     ),
     "has layers of a kind that is not modelled": "的层不在计算范围内",
     "has layers of a kind that is not modelled; minimax-m2 is of like size": (
