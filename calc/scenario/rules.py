@@ -136,6 +136,10 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         raise Objection(Refusal("double_quantization", f"false with method {values['method']}", "with qlora"))
     if values["method"] != "qlora" and values["quantize_moe_experts"]:
         raise Objection(Refusal("quantize_moe_experts", f"true with method {values['method']}", "with qlora"))
+    if values["method"] != "qlora" and values["checkpoint_gb"]:
+        raise Objection(
+            Refusal("checkpoint_gb", f"{values['checkpoint_gb']} with method {values['method']}", "with qlora")
+        )
     if values["checkpointing"] == "selective" and given.get("reentrant"):
         # torch `utils/checkpoint.py`: context_fn "only when use_reentrant=False"
         raise Objection(Refusal("reentrant", "true with checkpointing selective", "false, or with full"))

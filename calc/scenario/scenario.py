@@ -170,6 +170,7 @@ class Scenario:
     method: Method
     lora: Lora | None
     double_quantization: bool
+    checkpoint_gb: float | None
     quantize_moe_experts: bool
     precision: Precision
     optimizer: str

@@ -15,7 +15,7 @@ from calc.models.architecture import Head, layer_kinds, parameters, routed_param
 from calc.models.lora import megatron_linears
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import TRAINED_ROLES, Loss, Sharding
-from calc.step.placement import architecture, masked, run_of
+from calc.step.placement import architecture, masked, run_of, wide_elements
 from calc.throughput import traffic, work
 from calc.throughput.rates import CPU_ADAM, CPU_CORES, Rates
 from calc.throughput.terms import Constant, Term
@@ -131,7 +131,7 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
         read = tokens * (1 + len(s.architecture.depths))
         computed.append(work.vocabulary(read, s.architecture.vocab, per_logit, n, r.memory))
     if s.method == "qlora":
-        packed = c.layers + (c.experts - c.routed if s.quantize_moe_experts else 0)
+        packed = c.layers - wide_elements(s, s.architecture) + (c.experts - c.routed if s.quantize_moe_experts else 0)
         computed.append(work.dequantised(packed / n, load.micro, p, *unpacking(s, r)))
     there, back = layers.kernels
     computed.append(work.starts(work.operations((there, there, back), p), load.micro))

@@ -55,6 +55,31 @@ def test_four_bits_are_for_linears_inside_the_layers_alone() -> None:
     assert line.bytes == int(weights.NF4[True] * LINEAR + 2 * (P - LINEAR))
 
 
+def test_the_size_of_a_checkpoint_says_what_it_leaves_in_16_bits() -> None:
+    """Every linear of four layers whole, 4 · 218,103,808 elements of 2 bytes, and the other 28 layers in NF4."""
+    kept = 4 * 218_103_808
+    size = weights.NF4[True] * (LINEAR - kept) + 2 * (P - LINEAR + kept)
+    assert weights.left_wide(LLAMA, P, size) == kept
+    s = job(method="qlora", checkpoint_gb=size / 1e9)
+    assert engine_of(s).weights()[0].bytes == pytest.approx(size, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"method": "lora"}, "given 6 with method lora, allowed: with qlora"),
+        ({"checkpoint_gb": 3.0}, "given 3 for llama-3-8b, allowed: 4.0 to 16.1"),
+        ({"sharding": "fsdp2", "gpus": 2}, "given 6 with sharding fsdp2"),
+        ({"trainer": "torchtune"}, "given 6 with trainer torchtune"),
+        ({"framework": "openrlhf"}, "given 6 with openrlhf"),
+    ],
+)
+def test_a_size_that_no_checkpoint_has_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        job(**{"method": "qlora", "checkpoint_gb": 6.0} | fields)
+    assert message in str(caught.value)
+
+
 def test_routed_experts_are_not_quantised() -> None:
     """Transformers 5 fuses Mixtral's into bare parameters, which bitsandbytes passes over: attention alone remains,
     2 · 4096² + 2 · 1024 · 4096 in each of 32 layers."""

@@ -21,6 +21,7 @@ from calc.base.versions import nearest as _nearest
 from calc.frameworks import trainer
 from calc.frameworks.base import Choices, accumulated, as_published, together
 from calc.frameworks.constraints import (
+    checkpoint_fault,
     compile_fault,
     cut_alike,
     experts_fault,
@@ -177,7 +178,7 @@ def rollout(sequences: int) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why plain PyTorch cannot run `s`, in one line, or None."""
-    if fault := compile_fault(s) or experts_fault(s) or outputs_fault(s):
+    if fault := compile_fault(s) or experts_fault(s) or outputs_fault(s) or checkpoint_fault(s):
         return fault
     if s.sharding != "zero3" and (fault := zero_fault(s)):
         return fault
