@@ -5,6 +5,8 @@ See `calc.memory.activations` for the symbols and for what was read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from calc.autograd.polynomial import amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.run import Run, biased, dimensions, elements, marks, symbol
@@ -286,22 +288,30 @@ class Linears:
         """
         adapter = self.run.adapter
         assert adapter is not None
-        tape, label = self.tape, f"{name}: LoRA"
-        source = read = x if self.run.quantised and self.autocast else self.cast(x, adapter.reads or adapter.b, label)
-        if adapter.dropout:
-            mask = Tensor(x.width, 1)
-            source = tape.op(f"{label} dropout", [source], x.width, source.b, saves=[mask])
-        b = self.c if self.autocast else adapter.b
         dims = {**dimensions(self.arch), **self.widths}
         rank = adapter.rank if self.elements.get(name, 1) else 0  # no gradients: an earlier use has made them
         n_in, n_out = (int(amount(t.width, dims).tokens / self.row_share) * rank for t in (x, y))
-        down = self.through(f"{label} A", source, of(r=self.row_share), n_in)
-        up = self.through(f"{label} B", down, y.width, n_out)
-        scaled = tape.op(f"{label} scale", [up], y.width, b)
-        total = tape.op(
-            f"{label} add", [y, scaled], y.width, max(y.b, b), aliases=[t for t in (y, scaled) if t.b == max(y.b, b)]
-        )
-        tape.returns(x, read)
+        label = f"{name}: LoRA"
+        read, scaled = self.through_both(label, x, y.width, of(r=self.row_share), n_in, n_out)
+        return self.with_adapters(label, y, [scaled], (x, read))
+
+    def through_both(self, label: str, x: Tensor, out: Size, low: Size, n_in: int, n_out: int) -> tuple[Tensor, Tensor]:
+        """What an adapter reads, and its scaled output of width `out`; `low` is the width between its two matrices."""
+        adapter = self.run.adapter
+        assert adapter is not None
+        source = read = x if self.run.quantised and self.autocast else self.cast(x, adapter.reads or adapter.b, label)
+        if adapter.dropout:
+            mask = Tensor(x.width, 1)
+            source = self.tape.op(f"{label} dropout", [source], x.width, source.b, saves=[mask])
+        down = self.through(f"{label} A", source, low, n_in)
+        up = self.through(f"{label} B", down, out, n_out)
+        return read, self.tape.op(f"{label} scale", [up], out, self.c if self.autocast else adapter.b)
+
+    def with_adapters(self, label: str, y: Tensor, scaled: Sequence[Tensor], read: Sequence[Tensor] = ()) -> Tensor:
+        """The output of a linear and that of what is beside it, in the type of the former; `read` lives until then."""
+        every, b = [y, *scaled], max(t.b for t in (y, *scaled))
+        total = self.tape.op(f"{label} add", every, y.width, b, aliases=[t for t in every if t.b == b])
+        self.tape.returns(*read)
         return self.cast(total, y.b, label)
 
     def through(self, name: str, x: Tensor, out: Size, weight: int) -> Tensor:

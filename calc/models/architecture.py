@@ -348,6 +348,9 @@ class Architecture:
     experts_converted: bool = False
     # experts are modules of linears in code beside the weights, whatever Transformers has, and run in turn (Ling)
     experts_apart: bool = False
+    # the linears of each routed expert, as the code that runs calls them: those that read its input, then the last;
+    # none where experts are parameters, to which PEFT adds no adapters unless they are `experts_converted`
+    expert_linears: tuple[str, ...] = ()
     router: str = "mlp.gate"  # the router's module name
     # a softmax over all experts (fp32: on casts; narrow: in the compute type, Mistral Small 4), or over the best alone;
     # all: every expert gets every token (Llama 4); sigmoid: of each expert's logit, in the compute type (LFM2);

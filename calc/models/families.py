@@ -53,7 +53,7 @@ class Family:
 # model types whose published code is that of a family
 ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "gemma4_unified_text": "gemma4_text"}
 # families of whose state spaces PEFT refuses to adapt the output projection (0.21 `tuners/tuners_utils.py`,
-# `_check_lora_target_modules_mamba`)
+# `_check_lora_target_modules_mamba`); the releases below: `calc.models.releases.with_outputs`
 UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
 # families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
 MXFP4 = ("gpt_oss",)

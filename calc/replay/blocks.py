@@ -448,7 +448,8 @@ def _trained(r: Replica) -> Iterator[Tensor]:
 
 def _adapters(r: Replica, spec: LayerSpec) -> Iterator[Tensor]:
     if r.run.adapter:
-        yield from adapter_matrices(r.arch, spec, r.run.adapter.rank, r.run.adapter.targets)
+        for t in adapter_matrices(r.arch, spec, r.run.adapter.rank, r.run.adapter.targets):
+            yield from [t._replace(count=1)] * t.count
 
 
 def _weight(r: Replica, t: Tensor) -> int:

@@ -533,10 +533,10 @@ def warnings_of(
         yield f"{values['model']} without images is its language model alone: with images its vision tower counts, too"
     if architecture.vision and "images.width" not in values:
         yield f"{values['model']} without images reads text alone: images.width and images.height say their size"
-    fused = architecture.experts and not architecture.experts_apart
+    fused = architecture.experts and not (architecture.experts_apart or architecture.expert_linears)
     if fused and values["method"] == "qlora" and not values["quantize_moe_experts"]:
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
-    frozen = architecture.experts and not architecture.megatron
+    frozen = architecture.experts and not architecture.megatron and not architecture.expert_linears
     if (
         values["method"] != "full"
         and (reason := unsuited(architecture))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from calc.models.architecture import Architecture, ConfigError, linears
 from calc.models.lora import lora_parameters
+from calc.models.releases import with_experts, with_outputs
 from calc.models.slices import part
 
 
@@ -28,6 +29,28 @@ from calc.models.slices import part
 )  # fmt: skip
 def test_adapters_have_as_many_parameters_as_peft_gives_them(model: str, rank: int, targets: Any, count: int) -> None:
     assert lora_parameters(published(model), rank, targets) == count
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "count"),
+    [
+        ("ernie-4.5-21b-a3b", ["gate_proj"], 177_545_216),
+        ("nemotron-3-nano-30b-a3b", ["in_proj", "out_proj"], 220_968_448),
+    ],
+)
+def test_experts_that_are_linears_have_adapters_each(model: str, more: list[str], count: int) -> None:
+    """As Unsloth's notebooks on both models print them, with Transformers 4.56 and PEFT 0.18 (nb/ERNIE_4_5_21B_A3B_PT-
+    Conversational.ipynb, nb/Nemotron-3-Nano-30B-A3B_A100.ipynb): Nemotron's output projections have one, too.
+    """
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", *more]
+    assert lora_parameters(with_outputs(with_experts(published(model), "4.56"), "0.18"), 8, targets) == count
+
+
+@pytest.mark.parametrize(
+    ("model", "version"), [("gpt-oss-20b", "4.56"), ("llama-4-scout", "4.56"), ("qwen3-30b-a3b", "5.0")]
+)
+def test_experts_that_are_parameters_have_none(model: str, version: str) -> None:
+    assert with_experts(published(model), version) == published(model)
 
 
 def test_lora_by_hand() -> None:
