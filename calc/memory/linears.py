@@ -6,13 +6,14 @@ See `calc.memory.activations` for the symbols and for what was read.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from calc.autograd.polynomial import amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
-from calc.memory.run import Run, biased, dimensions, elements, marks, symbol
+from calc.memory.run import Run, biased, dimensions, elements, marks, short, symbol
 from calc.memory.weights import SCALE
-from calc.models.architecture import SCALES, LayerSpec
-from calc.models.lora import HEAD
+from calc.models.architecture import SCALES, Architecture, LayerSpec
+from calc.models.lora import HEAD, adapted
 
 WIDTH = of(h=1)  # the residual stream
 UNADAPTED = ("score", "router")  # linears that PEFT leaves; Llama 4's router returns two tensors
@@ -279,7 +280,9 @@ class Linears:
         own = name
         for block in ("shared_", "delta_", "ssm_", "attn_", "conv_"):
             own = own.removeprefix(block)
-        return name not in UNADAPTED and (targets == "all-linear" or name in targets or own in targets)
+        if name in UNADAPTED or targets == "all-linear":
+            return name not in UNADAPTED
+        return name in targets or own in targets or name in named_at_length(self.arch, self.spec, tuple(targets))
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """`y + lora_B(lora_A(dropout(x)))·scaling`, x cast to the adapter's type first, the sum cast back.
@@ -349,3 +352,12 @@ class Linears:
         """The residual stream: its gradient is the gradient of both inputs that share its type."""
         b = max(residual.b, y.b)
         return self.tape.op(name, [residual, y], self.stream, b, aliases=[t for t in (residual, y) if t.b == b])
+
+
+@lru_cache(maxsize=1024)
+def named_at_length(arch: Architecture, spec: LayerSpec, targets: tuple[str, ...]) -> frozenset[str]:
+    """The short names of linears that a target names with what it lies in, such as `shared_expert.up_proj`."""
+    at_length = [target for target in targets if "." in target]
+    if not at_length:
+        return frozenset()
+    return frozenset(short(linear.name) for linear in adapted(arch, spec, at_length))

@@ -72,9 +72,14 @@ def expert_linears(arch: Architecture) -> Iterator[Linear]:
 
 
 def adapted(arch: Architecture, spec: LayerSpec, targets: str | Sequence[str]) -> tuple[Linear, ...]:
-    """The adaptable linears that `targets` name: `all-linear`, or the last parts of module names."""
+    """The adaptable linears that `targets` name: `all-linear`, or the ends of module names."""
     linears = adaptable(arch, spec)
-    return linears if targets == "all-linear" else tuple([x for x in linears if x.name.rpartition(".")[2] in targets])
+    return linears if targets == "all-linear" else tuple([x for x in linears if any(matches(x, t) for t in targets)])
+
+
+def matches(linear: Linear, target: object) -> bool:
+    """True if `target` is the whole name of a linear, or its end after a dot (peft 0.21 `tuners/tuners_utils.py`)."""
+    return f".{linear.name}".endswith(f".{target}")
 
 
 def adaptable_names(arch: Architecture) -> list[str]:
@@ -174,9 +179,6 @@ def _lora_elements(arch: Architecture, rank: int, targets: str | tuple[str, ...]
     wanted = names if isinstance(targets, str) else targets
     if HEAD in wanted:
         found.append((1, Linear(HEAD, arch.hidden, arch.vocab_part, "head")))
-
-    def matches(linear: Linear, target: object) -> bool:
-        return f".{linear.name}".endswith(f".{target}")
 
     for target in wanted:
         if not any(matches(linear, target) for _, linear in found):

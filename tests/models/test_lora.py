@@ -10,6 +10,8 @@ from architectures import DEEPSEEK, architectures, published, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calc.memory.activations import Program
+from calc.memory.run import Adapter, Run
 from calc.models.architecture import Architecture, ConfigError, linears
 from calc.models.lora import lora_parameters
 from calc.models.releases import with_experts, with_outputs
@@ -44,6 +46,15 @@ def test_experts_that_are_linears_have_adapters_each(model: str, more: list[str]
     """
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", *more]
     assert lora_parameters(with_outputs(with_experts(published(model), "4.56"), "0.18"), 8, targets) == count
+
+
+def test_a_target_may_say_where_its_linear_lies() -> None:
+    """Names such as Axolotl's example for Qwen3-Next has: 2,048 inputs and 512 outputs in each of 48 layers."""
+    qwen = published("qwen3-next-80b-a3b")
+    targets = ("mlp.shared_expert.up_proj",)
+    assert lora_parameters(qwen, 1, targets) == 48 * (2048 + 512)
+    tape = Program(Run(qwen, trained=False, adapter=Adapter(1, targets, False, 2)), qwen.specs[0]).layer()
+    assert {op.name.partition(":")[0] for op in tape.ops if "LoRA" in op.name} == {"shared_up_proj"}
 
 
 @pytest.mark.parametrize(
