@@ -39,6 +39,7 @@ NEUTRAL: Mapping[str, Any] = {
     "method": "full",
     "double_quantization": True,
     "checkpoint_gb": None,
+    "vision_tower": False,
     "quantize_moe_experts": False,
     "no_sync": False,
     "reentrant": False,
@@ -244,7 +245,8 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     values: dict[str, Any] = {**usual, **given}
     rules.had(values | said, own, f"{name} {known}")
     model = catalog.model(given["model"])
-    sees = "images.width" in values
+    sees = "images.width" in values or values["vision_tower"]
+    rules.tower_loads(values, model)
     modelled = partial(module.modelled, values=values | {"version": known})
     architecture = modelled(model.reading(images=sees))
     card = catalog.gpu(given["gpu"])

@@ -228,6 +228,7 @@ class Scenario:
     expandable_segments: bool
     pinned_max_round_threshold_mb: int | None
     counts_prompts: bool
+    vision_tower: bool
     images: Images | None
     rollout: Rollout | None
     roles: Mapping[str, Mapping[str, Any] | str] = field(hash=False)

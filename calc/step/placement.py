@@ -118,7 +118,7 @@ def frozen_tensors(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
 
     Those that are frozen, and those that get no gradients, which an optimizer passes by.
     """
-    freeze = s.images.freeze if s.images else "none"
+    freeze = s.images.freeze if s.images else "vision" if s.vision_tower else "none"
     if freeze == "none":
         return vision_tensors(arch, "unread")
     trained = vision_tensors(arch, "projector") if freeze == "tower" else ()

@@ -278,7 +278,7 @@ NOT_CHANGED = {
     "gpu", "framework", "trainer", "task", "tensor_parallel", "pipeline_parallel", "pipeline_layers",
     "virtual_pipeline", "sequence_parallel", "expert_parallel", "expert_tensor_parallel", "expert_imbalance",
     "host_memory", "offload.fraction", "offload.masters",
-    "loss", "lora.units", "quantize_moe_experts", "checkpoint_gb", "apply_rope_fusion", "cp_comm_type",
+    "loss", "lora.units", "quantize_moe_experts", "checkpoint_gb", "vision_tower", "apply_rope_fusion", "cp_comm_type",
     "cross_entropy_fusion_impl",
     "create_attention_mask_in_dataloader", "data_parallel_sharding_strategy",
     "async_tensor_parallel", "memory_efficient_linear", "max_live_parameters", "sub_group_size",
