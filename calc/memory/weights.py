@@ -98,7 +98,8 @@ def is_quantised(arch: Architecture, t: Tensor, experts: Experts) -> bool:
         case "whole":
             return t.kind == "linear" or (t.kind == "expert" and not t.name.endswith("_bias"))
         case "linears":
-            return t.kind == "linear" or (t.kind in ("expert", "router") and not arch.experts_input_first)
+            apart = t.kind in ("expert", "router") and not arch.experts_input_first
+            return t.kind == "linear" or (apart and not t.name.endswith("bias"))
         case "":
             return t.kind == "linear"
         case other:

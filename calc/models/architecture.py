@@ -344,6 +344,7 @@ class Architecture:
     router_bias: bool = False
     router_linear: bool = False  # the router is an `nn.Linear`, which PEFT adapts among others (Hunyuan)
     experts_input_first: bool = False  # expert weights are stored input first, gates and ups side by side (GPT-OSS)
+    experts_clamped: bool = False  # gates and ups of experts are strided halves, which are clamped (GPT-OSS)
     # Transformers 5 makes them of older files' separate experts, and PEFT then adapts them where it adapts such names
     experts_converted: bool = False
     # experts are modules of linears in code beside the weights, whatever Transformers has, and run in turn (Ling)

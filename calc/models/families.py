@@ -400,7 +400,8 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family(
         dict(num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, attention_bias=True,
              sliding_window=128, num_local_experts=128, num_experts_per_tok=4),
-        dict(attention_sinks=True, expert_bias=True, router_bias=True, experts_input_first=True, router="mlp.router",
+        dict(attention_sinks=True, expert_bias=True, router_bias=True, experts_input_first=True, experts_clamped=True,
+             router="mlp.router",
              routing="best", norm_fp32=True, rotation="joined"),
         biases=_ATTENTION, window="even", experts="num_local_experts", expert_size="intermediate_size",
     ),

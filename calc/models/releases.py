@@ -99,7 +99,7 @@ def with_experts(arch: Architecture, transformers: str) -> Architecture:
     Transformers 4.57 `models/{qwen3_moe,ernie4_5_moe,afmoe,…}/modeling_*.py` have a list of MLPs, `models/mixtral` and
     those that follow it of w1, w2 and w3; release 5 joins them to two parameters.
     """
-    alone = arch.experts_input_first or arch.routing == "all" or arch.family in JOINS_EXPERTS
+    alone = arch.experts_clamped or arch.routing == "all" or arch.family in JOINS_EXPERTS
     if not arch.experts or alone or (at_least(transformers, "5") and not arch.experts_apart):
         return arch
     first = ("gate_proj", "up_proj") if arch.gated else ("up_proj",)

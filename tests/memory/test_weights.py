@@ -134,6 +134,16 @@ def test_routed_experts_in_four_bits_leave_their_biases() -> None:
     assert weights.quantised_elements(gpt_oss, experts="whole") - weights.quantised_elements(gpt_oss) == experts
 
 
+def test_unsloth_s_linears_for_gpt_oss_s_experts_are_in_four_bits() -> None:
+    """unsloth_zoo 2025.9.1 temporary_patches/gpt_oss.py: gates and ups, and downs, of 32 experts in 24 layers."""
+    s = job(model="gpt-oss-20b", method="qlora", trainer="unsloth", versions={"unsloth": "2025.9.1"})
+    r = replica_of(s)
+    beside = weights.quantised_elements(r.arch, experts="linears") - weights.quantised_elements(r.arch)
+    assert beside == 24 * (32 * 3 * 2880 * 2880 + 32 * 2880)  # and routers
+    assert (r.run.four_bit_experts, r.run.looped) == ("linears", True)
+    assert r.arch.expert_linears == ()  # which no usual target names
+
+
 def test_the_largest_parameter_of_experts_is_joined_while_the_model_loads() -> None:
     """Gate and up of 128 experts, 2 · 768 · 2048 elements each, twice in bf16 beside all that is in four bits."""
     s = job(model="qwen3-30b-a3b", method="qlora", quantize_moe_experts=True, lora={"targets": ["q_proj"]})

@@ -81,7 +81,8 @@ def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architect
         case "torchtune":
             return torchtune.modelled(architecture, str(values["versions.torchtune"]), packing=bool(values["packing"]))
         case "unsloth":
-            own = unsloth.modelled(architecture, str(values["versions.unsloth"]), str(values["versions.transformers"]))
+            release, library = (str(values[f"versions.{name}"]) for name in ("unsloth", "transformers"))
+            own = unsloth.modelled(architecture, release, library, str(values["method"]))
             return as_published(own, values)
         case _:
             return as_published(architecture, values)
