@@ -348,7 +348,10 @@ def states_fault(s: Scenario) -> Refusal | None:
     makes matrices orthogonal, whole ones on each rank.
     """
     if OPTIMIZERS[s.optimizer].orthogonal and s.trainer != "megatron":
-        return Refusal("optimizer", repr(s.optimizer), "with trainer megatron")
+        if s.framework != "torch" or s.trainer not in ("own", "ms-swift"):
+            return Refusal("optimizer", repr(s.optimizer), "with torch and trainer own, ms-swift or megatron")
+        if s.sharding not in ("none", "ddp"):
+            return Refusal("optimizer", f"{s.optimizer!r} with sharding {s.sharding}", "with none, ddp; not modelled")
     if not OPTIMIZERS[s.optimizer].narrow or (s.precision == "bf16" and s.sharding in ("none", "ddp", *FSDP)):
         return None
     shardings = ", ".join(("none", "ddp", *FSDP))

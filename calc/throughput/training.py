@@ -12,7 +12,7 @@ from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
 from calc.memory.weights import PACKED
 from calc.models.architecture import Head, layer_kinds, parameters, routed_parameters
-from calc.models.lora import megatron_linears
+from calc.models.lora import adapted, megatron_linears
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import TRAINED_ROLES, Loss, Sharding
 from calc.step.placement import architecture, masked, run_of, wide_elements
@@ -370,9 +370,11 @@ def orthogonalized(s: Scenario, r: Rates, load: Load) -> Term:
     """
     work_of: dict[bool, float] = {False: 0.0, True: 0.0}
     for spec, count in layer_kinds(s.architecture):
-        for x in megatron_linears(s.architecture, spec):
-            small, large = sorted((x.inputs, x.outputs))
-            work_of[x.experts > 0] += count * max(1, x.experts) * 2 * small * small * (2 * large + small)
+        beside = s.lora.modules if s.lora else ()
+        for x in adapted(s.architecture, spec, beside) if s.lora else megatron_linears(s.architecture, spec):
+            sides = ((x.inputs, s.lora.rank), (x.outputs, s.lora.rank)) if s.lora else ((x.inputs, x.outputs),)
+            for small, large in map(sorted, sides):
+                work_of[x.experts > 0] += count * max(1, x.experts) * 2 * small * small * (2 * large + small)
     ranks = s.gpus // s.pipeline_parallel
     own = work_of[False] / s.shards + work_of[True] * s.expert_tensor_parallel / ranks
     values = {"u": load.steps, "O": own, "S": s.pipeline_parallel, "F": r.matrix}
