@@ -8,6 +8,7 @@ from calc.base.ledger import Line
 from calc.base.plan import Handed
 from calc.engines.replica import Holder, Moments, Replica, Where, largest
 from calc.memory import communication, gradients, optimizer, weights
+from calc.memory.optimizer import steps_as_matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,9 @@ class Plain(Holder):
                 optimizer.step_scratch(r.optimizer, r.role, part.elements, largest(part.tensors), part.step)
                 for part in r.parts
             ]
+            if r.optimizer.facts.orthogonal:
+                whole = [t.elements for t in r.trained_tensors if steps_as_matrix(t)]
+                passing.append(optimizer.orthogonal(r.role, max(whole, default=0), 1))
             if r.embedding_kept:
                 kept.append(gradients.whole_embedding(r.role, r.embedding_kept, r.grad_bytes))
                 # the own part is cut out and updates the moments, before anything else is computed from them

@@ -121,7 +121,7 @@ class Replica:
         """The model in four bits, over `shards` GPUs."""
         experts, nested = self.run.four_bit_experts, self.run.nested
         return weights.quantised(self.role, self.arch, self.parameters, self.weight_bytes, shards, experts=experts,
-                                 nested=nested, cut_scales=self.cut_scales)  # fmt: skip
+                                 nested=nested, cut_scales=self.cut_scales, wide=self.run.wide)  # fmt: skip
 
     def stored_as(self, own: Sequence[Tensor]) -> Iterator[tuple[float, Sequence[Tensor]]]:
         """Its `own` tensors by the bytes of an element: those in four bits, without their scales, and the others."""

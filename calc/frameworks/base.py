@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 from calc.base.plan import Keeps
 from calc.base.refusal import Refusal
+from calc.frameworks.releases import READ
 from calc.models.architecture import Architecture
-from calc.models.releases import with_tables
+from calc.models.releases import with_experts, with_outputs, with_tables
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, TOGETHER, Generates, Sharding
 
@@ -90,7 +91,9 @@ class Framework(Protocol):
 
 def as_published(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
     """The `modelled` of a framework that runs Transformers' code, in the release of its scenario."""
-    return with_tables(architecture, str(values["versions.transformers"]))
+    version = str(values["versions.transformers"])
+    published = with_outputs(with_tables(architecture, version), str(values.get("versions.peft", READ["peft"])))
+    return with_experts(published, version)
 
 
 def accumulated(precision: str, sharding: str) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.refusal import Refusal
+from calc.base.units import GB
 from calc.base.versions import at_least
-from calc.models.architecture import BEFORE
+from calc.models.architecture import BEFORE, parameters
 from calc.models.kernels import SDPA_FLASH_HEAD, replaced
 from calc.models.lora import HEAD
 from calc.scenario.scenario import Scenario
@@ -373,7 +374,10 @@ def states_fault(s: Scenario) -> Refusal | None:
     makes matrices orthogonal, whole ones on each rank.
     """
     if OPTIMIZERS[s.optimizer].orthogonal and s.trainer != "megatron":
-        return Refusal("optimizer", repr(s.optimizer), "with trainer megatron")
+        if s.framework != "torch" or s.trainer not in ("own", "ms-swift"):
+            return Refusal("optimizer", repr(s.optimizer), "with torch and trainer own, ms-swift or megatron")
+        if s.sharding not in ("none", "ddp"):
+            return Refusal("optimizer", f"{s.optimizer!r} with sharding {s.sharding}", "with none, ddp; not modelled")
     if not OPTIMIZERS[s.optimizer].narrow or (s.precision == "bf16" and s.sharding in ("none", "ddp", *FSDP)):
         return None
     shardings = ", ".join(("none", "ddp", *FSDP))
@@ -411,11 +415,30 @@ def experts_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def checkpoint_fault(s: Scenario) -> Refusal | None:
+    """The reason why a checkpoint in four bits is not read as its size says for `s`, in one line, or None.
+
+    Transformers loads it as it is; trainers with models of their own quantise what they load.
+    """
+    if not s.checkpoint_gb:
+        return None
+    field, given = "checkpoint_gb", f"{s.checkpoint_gb:g}"
+    if s.framework not in ON_KERNELS or s.trainer not in ("own", *ON_PEFT):
+        who = f"trainer {s.trainer}" if s.framework in ON_KERNELS else s.framework
+        return Refusal(field, f"{given} with {who}", f"null; with torch, trl and trainer own, {', '.join(ON_PEFT)}")
+    if s.sharding not in ("none", "ddp"):
+        return Refusal(field, f"{given} with sharding {s.sharding}", "null, or with none, ddp; not modelled")
+    least, most = (b * parameters(s.architecture) / GB for b in (0.5, 2))
+    if not least <= s.checkpoint_gb <= most:
+        return Refusal(field, f"{given} for {s.model}", f"{least:.1f} to {most:.1f}, all in four bits and all in 16")
+    return None
+
+
 def unmodelled(s: Scenario) -> Refusal | None:
     """The reason why a framework that is not plain PyTorch cannot have some of its settings, in one line, or None."""
     faults = (
         kernels_fault, whole_gradients, states_fault, streams_fault, hybrid_fault, compile_fault, experts_fault,
-        outputs_fault,
+        outputs_fault, checkpoint_fault,
     )  # fmt: skip
     return next((reason for fault in faults if (reason := fault(s))), None)
 

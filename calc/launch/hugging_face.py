@@ -93,13 +93,16 @@ def yaml(settings: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def arguments(s: Scenario) -> dict[str, Any]:
-    """The TrainingArguments that every trainer on it has under their own names: optimizer, accumulation, sharding."""
-    found = optim(s)
+def arguments(s: Scenario, own: str = "") -> dict[str, Any]:
+    """The TrainingArguments that every trainer on it has under their own names: optimizer, accumulation, sharding.
+
+    `own`: the trainer's word for the optimizer, if it has one beside Transformers', for an argument `optimizer`.
+    """
+    found = Optim(own) if own else optim(s)
     told: dict[str, Any] = {
         "gradient_accumulation_steps": s.accumulation,
         "gradient_checkpointing": s.checkpointing == "full",
-        "optim": found.optim,
+        "optimizer" if own else "optim": found.optim,
     }
     if s.checkpointing == "full":
         told["gradient_checkpointing_kwargs"] = reentrant(s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.launch import hugging_face, shell
 from calc.launch.shell import Launch, LaunchError, Placeholder, Words, option
 from calc.scenario.scenario import Scenario
@@ -61,7 +62,7 @@ def flags(s: Scenario) -> Iterator[Words]:
     yield option("--padding_free", s.padding_free)
     yield option("--per_device_train_batch_size", s.micro_batch)
     yield option("--use_liger_kernel", s.loss == "fused" or s.kernels == "liger")
-    for name, value in hugging_face.arguments(s).items():
+    for name, value in hugging_face.arguments(s, OPTIMIZERS[s.optimizer].spelled.swift).items():
         yield option(f"--{name}", json.dumps(value) if isinstance(value, dict) else value)
     if s.sharded.family == "fsdp":
         yield option("--fsdp", FSDP)

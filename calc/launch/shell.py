@@ -244,6 +244,10 @@ def common_notes(s: Scenario) -> Iterator[str]:
         yield f"sequences of {mean} tokens on average, {longest} at most: your data's, which no flag sets"
     elif s.expected_len != s.seq_len:
         yield f"expected_len {s.expected_len} is the mean length of your data, which no flag sets"
+    if s.vision_tower:
+        yield "vision_tower true: the class that your trainer loads decides, such as AutoModelForImageTextToText"
+    if s.checkpoint_gb:
+        yield f"checkpoint_gb {s.checkpoint_gb:g} is the size of the files that are loaded, which no flag sets"
     if s.pinned_max_round_threshold_mb:
         yield (
             "pinned_max_cached_size_mb stands beside pinned_max_round_threshold_mb with the same size: without it "

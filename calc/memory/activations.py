@@ -244,7 +244,7 @@ class Program(ChannelDelta, StateSpace, ExpertLoop, Attention):
 
     def expert_gate(self, pair: Tensor, kj: Size, c: int) -> Tensor:
         """The input of the experts' last product, of width `kj`: the family's activation, gated or not."""
-        if self.arch.experts_input_first:
+        if self.arch.experts_clamped:
             return self.clamped_gate(pair, kj, c)
         if not self.arch.gated:
             return self.activated(pair)

@@ -117,7 +117,23 @@ class ExpertLoop(Linears):
             saves.append(Tensor(x.width, self.c))  # gate and up are two linears, each of which casts its input
         rows = trained and self.arch.experts_input_first
         weight = self.elements[f"experts_{name}"] + self.elements.get(f"experts_{name}_bias", 0) if rows else 0
-        return self.tape.op(name, [source], out, self.c, saves=saves, weight=weight)
+        y = self.tape.op(name, [source], out, self.c, saves=saves, weight=weight)
+        return self.with_expert_adapters(name, x, y)
+
+    def with_expert_adapters(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """`y` with the outputs of adapters beside each expert's own linears; `gate_up_proj` stands for two of them."""
+        arch, adapter = self.arch, self.run.adapter
+        last = name == "down_proj"
+        every = arch.expert_linears[-1:] if last else arch.expert_linears[:-1]
+        names = [own for own in every if adapter and (adapter.targets == "all-linear" or own in adapter.targets)]
+        if not names or adapter is None:
+            return y
+        kh, kj, low = Size({routed(arch): 1}), Size({"k·j": 1}), Size({"k·r": 1})
+        sides = [arch.experts * adapter.rank * width for width in (arch.expert_width, arch.moe_intermediate)]
+        n_in, n_out = sides[::-1] if last else sides
+        out = kh if last else kj
+        scaled = [self.through_both(f"experts {own}: LoRA", x, out, low, n_in, n_out)[1] for own in names]
+        return self.with_adapters(f"experts {name}: LoRA", y, scaled)
 
     def expert_linears(self) -> list[Tensor]:
         """The weights of experts that are linears, of which autocast makes copies; none of GPT-OSS.

@@ -5,12 +5,15 @@ See `calc.memory.activations` for the symbols and for what was read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
 from calc.autograd.polynomial import amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
-from calc.memory.run import Run, biased, dimensions, elements, marks, symbol
+from calc.memory.run import Run, biased, dimensions, elements, marks, short, symbol
 from calc.memory.weights import SCALE
-from calc.models.architecture import SCALES, LayerSpec
-from calc.models.lora import HEAD
+from calc.models.architecture import SCALES, Architecture, LayerSpec
+from calc.models.lora import HEAD, adapted
 
 WIDTH = of(h=1)  # the residual stream
 UNADAPTED = ("score", "router")  # linears that PEFT leaves; Llama 4's router returns two tensors
@@ -277,7 +280,9 @@ class Linears:
         own = name
         for block in ("shared_", "delta_", "ssm_", "attn_", "conv_"):
             own = own.removeprefix(block)
-        return name not in UNADAPTED and (targets == "all-linear" or name in targets or own in targets)
+        if name in UNADAPTED or targets == "all-linear":
+            return name not in UNADAPTED
+        return name in targets or own in targets or name in named_at_length(self.arch, self.spec, tuple(targets))
 
     def adapted(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """`y + lora_B(lora_A(dropout(x)))·scaling`, x cast to the adapter's type first, the sum cast back.
@@ -286,22 +291,30 @@ class Linears:
         """
         adapter = self.run.adapter
         assert adapter is not None
-        tape, label = self.tape, f"{name}: LoRA"
-        source = read = x if self.run.quantised and self.autocast else self.cast(x, adapter.reads or adapter.b, label)
-        if adapter.dropout:
-            mask = Tensor(x.width, 1)
-            source = tape.op(f"{label} dropout", [source], x.width, source.b, saves=[mask])
-        b = self.c if self.autocast else adapter.b
         dims = {**dimensions(self.arch), **self.widths}
         rank = adapter.rank if self.elements.get(name, 1) else 0  # no gradients: an earlier use has made them
         n_in, n_out = (int(amount(t.width, dims).tokens / self.row_share) * rank for t in (x, y))
-        down = self.through(f"{label} A", source, of(r=self.row_share), n_in)
-        up = self.through(f"{label} B", down, y.width, n_out)
-        scaled = tape.op(f"{label} scale", [up], y.width, b)
-        total = tape.op(
-            f"{label} add", [y, scaled], y.width, max(y.b, b), aliases=[t for t in (y, scaled) if t.b == max(y.b, b)]
-        )
-        tape.returns(x, read)
+        label = f"{name}: LoRA"
+        read, scaled = self.through_both(label, x, y.width, of(r=self.row_share), n_in, n_out)
+        return self.with_adapters(label, y, [scaled], (x, read))
+
+    def through_both(self, label: str, x: Tensor, out: Size, low: Size, n_in: int, n_out: int) -> tuple[Tensor, Tensor]:
+        """What an adapter reads, and its scaled output of width `out`; `low` is the width between its two matrices."""
+        adapter = self.run.adapter
+        assert adapter is not None
+        source = read = x if self.run.quantised and self.autocast else self.cast(x, adapter.reads or adapter.b, label)
+        if adapter.dropout:
+            mask = Tensor(x.width, 1)
+            source = self.tape.op(f"{label} dropout", [source], x.width, source.b, saves=[mask])
+        down = self.through(f"{label} A", source, low, n_in)
+        up = self.through(f"{label} B", down, out, n_out)
+        return read, self.tape.op(f"{label} scale", [up], out, self.c if self.autocast else adapter.b)
+
+    def with_adapters(self, label: str, y: Tensor, scaled: Sequence[Tensor], read: Sequence[Tensor] = ()) -> Tensor:
+        """The output of a linear and that of what is beside it, in the type of the former; `read` lives until then."""
+        every, b = [y, *scaled], max(t.b for t in (y, *scaled))
+        total = self.tape.op(f"{label} add", every, y.width, b, aliases=[t for t in every if t.b == b])
+        self.tape.returns(*read)
         return self.cast(total, y.b, label)
 
     def through(self, name: str, x: Tensor, out: Size, weight: int) -> Tensor:
@@ -339,3 +352,12 @@ class Linears:
         """The residual stream: its gradient is the gradient of both inputs that share its type."""
         b = max(residual.b, y.b)
         return self.tape.op(name, [residual, y], self.stream, b, aliases=[t for t in (residual, y) if t.b == b])
+
+
+@lru_cache(maxsize=1024)
+def named_at_length(arch: Architecture, spec: LayerSpec, targets: tuple[str, ...]) -> frozenset[str]:
+    """The short names of linears that a target names with what it lies in, such as `shared_expert.up_proj`."""
+    at_length = [target for target in targets if "." in target]
+    if not at_length:
+        return frozenset()
+    return frozenset(short(linear.name) for linear in adapted(arch, spec, at_length))

@@ -120,6 +120,7 @@ def orthogonal(role: str, elements: int, ranks: int) -> Line:
     twice: 12 bytes an element in all, more than the products of its smaller side before. Ranks gather all parts and
     join them before, which takes 8, with at most 8 more: two matrices in bf16 and two products, no larger
     (Emerging-Optimizers `muon_utils.py`, `newton_schulz_tp`; `emerging_optimizers.py`, `scaled_orthogonalize_fn`).
+    Moonlight's casts the momentum first, compiled, and takes no more.
     """
     values = {"b": 12 if ranks == 1 else 16, "W": elements, "T": ranks}
     return Line("temporary", role, values["b"] * elements * ranks, "b·W·T", values, "optimizer#muon")

@@ -5,7 +5,8 @@ or with double quantisation an 8-bit scale, and an fp32 one for each 256 of the 
 are quantised, the head is not. Before Transformers 5 each routed expert is three linears and the router one
 (`modeling_mixtral.py` of 4.48.1); since, they are bare parameters, as GPT-OSS's have always been. These are quantised
 only where they are asked for by name, each whole (bitsandbytes 0.50.2 `nn/parametrize.py:replace_parameter_4bit`, by
-axolotl 0.19 `monkeypatch/moe_quant.py`, which leaves their biases).
+axolotl 0.19 `monkeypatch/moe_quant.py`, which leaves their biases). A checkpoint in four bits may leave some linears in
+16: those that `llm_int8_skip_modules` of its config names (Transformers 5.23 `quantizers/base.py:214`).
 """
 
 from __future__ import annotations
@@ -100,6 +101,15 @@ def quantised_elements(arch: Architecture, *, experts: Experts = "") -> int:
     return sum(t.elements * t.count for t in tensors(arch) if is_quantised(arch, t, experts))
 
 
+def left_wide(arch: Architecture, total: int, size: float, *, experts: Experts = "", nested: bool = True) -> int:
+    """Elements of linears that a checkpoint in NF4 leaves in 16 bits, by the `size` of its files in bytes.
+
+    Its `total` elements are in 16 bits or four, and its files hold what is loaded: packed weights with their scales.
+    """
+    four = quantised_elements(arch, experts=experts)
+    return round((size - NF4[nested] * four - 2 * (total - four)) / (2 - NF4[nested]))
+
+
 def is_quantised(arch: Architecture, t: Tensor, experts: Experts) -> bool:
     """True if 4-bit loading quantises `t`; routers are linears where experts are."""
     if arch.quantises_head:
@@ -108,7 +118,8 @@ def is_quantised(arch: Architecture, t: Tensor, experts: Experts) -> bool:
         case "whole":
             return t.kind == "linear" or (t.kind == "expert" and not t.name.endswith("_bias"))
         case "linears":
-            return t.kind == "linear" or (t.kind in ("expert", "router") and not arch.experts_input_first)
+            apart = t.kind in ("expert", "router") and not arch.experts_input_first
+            return t.kind == "linear" or (apart and not t.name.endswith("bias"))
         case "":
             return t.kind == "linear"
         case other:
@@ -125,14 +136,16 @@ def quantised(
     experts: Experts = "",
     nested: bool = True,
     cut_scales: bool = False,
+    wide: int = 0,
 ) -> Line:
     """A model of `total` elements in NF4: `P_4` of them in four bits, the rest in `rest_bytes`, over `shards` GPUs.
 
     `nested`: their scales are quantised, too. Scales are no parameter: every GPU has all of them, in the `quant_state`
     that a linear keeps beside its weight (bitsandbytes 0.50.2 `nn/modules.py:393`, :487-501). With `cut_scales` they
-    are tensors within the weight, which is cut with them: torchao's NF4Tensor (`dtypes/nf4tensor.py`).
+    are tensors within the weight, which is cut with them: torchao's NF4Tensor (`dtypes/nf4tensor.py`). `wide` elements
+    of linears are left in 16 bits.
     """
-    four = quantised_elements(arch, experts=experts)
+    four = quantised_elements(arch, experts=experts) - wide
     if shards == 1 or cut_scales:
         values = {"P_4": four, "P": total, "b": rest_bytes, "n": NF4[nested], "N": shards}
         size, formula = int((NF4[nested] * four + rest_bytes * (total - four)) / shards), "(n·P_4 + b·(P - P_4))/N"

@@ -351,10 +351,14 @@ class Architecture:
     router_bias: bool = False
     router_linear: bool = False  # the router is an `nn.Linear`, which PEFT adapts among others (Hunyuan)
     experts_input_first: bool = False  # expert weights are stored input first, gates and ups side by side (GPT-OSS)
+    experts_clamped: bool = False  # gates and ups of experts are strided halves, which are clamped (GPT-OSS)
     # Transformers 5 makes them of older files' separate experts, and PEFT then adapts them where it adapts such names
     experts_converted: bool = False
     # experts are modules of linears in code beside the weights, whatever Transformers has, and run in turn (Ling)
     experts_apart: bool = False
+    # the linears of each routed expert, as the code that runs calls them: those that read its input, then the last;
+    # none where experts are parameters, to which PEFT adds no adapters unless they are `experts_converted`
+    expert_linears: tuple[str, ...] = ()
     router: str = "mlp.gate"  # the router's module name
     # a softmax over all experts (fp32: on casts; narrow: in the compute type, Mistral Small 4), or over the best alone;
     # all: every expert gets every token (Llama 4); sigmoid: of each expert's logit, in the compute type (LFM2);

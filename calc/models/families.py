@@ -53,7 +53,7 @@ class Family:
 # model types whose published code is that of a family
 ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "gemma4_unified_text": "gemma4_text"}
 # families of whose state spaces PEFT refuses to adapt the output projection (0.21 `tuners/tuners_utils.py`,
-# `_check_lora_target_modules_mamba`)
+# `_check_lora_target_modules_mamba`); the releases below: `calc.models.releases.with_outputs`
 UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
 # families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
 MXFP4 = ("gpt_oss",)
@@ -402,7 +402,7 @@ FAMILIES: dict[str, Family] = {
         dict(num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, attention_bias=True,
              sliding_window=128, num_local_experts=128, num_experts_per_tok=4),
         dict(attention_sinks=True, lowered="beside", expert_bias=True, router_bias=True, experts_input_first=True,
-             router="mlp.router", routing="best", norm_fp32=True, rotation="joined"),
+             experts_clamped=True, router="mlp.router", routing="best", norm_fp32=True, rotation="joined"),
         biases=_ATTENTION, window="even", experts="num_local_experts", expert_size="intermediate_size",
     ),
     "gemma3_text": Family(

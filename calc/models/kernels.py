@@ -33,7 +33,8 @@ LIGER: Mapping[str, tuple[Replaced, ...]] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), ("norm in place", "gate")),
     # Qwen3.5's and Qwen3-Next's gated norms of delta rules stay as they are
     **dict.fromkeys(
-        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma4_text", "qwen3_5", "qwen3_5_moe"), _UNROTATED
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma4_text", "gemma4", "qwen3_5", "qwen3_5_moe"),
+        _UNROTATED,
     ),
     # around a vision tower; the language model of InternVL gets what its own family does
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "internvl"), _ALL),

@@ -57,13 +57,29 @@ def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str])
 
 def adaptable(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
     """The linears of a layer of the kind `spec` that may get an adapter, by the library whose code runs them."""
-    return megatron_linears(arch, spec) if arch.megatron else linears(arch, spec)
+    if arch.megatron:
+        return megatron_linears(arch, spec)
+    return (*linears(arch, spec), *(expert_linears(arch) if spec.mlp == "experts" else ()))
+
+
+def expert_linears(arch: Architecture) -> Iterator[Linear]:
+    """The linears of routed experts that are modules of their own."""
+    block, j = arch.experts_name or f"{arch.router.partition('.')[0]}.experts", arch.moe_intermediate
+    for name in arch.expert_linears[:-1]:
+        yield Linear(f"{block}.{name}", arch.expert_width, j, "mlp", arch.experts)
+    for name in arch.expert_linears[-1:]:
+        yield Linear(f"{block}.{name}", j, arch.expert_width, "mlp", arch.experts)
 
 
 def adapted(arch: Architecture, spec: LayerSpec, targets: str | Sequence[str]) -> tuple[Linear, ...]:
-    """The adaptable linears that `targets` name: `all-linear`, or the last parts of module names."""
+    """The adaptable linears that `targets` name: `all-linear`, or the ends of module names."""
     linears = adaptable(arch, spec)
-    return linears if targets == "all-linear" else tuple([x for x in linears if x.name.rpartition(".")[2] in targets])
+    return linears if targets == "all-linear" else tuple([x for x in linears if any(matches(x, t) for t in targets)])
+
+
+def matches(linear: Linear, target: object) -> bool:
+    """True if `target` is the whole name of a linear, or its end after a dot (peft 0.21 `tuners/tuners_utils.py`)."""
+    return f".{linear.name}".endswith(f".{target}")
 
 
 def adaptable_names(arch: Architecture) -> list[str]:
@@ -99,9 +115,14 @@ def adapter_matrices(
 ) -> Iterator[Tensor]:
     """LoRA's two matrices for each adapted linear of a layer of the kind `spec`, of which the model has `count`."""
     for linear in adapted(arch, spec, targets):
-        kind = "expert" if linear.experts else "linear"
+        kind = "expert" if linear.experts and arch.megatron else "linear"
         for name, shape in zip("AB", shapes(arch, linear, rank), strict=True):
-            yield Tensor(f"{linear.name}.lora_{name}", shape, count, kind, linear.kind)
+            yield Tensor(f"{linear.name}.lora_{name}", shape, count * apart(arch, linear), kind, linear.kind)
+
+
+def apart(arch: Architecture, linear: Linear) -> int:
+    """The number of linears that `linear` stands for: Megatron-core's experts have one grouped product."""
+    return 1 if arch.megatron else max(1, linear.experts)
 
 
 def shapes(arch: Architecture, linear: Linear, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -111,7 +132,7 @@ def shapes(arch: Architecture, linear: Linear, rank: int) -> tuple[tuple[int, ..
     cut by its own; beside one cut by its inputs the second (0.3.1 `peft/utils.py`, `ParallelLinearAdapter`).
     """
     if arch.adapters != "shared":
-        each = (linear.experts,) if linear.experts else ()
+        each = (linear.experts,) if linear.experts and arch.megatron else ()
         return (*each, rank, linear.inputs), (*each, linear.outputs, rank)
     if linear.experts:  # which expert tensor parallelism would cut, and no other
         return (rank, linear.inputs), (linear.outputs, rank)
@@ -159,11 +180,8 @@ def _lora_elements(arch: Architecture, rank: int, targets: str | tuple[str, ...]
     if HEAD in wanted:
         found.append((1, Linear(HEAD, arch.hidden, arch.vocab_part, "head")))
 
-    def matches(linear: Linear, target: object) -> bool:
-        return f".{linear.name}".endswith(f".{target}")
-
     for target in wanted:
         if not any(matches(linear, target) for _, linear in found):
             raise ConfigError("lora.targets", target, ", ".join(names), near=names)
     named = [(count, linear) for count, linear in found if any(matches(linear, target) for target in wanted)]
-    return sum(count * sum(map(prod, shapes(arch, linear, rank))) for count, linear in named)
+    return sum(count * apart(arch, linear) * sum(map(prod, shapes(arch, linear, rank))) for count, linear in named)

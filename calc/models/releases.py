@@ -75,6 +75,12 @@ SHARE_TABLES: Mapping[str, str] = {
 # Of Qwen2 and 2.5 the catalog has the base models' files; the chat models, which most jobs train, have fewer positions.
 CHAT = {"qwen2": 32_768}
 
+# families whose experts have been parameters from the start, and those that call an expert's linears as Mixtral does
+JOINS_EXPERTS = ("granitemoehybrid",)
+AS_MIXTRAL = ("mixtral", "minimax_m2", "phimoe")
+# the releases of PEFT that were the first to refuse adapters of a state space's output projection, by family
+REFUSES_OUTPUT: Mapping[str, str] = {"nemotron_h": "0.20"}
+
 
 def knows(version: str, name: str) -> bool:
     """True if Transformers `version` has the model type; `4.51` stands for the last of its releases."""
@@ -88,6 +94,27 @@ def newest_type(config: Mapping[str, Any]) -> str | None:
     asked = [config.get("model_type"), inner.get("model_type") if isinstance(inner, Mapping) else None]
     found = [name for name in asked if isinstance(name, str) and name in FIRST]
     return max(found, key=lambda name: numbers(FIRST[name]), default=None)
+
+
+def with_experts(arch: Architecture, transformers: str) -> Architecture:
+    """The model with linears of its own for each routed expert, if that release's code, or its own, has them.
+
+    Transformers 4.57 `models/{qwen3_moe,ernie4_5_moe,afmoe,…}/modeling_*.py` have a list of MLPs, `models/mixtral` and
+    those that follow it of w1, w2 and w3; release 5 joins them to two parameters.
+    """
+    alone = arch.experts_clamped or arch.routing == "all" or arch.family in JOINS_EXPERTS
+    if not arch.experts or alone or (at_least(transformers, "5") and not arch.experts_apart):
+        return arch
+    first = ("gate_proj", "up_proj") if arch.gated else ("up_proj",)
+    names = ("w1", "w3", "w2") if arch.family in AS_MIXTRAL else (*first, "down_proj")
+    return replace(arch, expert_linears=names, experts_converted=False)
+
+
+def with_outputs(arch: Architecture, peft: str) -> Architecture:
+    """The model with a state space whose output projection that release of PEFT adapts."""
+    if arch.ssm and not at_least(peft, REFUSES_OUTPUT.get(arch.family, "0")):
+        return replace(arch, ssm=replace(arch.ssm, adapted=True))
+    return arch
 
 
 def with_tables(arch: Architecture, transformers: str) -> Architecture:

@@ -183,7 +183,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
     r = engine.replica
     arch, run, optimizer = r.arch, r.run, r.optimizer
     whole = not isinstance(engine, Fsdp | Zero)
-    own = [_weight(r, t) for t in _in_order(arch, r.head)]
+    own = [size for size, _ in _stored(r)]
     adapters = [t.elements * r.adapter_bytes for t in _trained(r)] if run.adapter else []
     flats = _flats(engine) if isinstance(engine, Fsdp1) else None
     cut = _partitioned(engine, checkpointing) if isinstance(engine, Zero) else None
@@ -347,7 +347,7 @@ def _buckets(e: Plain) -> Buckets:
     broadcast is copied, but for a tensor that is alone (`comm.cpp`, `broadcast_coalesced`).
     """
     r = e.replica
-    stored = [(_weight(r, t), _in_four(r, t)) for t in _in_order(r.arch, r.head)]
+    stored = [*_stored(r)]
     if r.run.adapter:
         stored += [(t.elements * r.adapter_bytes, False) for t in _trained(r)]
     sent = [
@@ -448,12 +448,26 @@ def _trained(r: Replica) -> Iterator[Tensor]:
 
 def _adapters(r: Replica, spec: LayerSpec) -> Iterator[Tensor]:
     if r.run.adapter:
-        yield from adapter_matrices(r.arch, spec, r.run.adapter.rank, r.run.adapter.targets)
+        for t in adapter_matrices(r.arch, spec, r.run.adapter.rank, r.run.adapter.targets):
+            yield from [t._replace(count=1)] * t.count
 
 
 def _weight(r: Replica, t: Tensor) -> int:
     """The bytes of a stored tensor, in four bits or unquantised."""
     return int(t.elements * (NF4[r.run.nested] if _in_four(r, t) else r.weight_bytes))
+
+
+def _stored(r: Replica) -> Iterator[tuple[int, bool]]:
+    """The bytes of each stored tensor, and if it is in four bits.
+
+    Linears that a checkpoint leaves in 16 are taken to be its first: which they are, its size does not say.
+    """
+    left = r.run.wide
+    for t in _in_order(r.arch, r.head):
+        four = _in_four(r, t)
+        kept = min(left, t.elements) if four else 0
+        left -= kept
+        yield _weight(r, t) + int((r.weight_bytes - NF4[r.run.nested]) * kept), four and not kept
 
 
 def _in_four(r: Replica, t: Tensor) -> bool:

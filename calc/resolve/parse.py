@@ -38,6 +38,8 @@ NEUTRAL: Mapping[str, Any] = {
     "gpus": 1,
     "method": "full",
     "double_quantization": True,
+    "checkpoint_gb": None,
+    "vision_tower": False,
     "quantize_moe_experts": False,
     "no_sync": False,
     "reentrant": False,
@@ -248,7 +250,8 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     values: dict[str, Any] = {**usual, **given}
     rules.had(values | said, own, f"{name} {known}")
     model = catalog.model(given["model"])
-    sees = "images.width" in values
+    sees = "images.width" in values or values["vision_tower"]
+    rules.tower_loads(values, model)
     modelled = partial(module.modelled, values=values | {"version": known})
     architecture = modelled(model.reading(images=sees))
     card = catalog.gpu(given["gpu"])
@@ -266,6 +269,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         framework=name,
         host_memory=values.get("host_memory"),
         cpu_threads=values.get("cpu_threads"),
+        checkpoint_gb=values["checkpoint_gb"],
         lengths=values["lengths"],
         entropy_coeff=float(values["entropy_coeff"]),
         expert_imbalance=float(values["expert_imbalance"]),

@@ -13,7 +13,7 @@ from calc.base.optimizers import OPTIMIZERS
 from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.base.versions import at_least
-from calc.catalog.catalog import GPU, Catalog, CatalogError
+from calc.catalog.catalog import GPU, Catalog, CatalogError, Model
 from calc.catalog.names import adapted
 from calc.models.architecture import Architecture, ConfigError, layer_kinds
 from calc.models.families import MXFP4
@@ -136,6 +136,10 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         raise Objection(Refusal("double_quantization", f"false with method {values['method']}", "with qlora"))
     if values["method"] != "qlora" and values["quantize_moe_experts"]:
         raise Objection(Refusal("quantize_moe_experts", f"true with method {values['method']}", "with qlora"))
+    if values["method"] != "qlora" and values["checkpoint_gb"]:
+        raise Objection(
+            Refusal("checkpoint_gb", f"{values['checkpoint_gb']} with method {values['method']}", "with qlora")
+        )
     if values["checkpointing"] == "selective" and given.get("reentrant"):
         # torch `utils/checkpoint.py`: context_fn "only when use_reentrant=False"
         raise Objection(Refusal("reentrant", "true with checkpointing selective", "false, or with full"))
@@ -502,6 +506,14 @@ def placed(values: dict[str, Any], roles: dict[str, Mapping[str, Any] | str]) ->
     }
 
 
+def tower_loads(values: Mapping[str, Any], model: Model) -> None:
+    """Refuses a tower that is loaded beside text where the model has none, or where images are read with it."""
+    if values["vision_tower"] and not (model.seeing or model.architecture.vision):
+        raise Objection(Refusal("vision_tower", f"true for {model.id}", "false; it has none that is modelled"))
+    if values["vision_tower"] and "images.width" in values:
+        raise Objection(Refusal("vision_tower", "true with images", "false; images.freeze says if it is trained"))
+
+
 def warnings_of(
     values: Mapping[str, Any],
     architecture: Architecture,
@@ -527,12 +539,12 @@ def warnings_of(
         yield f"the checkpoint's weights are stored as {stored}: computed from weights that were dequantised to bf16"
     if apart:
         yield f"{values['model']} without images is its language model alone: with images its vision tower counts, too"
-    if architecture.vision and "images.width" not in values:
+    if architecture.vision and "images.width" not in values and not values["vision_tower"]:
         yield f"{values['model']} without images reads text alone: images.width and images.height say their size"
-    fused = architecture.experts and not architecture.experts_apart
+    fused = architecture.experts and not (architecture.experts_apart or architecture.expert_linears)
     if fused and values["method"] == "qlora" and not values["quantize_moe_experts"]:
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"
-    frozen = architecture.experts and not architecture.megatron
+    frozen = architecture.experts and not architecture.megatron and not architecture.expert_linears
     if (
         values["method"] != "full"
         and (reason := unsuited(architecture))

@@ -172,6 +172,7 @@ class Scenario:
     method: Method
     lora: Lora | None
     double_quantization: bool
+    checkpoint_gb: float | None
     quantize_moe_experts: bool
     precision: Precision
     optimizer: str
@@ -234,6 +235,7 @@ class Scenario:
     expandable_segments: bool
     pinned_max_round_threshold_mb: int | None
     counts_prompts: bool
+    vision_tower: bool
     images: Images | None
     rollout: Rollout | None
     roles: Mapping[str, Mapping[str, Any] | str] = field(hash=False)

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from calc.base.ledger import Line, total
 from calc.base.plan import Exchange, Keeps, Role, Serving
-from calc.base.units import MiB
+from calc.base.units import GB, MiB
 from calc.base.versions import at_least
 from calc.catalog.catalog import GPU
 from calc.engines.fsdp import Fsdp
@@ -24,6 +24,7 @@ from calc.engines.staged import Staged
 from calc.engines.vllm import Vllm
 from calc.engines.zero import Zero
 from calc.engines.zero_parameters import ZeroParameters
+from calc.memory import weights
 from calc.memory.host import HostAllocator
 from calc.memory.megatron_adapters import EIGHT_BITS
 from calc.memory.optimizer import Optimizer, PrecisionAware
@@ -120,7 +121,7 @@ def frozen_tensors(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
 
     Those that are frozen, and those that get no gradients, which an optimizer passes by.
     """
-    freeze = s.images.freeze if s.images else "none"
+    freeze = s.images.freeze if s.images else "vision" if s.vision_tower else "none"
     if freeze == "none":
         return vision_tensors(arch, "unread")
     trained = vision_tensors(arch, "projector") if freeze == "tower" else ()
@@ -193,6 +194,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank) or "embed_tokens" in adapter.saved),
         quantised=s.method == "qlora",
         nested=s.double_quantization,
+        wide=wide_elements(s, arch),
         # quantised in fp16 before 0.43, whatever is computed in: bitsandbytes nn/modules.py, Params4bit.cuda
         unpacked=role.unpacks or (0 if at_least(s.versions["bitsandbytes"], "0.43") else 4),
         four_bit_experts=four_bit_experts(s),
@@ -234,6 +236,14 @@ def four_bit_experts(s: Scenario) -> Experts:
     if s.quantize_moe_experts:
         return "whole"
     return "linears" if s.method == "qlora" and experts_apart(s, s.architecture) else ""
+
+
+def wide_elements(s: Scenario, arch: Architecture) -> int:
+    """Elements of linears that the checkpoint leaves in 16 bits, none where its files are smaller than all in four."""
+    if not s.checkpoint_gb:
+        return 0
+    experts, nested = four_bit_experts(s), s.double_quantization
+    return max(0, weights.left_wide(arch, parameters(arch), s.checkpoint_gb * GB, experts=experts, nested=nested))
 
 
 def masked(s: Scenario, arch: Architecture, length: int) -> bool:

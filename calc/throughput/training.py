@@ -12,10 +12,10 @@ from calc.memory.activations import kept_products
 from calc.memory.run import Adapter, Run
 from calc.memory.weights import PACKED
 from calc.models.architecture import Head, layer_kinds, parameters, routed_parameters
-from calc.models.lora import megatron_linears
+from calc.models.lora import adapted, megatron_linears
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import TRAINED_ROLES, Loss, Sharding
-from calc.step.placement import architecture, masked, precision_aware, run_of
+from calc.step.placement import architecture, masked, precision_aware, run_of, wide_elements
 from calc.throughput import traffic, work
 from calc.throughput.rates import CPU_ADAM, CPU_CORES, Rates
 from calc.throughput.terms import Constant, Term
@@ -131,7 +131,7 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
         read = tokens * (1 + len(s.architecture.depths))
         computed.append(work.vocabulary(read, s.architecture.vocab, per_logit, n, r.memory))
     if s.method == "qlora":
-        packed = c.layers + (c.experts - c.routed if s.quantize_moe_experts else 0)
+        packed = c.layers - wide_elements(s, s.architecture) + (c.experts - c.routed if s.quantize_moe_experts else 0)
         computed.append(work.dequantised(packed / n, load.micro, p, *unpacking(s, r)))
     there, back = layers.kernels
     computed.append(work.starts(work.operations((there, there, back), p), load.micro))
@@ -370,9 +370,11 @@ def orthogonalized(s: Scenario, r: Rates, load: Load) -> Term:
     """
     work_of: dict[bool, float] = {False: 0.0, True: 0.0}
     for spec, count in layer_kinds(s.architecture):
-        for x in megatron_linears(s.architecture, spec):
-            small, large = sorted((x.inputs, x.outputs))
-            work_of[x.experts > 0] += count * max(1, x.experts) * 2 * small * small * (2 * large + small)
+        beside = s.lora.modules if s.lora else ()
+        for x in adapted(s.architecture, spec, beside) if s.lora else megatron_linears(s.architecture, spec):
+            sides = ((x.inputs, s.lora.rank), (x.outputs, s.lora.rank)) if s.lora else ((x.inputs, x.outputs),)
+            for small, large in map(sorted, sides):
+                work_of[x.experts > 0] += count * max(1, x.experts) * 2 * small * small * (2 * large + small)
     ranks = s.gpus // s.pipeline_parallel
     own = work_of[False] / s.shards + work_of[True] * s.expert_tensor_parallel / ranks
     values = {"u": load.steps, "O": own, "S": s.pipeline_parallel, "F": r.matrix}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from jobs import FORWARD, LAYER, VH, P, at, end, engine, engine_of, head, moments, top, total, under
+from jobs import FORWARD, GATE, LAYER, VH, P, at, end, engine, engine_of, head, moments, top, total, under
 from strategies import scenarios
 
 from calc.base.plan import Path
@@ -104,6 +104,14 @@ def test_how_the_optimizer_steps_decides_what_it_allocates(impl: str, expected: 
     step = moments(plain(optimizer_impl=impl), "stepping")["optimizer step"]
     assert total(step, "gradients") == 2 * P
     assert total(step, "temporary") == expected
+
+
+def test_muon_keeps_one_moment_of_matrices_and_steps_one_at_a_time() -> None:
+    """AdamW's two for embedding, head and 65 norms; 12 bytes for each element of the largest matrix, an MLP's."""
+    e = plain(optimizer="muon")
+    rest = 2 * VH + 65 * 4096
+    assert total(e.resident(), "optimizer_states") == 2 * (P - rest) + 4 * rest
+    assert total(moments(e, "stepping")["optimizer step"], "temporary") == 12 * GATE
 
 
 def test_a_model_that_is_not_trained_is_its_weights() -> None:

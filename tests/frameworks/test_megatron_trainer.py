@@ -84,7 +84,7 @@ def test_muons_products_take_time() -> None:
         ({"offload.optimizer": True}, "offload.optimizer"),
         ({"offload.fraction": 0.5}, "offload.fraction"),
         ({"data_parallel_sharding_strategy": "optim"}, "data_parallel_sharding_strategy"),
-        ({"trainer": "own"}, "optimizer"),
+        ({"trainer": "axolotl"}, "optimizer"),
         ({"trainer": "megatron-swift"}, "optimizer"),
     ],
 )

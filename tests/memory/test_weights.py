@@ -55,6 +55,31 @@ def test_four_bits_are_for_linears_inside_the_layers_alone() -> None:
     assert line.bytes == int(weights.NF4[True] * LINEAR + 2 * (P - LINEAR))
 
 
+def test_the_size_of_a_checkpoint_says_what_it_leaves_in_16_bits() -> None:
+    """Every linear of four layers whole, 4 · 218,103,808 elements of 2 bytes, and the other 28 layers in NF4."""
+    kept = 4 * 218_103_808
+    size = weights.NF4[True] * (LINEAR - kept) + 2 * (P - LINEAR + kept)
+    assert weights.left_wide(LLAMA, P, size) == kept
+    s = job(method="qlora", checkpoint_gb=size / 1e9)
+    assert engine_of(s).weights()[0].bytes == pytest.approx(size, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"method": "lora"}, "given 6 with method lora, allowed: with qlora"),
+        ({"checkpoint_gb": 3.0}, "given 3 for llama-3-8b, allowed: 4.0 to 16.1"),
+        ({"sharding": "fsdp2", "gpus": 2}, "given 6 with sharding fsdp2"),
+        ({"trainer": "torchtune"}, "given 6 with trainer torchtune"),
+        ({"framework": "openrlhf"}, "given 6 with openrlhf"),
+    ],
+)
+def test_a_size_that_no_checkpoint_has_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        job(**{"method": "qlora", "checkpoint_gb": 6.0} | fields)
+    assert message in str(caught.value)
+
+
 def test_routed_experts_are_not_quantised() -> None:
     """Transformers 5 fuses Mixtral's into bare parameters, which bitsandbytes passes over: attention alone remains,
     2 · 4096² + 2 · 1024 · 4096 in each of 32 layers."""
@@ -107,6 +132,16 @@ def test_routed_experts_in_four_bits_leave_their_biases() -> None:
     assert weights.quantised_elements(qwen, experts="whole") - weights.quantised_elements(qwen) == experts
     experts = 24 * 32 * 3 * 2880 * 2880
     assert weights.quantised_elements(gpt_oss, experts="whole") - weights.quantised_elements(gpt_oss) == experts
+
+
+def test_unsloth_s_linears_for_gpt_oss_s_experts_are_in_four_bits() -> None:
+    """unsloth_zoo 2025.9.1 temporary_patches/gpt_oss.py: gates and ups, and downs, of 32 experts in 24 layers."""
+    s = job(model="gpt-oss-20b", method="qlora", trainer="unsloth", versions={"unsloth": "2025.9.1"})
+    r = replica_of(s)
+    beside = weights.quantised_elements(r.arch, experts="linears") - weights.quantised_elements(r.arch)
+    assert beside == 24 * (32 * 3 * 2880 * 2880 + 32 * 2880)  # and routers
+    assert (r.run.four_bit_experts, r.run.looped) == ("linears", True)
+    assert r.arch.expert_linears == ()  # which no usual target names
 
 
 def test_the_largest_parameter_of_experts_is_joined_while_the_model_loads() -> None:

@@ -10,8 +10,11 @@ from architectures import DEEPSEEK, architectures, published, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calc.memory.activations import Program
+from calc.memory.run import Adapter, Run
 from calc.models.architecture import Architecture, ConfigError, linears
 from calc.models.lora import lora_parameters
+from calc.models.releases import with_experts, with_outputs
 from calc.models.slices import part
 
 
@@ -28,6 +31,37 @@ from calc.models.slices import part
 )  # fmt: skip
 def test_adapters_have_as_many_parameters_as_peft_gives_them(model: str, rank: int, targets: Any, count: int) -> None:
     assert lora_parameters(published(model), rank, targets) == count
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "count"),
+    [
+        ("ernie-4.5-21b-a3b", ["gate_proj"], 177_545_216),
+        ("nemotron-3-nano-30b-a3b", ["in_proj", "out_proj"], 220_968_448),
+    ],
+)
+def test_experts_that_are_linears_have_adapters_each(model: str, more: list[str], count: int) -> None:
+    """As Unsloth's notebooks on both models print them, with Transformers 4.56 and PEFT 0.18 (nb/ERNIE_4_5_21B_A3B_PT-
+    Conversational.ipynb, nb/Nemotron-3-Nano-30B-A3B_A100.ipynb): Nemotron's output projections have one, too.
+    """
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", *more]
+    assert lora_parameters(with_outputs(with_experts(published(model), "4.56"), "0.18"), 8, targets) == count
+
+
+def test_a_target_may_say_where_its_linear_lies() -> None:
+    """Names such as Axolotl's example for Qwen3-Next has: 2,048 inputs and 512 outputs in each of 48 layers."""
+    qwen = published("qwen3-next-80b-a3b")
+    targets = ("mlp.shared_expert.up_proj",)
+    assert lora_parameters(qwen, 1, targets) == 48 * (2048 + 512)
+    tape = Program(Run(qwen, trained=False, adapter=Adapter(1, targets, False, 2)), qwen.specs[0]).layer()
+    assert {op.name.partition(":")[0] for op in tape.ops if "LoRA" in op.name} == {"shared_up_proj"}
+
+
+@pytest.mark.parametrize(
+    ("model", "version"), [("gpt-oss-20b", "4.56"), ("llama-4-scout", "4.56"), ("qwen3-30b-a3b", "5.0")]
+)
+def test_experts_that_are_parameters_have_none(model: str, version: str) -> None:
+    assert with_experts(published(model), version) == published(model)
 
 
 def test_lora_by_hand() -> None:

@@ -18,6 +18,15 @@ from calc.step.stages import Stages
 VL = {"model": "qwen2.5-vl-3b", "task": "sft", "gpu": "h100-sxm", "seq_len": 4096}
 
 
+SMALL = {"width": 448, "height": 448}
+
+
+def held(fields: dict[str, Any]) -> dict[str, int]:
+    """The bytes of each component as the weights are loaded."""
+    (group,) = estimate(parse(fields)).groups
+    return {line.component: line.bytes for line in group.phases[0].moment.lines}
+
+
 def peak(**fields: Any) -> int:
     phases = estimate(parse({**VL, **fields})).groups[0].phases
     return max(phase.moment.allocated_bytes for phase in phases)
@@ -77,11 +86,22 @@ def test_impossible_images_are_refused(fields: dict[str, Any], line: str) -> Non
 
 def test_memory_follows_the_images() -> None:
     """More pixels, more frames and more images take more; freezing and checkpointing take less."""
-    small = {"width": 448, "height": 448}
+    small = SMALL
     assert peak() < peak(images=small) < peak(images={"width": 896, "height": 896})
     assert peak(images=small) < peak(images={**small, "count": 2})
     assert peak(images={**small, "freeze": "vision"}) < peak(images={**small, "freeze": "tower"}) < peak(images=small)
     assert peak(images={**small, "checkpointing": True}) < peak(images=small)
+
+
+def test_a_tower_may_be_loaded_beside_text() -> None:
+    """Gemma 3 4B has 419,816,304 parameters of tower and projector, in bf16 here, which nothing reads or trains."""
+    base = {**VL, "model": "gemma-3-4b", "method": "lora", "lora.rank": 8}
+    alone, beside = (held(base | {"vision_tower": it}) for it in (False, True))
+    assert beside["weights"] - alone["weights"] == 2 * 419_816_304
+    assert beside["adapter"] == alone["adapter"]
+    for fields, said in (({"model": "llama-3-8b"}, "for llama-3-8b"), ({"images": SMALL}, "with images")):
+        with pytest.raises(ScenarioError, match=f"vision_tower: given true {said}"):
+            parse(base | {"vision_tower": True} | fields)
 
 
 def test_gemma_3_has_its_tower_where_it_reads_images() -> None:

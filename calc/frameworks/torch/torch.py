@@ -21,6 +21,7 @@ from calc.base.versions import nearest as _nearest
 from calc.frameworks import trainer
 from calc.frameworks.base import Choices, accumulated, as_published, together
 from calc.frameworks.constraints import (
+    checkpoint_fault,
     compile_fault,
     cut_alike,
     experts_fault,
@@ -80,7 +81,8 @@ def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architect
         case "torchtune":
             return torchtune.modelled(architecture, str(values["versions.torchtune"]), packing=bool(values["packing"]))
         case "unsloth":
-            own = unsloth.modelled(architecture, str(values["versions.unsloth"]), str(values["versions.transformers"]))
+            release, library = (str(values[f"versions.{name}"]) for name in ("unsloth", "transformers"))
+            own = unsloth.modelled(architecture, release, library, str(values["method"]))
             return as_published(own, values)
         case _:
             return as_published(architecture, values)
@@ -177,7 +179,7 @@ def rollout(sequences: int) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why plain PyTorch cannot run `s`, in one line, or None."""
-    if fault := compile_fault(s) or experts_fault(s) or outputs_fault(s):
+    if fault := compile_fault(s) or experts_fault(s) or outputs_fault(s) or checkpoint_fault(s):
         return fault
     if s.sharding != "zero3" and (fault := zero_fault(s)):
         return fault

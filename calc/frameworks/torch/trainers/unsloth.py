@@ -63,14 +63,17 @@ ADAPTERS = Table(
 )  # fmt: skip
 
 
-def modelled(arch: Architecture, version: str, transformers: str) -> Architecture:
+def modelled(arch: Architecture, version: str, transformers: str, method: str) -> Architecture:
     """The model with the cos and sin that each of its own attention layers keeps (models/llama.py:1004 of 2024.8).
 
     They have room for 32,768 positions at first, before 2024.7 for all. Where Transformers has one table for the model,
     so has Unsloth (models/llama.py:2250 of 2025.9.1). Phi-3 and Phi-4 are copies of its own with the weights of Llama's
     layers, q, k, v, gate and up apart (models/mapper.py): it runs none that joins them (models/loader.py:203-257 of
-    2024.8).
+    2024.8). Beside four bits GPT-OSS's experts are linears, which bitsandbytes takes, and run one after another
+    (unsloth_zoo 2025.9.1 temporary_patches/gpt_oss.py:325, `GptOssExperts`).
     """
+    if arch.experts_clamped and method == "qlora":
+        return replace(arch, experts_input_first=False)
     if arch.family == "phi3" and not arch.rotary_dim:  # Llama rotates whole heads
         arch = replace(arch, family="llama", fused_qkv="", fused_gate_up=False, rotation="")
     if arch.family not in ROTATES or at_least(transformers, SHARED):
