@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, assert_never
 
 from calc.base.ledger import Line
-from calc.models.architecture import Architecture, Tensor, tensors
+from calc.models.architecture import Architecture, Head, Tensor, tensors
 
 # routed experts in four bits: none, each of them three linears, or all of a layer's in two parameters
 Experts = Literal["", "linears", "whole"]
@@ -170,6 +170,17 @@ def stacked_experts(role: str, arch: Architecture, b: int) -> Line:
     """
     most = max([t.elements for t in tensors(arch) if t.kind == "expert"], default=0)
     return Line("temporary", role, 2 * b * most, "2·b·P_e", {"b": b, "P_e": most}, "weights#nf4")
+
+
+def published(role: str, arch: Architecture, head: Head, b: int) -> Line | None:
+    """The table that loads last as it was published, in `b` bytes an element, beside its cast; None if it comes first.
+
+    Behind the layers comes a table of the layers' own inputs (`Gemma3nTextModel` of Transformers), or a head.
+    """
+    behind = [t.elements for t in tensors(arch, head=head) if t.kind == "head" or "per_layer.weight" in t.name]
+    if not behind:
+        return None
+    return Line("temporary", role, b * behind[-1], "b·P_e", {"b": b, "P_e": behind[-1]}, "weights#loading")
 
 
 def scales(role: str, arch: Architecture, *, experts: Experts = "", nested: bool = True) -> Line:

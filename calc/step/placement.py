@@ -73,6 +73,7 @@ TAPES: Mapping[Layout, Format] = {
 }
 EXCHANGES: Mapping[ContextExchange, Exchange] = {"all_gather": "all-gather", "a2a": "all-to-all"}
 MAPPED = "4.51"  # of Transformers: see `copied`
+CASTS_ON_CARD = {False: "4.50", True: "4.51"}  # of Transformers, the latter with four bits: see `recast`
 VALUED = ("critic", "reward")  # roles with a value head in place of one over the vocabulary
 
 
@@ -222,6 +223,18 @@ def copied(s: Scenario, arch: Architecture) -> bool:
     return cast or joined or not at_least(s.versions.get("transformers", MAPPED), MAPPED)
 
 
+def recast(s: Scenario, role: Role, arch: Architecture) -> int:
+    """Bytes of a published element, where each tensor is cast once it is on the card, else 0.
+
+    Before Transformers 5 a tensor of a model that is on one card goes there before it is cast (4.54.1
+    modeling_utils.py, `_load_state_dict_into_meta_model`: `tensor_device`, then `param.to(casting_dtype)`).
+    """
+    transformers = s.versions.get("transformers", "5")
+    casts = at_least(transformers, CASTS_ON_CARD[s.method == "qlora"]) and not at_least(transformers, "5")
+    as_published = FORMATS[s.layout][0] == 2 and (s.precision == "fp16") == arch.half
+    return 2 if casts and role.placed and not as_published else 0
+
+
 def records_streams(s: Scenario) -> bool:
     """True if collectives call `record_stream` for their tensors, which PyTorch stopped in 2.8.
 
@@ -309,6 +322,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         paused=role.paused,
         loads="" if role.shares else role.loads,
         copied=copied(s, arch),
+        recast=recast(s, role, arch),
         reduce_bytes=role.reduce_bytes or grad,
         defers=s.no_sync,
         stays=role.pipeline[1] > 1,

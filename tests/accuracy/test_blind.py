@@ -70,7 +70,7 @@ def test_the_first_comparisons_stay_as_they_came_out(revision: str, number: int,
     first = blind.compared(blind.figures(), revision)
     assert len(first) == number
     assert median(abs(one.error(then)) for one, then in first) == pytest.approx(middle, abs=5e-4)
-    assert sum(one.inside(then) for one, then in first if one.record["metric"] in RANGES) == inside
+    assert sum(one.inside(then) for one, then in first if then.ranged) == inside
 
 
 def test_later_rounds_figures_are_those_of_whole_jobs() -> None:

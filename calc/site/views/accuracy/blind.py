@@ -38,12 +38,18 @@ SAID = {"all": "the whole job", "part": "a part of it"}
 
 
 class Compared(NamedTuple):
-    """An estimate of what a record's metric counts, its range in bytes, and its verdict."""
+    """An estimate of what a `metric` counts, its range in bytes, and its verdict."""
 
     estimated: int
     low: int
     high: int
     verdict: str
+    metric: str = ""
+
+    @property
+    def ranged(self) -> bool:
+        """True if the figure is compared with a range."""
+        return self.metric in RANGES
 
 
 class Kept(NamedTuple):
@@ -78,9 +84,11 @@ def found() -> list[Kept]:
 
 
 def _kept(record: Mapping[str, Any], r: Residual) -> Kept:
-    then = record["blind"]["first"]
-    first = Compared(then["estimated_bytes"], then["low_bytes"], then["high_bytes"], then["verdict"]) if then else None
-    return Kept(record, r.measured, r.most, first, Compared(r.counted, r.low, r.high, r.verdict))
+    then, first = record["blind"]["first"], None
+    if then:
+        metric = then.get("metric", record["metric"])
+        first = Compared(then["estimated_bytes"], then["low_bytes"], then["high_bytes"], then["verdict"], metric)
+    return Kept(record, r.measured, r.most, first, Compared(r.counted, r.low, r.high, r.verdict, record["metric"]))
 
 
 @cache
@@ -120,7 +128,7 @@ def compared(every: Iterable[Kept], revision: str) -> list[tuple[Kept, Compared]
 
 def _summed(pairs: Sequence[tuple[Kept, Compared]]) -> dict[str, str]:
     errors = sorted(abs(one.error(of)) for one, of in pairs)
-    inside = [one.inside(of) for one, of in pairs if one.record["metric"] in RANGES]
+    inside = [one.inside(of) for one, of in pairs if of.ranged]
     return {
         "median": f"{100 * median(errors):.1f} %",
         "p90": f"{100 * _ninetieth(errors):.0f} %",
@@ -165,7 +173,7 @@ def summary() -> Table:
 def _cells(pairs: Iterable[tuple[Kept, Compared]]) -> tuple[Cell, ...]:
     every = list(pairs)
     errors = sorted(abs(one.error(of)) for one, of in every if one.measured)
-    inside = [one.inside(of) for one, of in every if one.measured and one.record["metric"] in RANGES]
+    inside = [one.inside(of) for one, of in every if one.measured and of.ranged]
     judged = [one.same_verdict(of) for one, of in every if one.record["verdict"] in ("fits", "oom")]
     return (
         Cell(len(errors)),
@@ -207,7 +215,7 @@ def one_by_one() -> Table:
                 Cell(100 * one.error(one.first)) if one.first else none,
                 Cell(one.now.estimated / GiB, exact=one.now.estimated),
                 Cell(100 * one.error(one.now)),
-                Cell("yes" if one.inside(one.now) else "no") if record["metric"] in RANGES else Cell("—"),
+                Cell("yes" if one.inside(one.now) else "no") if one.now.ranged else Cell("—"),
                 Cell(record["blind"]["lacks"] or ""),
                 Cell(record["blind"].get("open", "")),
                 Cell(record.get("explanation", "")),
