@@ -115,6 +115,8 @@ _ROTARY = dict(norms=Norms("norm1", mlp="norm2"), fused_qkv="split", rotation="f
 _PATCHES = dict(in_channels=3, spatial_merge_size=2, temporal_patch_size=2)
 # of the published `preprocessor_config.json`: 3136 is 56 x 56, 12845056 is 16384 tokens of 28 x 28
 _QWEN2_PIXELS = Pixels(3136, 12845056)
+# of `video_processing_qwen2_vl.py`, as in qwen_vl_utils 0.0.11 `vision_process.py`: 128 to 768 tokens of 28 x 28
+_QWEN2_FRAMES = Pixels(100352, 602112)
 _SEQUENTIAL = Merger("visual.merger", "ln_q", ("mlp.0", "mlp.2"))
 _QWEN3_VL = Sight(
     "qwen3",
@@ -234,7 +236,7 @@ SEEING: Mapping[str, Sight] = {
         dict(depth=32, embed_dim=1280, hidden_act="quick_gelu", mlp_ratio=4, num_heads=16, patch_size=14,
              hidden_size=3584, **_PATCHES),
         dict(**_PLAIN, **_ROTARY, names=_SEEN._replace(up="fc1", down="fc2")),
-        dict(hooked=True, limits=_QWEN2_PIXELS, merger=_SEQUENTIAL),
+        dict(hooked=True, limits=_QWEN2_PIXELS, frame_limits=_QWEN2_FRAMES, merger=_SEQUENTIAL),
         dict(hidden_size="embed_dim", out_hidden_size="hidden_size"),
     ),
     "qwen2_5_vl": Sight(
@@ -242,7 +244,7 @@ SEEING: Mapping[str, Sight] = {
         dict(depth=32, hidden_size=3584, hidden_act="silu", intermediate_size=3420, num_heads=16, patch_size=14,
              out_hidden_size=3584, **_PATCHES),
         dict(**_ROTARY, names=_SEEN),
-        dict(hooked=True, windowed=True, limits=_QWEN2_PIXELS, merger=_SEQUENTIAL),
+        dict(hooked=True, windowed=True, limits=_QWEN2_PIXELS, frame_limits=_QWEN2_FRAMES, merger=_SEQUENTIAL),
     ),
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(_QWEN3_VL, text="qwen3_moe"),

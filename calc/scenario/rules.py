@@ -188,7 +188,7 @@ def seen(images: Images, values: Mapping[str, Any], tower: Tower) -> None:
         raise Objection(Refusal("attention", "'eager' with images", "flash, sdpa; the tower's scores are not modelled"))
     if values["context_parallel"] > 1:
         raise Objection(Refusal("context_parallel", f"{values['context_parallel']} with images", "1; not modelled"))
-    if images.min_pixels > images.max_pixels:
+    if images.min_pixels > images.most(tower):
         raise Objection(Refusal("images.min_pixels", images.min_pixels, f"at most max_pixels = {images.max_pixels}"))
     if max(images.width, images.height) > WIDEST * min(images.width, images.height):
         allowed = f"sides of which neither is more than {WIDEST} times the other"
