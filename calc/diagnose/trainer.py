@@ -145,6 +145,7 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
         found["roles.reference"] = "none"
     if task == "gkd":
         found |= {"roles.teacher.model": flags.text(*TEACHER), "on_policy": flags.number("lmbda")}
+        found["sft_alpha"] = flags.number("sft_alpha")
     found["precision"] = _precision(flags, found)
     if found["method"] is None and _full(flags):
         found["method"] = "full"

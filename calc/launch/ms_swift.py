@@ -47,6 +47,7 @@ def flags(s: Scenario) -> Iterator[Words]:
     if s.task == "gkd":
         yield option("--teacher_model", shell.role_model(s, "teacher"))
         yield option("--lmbda", s.on_policy)
+        yield option("--sft_alpha", s.sft_alpha)
     if s.task == "simpo":
         yield option("--cpo_alpha", 1.0)
     yield option("--model", shell.model_name(s.model))

@@ -211,9 +211,13 @@ class Head(Program):
         """`CrossEntropyLoss` of some rows of the logits without their last position, in the type that logits have.
 
         A slice for the rows, and one for the positions; each makes zeros of all that it was cut from in backward. A
-        single row is contiguous without its last position. trl 1.16 `experimental/orpo/orpo_trainer.py:779-800`.
+        single row is contiguous without its last position. trl 1.16 `experimental/orpo/orpo_trainer.py:779-800`. Where
+        all rows count it is the model's, which casts logits (transformers 4.52 `loss/loss_utils.py`, ForCausalLMLoss).
         """
         tape, wide = self.tape, V * path.nll
+        if path.nll == 1:
+            softmax = tape.op("nll: log-softmax", [self.cast(x, 4, "nll: logits")], x.width, 4, saves_out=True)
+            return tape.op("nll", [softmax], ONE, 4)
         rows = tape.op("nll: rows", [x], wide, x.b, view=True)
         shifted = tape.op("nll: slice", [rows], wide, x.b, view=True)
         if path.shift_copy:

@@ -195,6 +195,7 @@ class Scenario:
     expert_tensor_parallel: int
     expert_imbalance: float
     on_policy: float
+    sft_alpha: float
     offload: Offload
     grad_dtype: GradDtype
     no_sync: bool

@@ -147,7 +147,8 @@ def test_whose_orpo_and_simpo_have_a_cross_entropy() -> None:
 
 
 def test_ms_swift_compares_distributions_in_turn() -> None:
-    """3.12 and 4.6 `rlhf_trainers/gkd_loss.py`: 512 tokens at once; 3.8 has TRL's loss."""
+    """3.12 and 4.6 `rlhf_trainers/gkd_loss.py`: 512 tokens at once; 3.8 has TRL's loss; `sft_alpha`."""
+    assert [run("ms-swift", task="gkd", sft_alpha=a).keeps.roles[0].path.nll for a in (0, 0.1)] == [0, 1]
     new = run("ms-swift", task="gkd", micro_batch=2, seq_len=2048).keeps.roles[0].path
     assert (new.kind, new.tile, new.turns) == ("divergence", 512, 8)
     old = run("ms-swift", task="gkd", versions={"ms-swift": "3.9.0"}).keeps.roles[0].path

@@ -253,7 +253,7 @@ CHANGES: dict[str, Any] = {
     "padding_free": {"padding_free": True, "attention": "flash"},
     "rollout.engine": "hf", "rollout.tensor_parallel": 4, "rollout.gpu_memory_utilization": 0.4, "rollout.n": 8,
     "rollout.sleep": "other", "rollout.layered_summon": True, "rollout.micro_batch": 8, "rollout.batch": 128,
-    "max_tokens_per_gpu": 16_384, "entropy_coeff": 0.01, "on_policy": 0.25,
+    "max_tokens_per_gpu": 16_384, "entropy_coeff": 0.01, "on_policy": 0.25, "sft_alpha": 0.1,
     "rollout.max_model_len": 4096, "rollout.max_num_seqs": 512, "rollout.max_num_batched_tokens": 4096,
     "rollout.max_tokens_per_gpu": {"max_tokens_per_gpu": 16_384, "rollout.max_tokens_per_gpu": 32_768},
     "rollout.gpus": 6, "gpus_per_node": 4, "rollout.expected_len": 99,

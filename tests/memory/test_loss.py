@@ -841,6 +841,8 @@ def test_verls_fused_head_has_no_logits() -> None:
         (Path("divergence", held="inside"), 34, 14),
         # logits 2 + 2, picked 2 + 2, divided 2 + 2, and what is kept, of one turn after another
         (Path("divergence", held="inside", tile=512, turns=8), 26, 14),
+        # and the model's own loss before, of which an fp32 log-softmax stays
+        (Path("divergence", held="inside", nll=1), 34 + 4, 14 + 4),
     ],
 )
 def test_a_divergence_names_both_models_logits(path: Path, forward: float, kept: float) -> None:

@@ -1064,6 +1064,12 @@ COMMANDS = {
     "learning rate, epochs and how often it saves are the framework's defaults: they do not affect memory": (
         "学习率、轮数和保存频率用框架默认值：它们不影响显存"
     ),
+    "checkpoint_gb {n#} is the size of the files that are loaded, which no flag sets": (
+        "checkpoint_gb {n} 是所加载文件的大小，没有参数可设"
+    ),
+    "vision_tower true: the class that your trainer loads decides, such as AutoModelForImageTextToText": (
+        "vision_tower true：取决于训练器加载的类，例如 AutoModelForImageTextToText"
+    ),
     "expected_len {n#} is the mean length of your data, which no flag sets": (
         "expected_len {n} 是您数据的平均长度，没有参数可设"
     ),
@@ -1281,6 +1287,19 @@ CALCULATOR = {
     "Whether an engine gives its memory back outside the rollout.": "引擎在 rollout 之外是否交还显存。",
     "The frozen model from whose distributions the student of gkd learns; as large as the student unless its model is "
     "given.": "gkd 的学生所学习的冻结教师模型；不指定模型时与学生一样大。",
+    "Weight of the model's own cross entropy beside gkd's divergence, no unit: ms-swift's sft_alpha. Any above 0 takes "
+    "the same memory.": (
+        "gkd 的散度之外，模型自身交叉熵的权重，无单位：ms-swift 的 sft_alpha。只要大于 0，占用的显存就相同。"
+    ),
+    "The size in GB (10^9 bytes) of the files of a 4-bit checkpoint that leaves some linears in 16 bits, as Unsloth's "
+    "dynamic quantisation does: what is more than four bits of every linear take.": (
+        "把部分线性层留在 16 位的 4 bit 检查点（如 Unsloth 的动态量化）的文件大小，单位 GB（10^9 字节）："
+        "超出所有线性层都用 4 bit 的部分。"
+    ),
+    "Whether a job that reads text alone loads the model's vision tower all the same, frozen, as "
+    "AutoModelForImageTextToText does.": (
+        "只读文本的任务是否仍加载模型的视觉塔（冻结），如 AutoModelForImageTextToText 那样。"
+    ),
     "Share of gkd's batches whose responses the student generates first (lmbda), 0 to 1, no unit.": (
         "gkd 中由学生先生成回答的批次占比（lmbda），0 到 1，无单位。"
     ),
@@ -2084,6 +2103,14 @@ REFUSALS = {
     "a teacher, from whom gkd learns": "一个教师模型，gkd 向它学习",
     "dpo, sft; not modelled": "dpo、sft；没有模拟",
     "0; gkd's student generates": "0；只有 gkd 的学生模型先生成",
+    "0, or for gkd with trainer ms-swift": "0，或用于 gkd 并用 trainer ms-swift",
+    "{a#} to {b#}, all in four bits and all in 16": "{a} 到 {b}，即全部 4 位和全部 16 位",
+    "null; with torch, trl and trainer own, {names!}": "null；或用 torch、trl，且 trainer 为 own、{names}",
+    "null, or with none, ddp; not modelled": "null，或与 none、ddp 一起；没有模拟",
+    "with none, ddp; not modelled": "与 none、ddp 一起；没有模拟",
+    "with torch and trainer own, ms-swift or megatron": "用 torch，且 trainer 为 own、ms-swift 或 megatron",
+    "false; it has none that is modelled": "false；它没有已模拟的视觉塔",
+    "false; images.freeze says if it is trained": "false；是否训练由 images.freeze 说明",
     "one with the student's, {n#}": "与学生词表相同的模型，{n}",
     "1, or with sharding megatron": "1，或与 sharding megatron 一起",
     "1, or with expert_parallel above 1": "1，或在 expert_parallel 大于 1 时",

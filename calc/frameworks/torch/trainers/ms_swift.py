@@ -103,9 +103,11 @@ def path(s: Scenario, usual: Path) -> Path:
     """The loss path: the model's own; for preferences TRL's, see `trainer.selective`.
 
     SimPO is CPO's: cpo_alpha, 1, adds the chosen half's cross entropy (arguments/rlhf_args.py:251). GKD compares
-    distributions in turn, `TURN` tokens at once.
+    distributions in turn, `TURN` tokens at once; `sft_alpha` adds the model's own loss, of labels that it is given
+    (rlhf_trainers/gkd_trainer.py:93 of 3.9.0).
     """
     if s.task == "gkd":
+        usual = replace(usual, nll=1) if s.sft_alpha else usual
         if not at_least(s.versions["ms-swift"], TURNS_SINCE):
             return usual
         tokens = trainer.targets(s)
