@@ -87,7 +87,9 @@ class Megatron(Holder):
         if r.adapter:
             own = [weights.adapter(r.role, buffer.elements, r.adapter_bytes) for buffer in self.buffers]
             return [weights.weights(r.role, r.parameters, r.weight_bytes), *own]
-        return [weights.weights(r.role, own.elements, r.weight_bytes) for own in self.buffers]
+        own = [weights.weights(r.role, buffer.elements, r.weight_bytes) for buffer in self.buffers]
+        still = sum(t.count * t.elements for t in tensors(r.arch, head=r.head) if t not in r.trained_tensors)
+        return [*own, weights.weights(r.role, still, r.weight_bytes)] if still and r.trained_tensors else own
 
     def loading(self) -> Moments:
         """The weights are on the GPU; then the optimizer has been built, whose moments its first step makes."""
