@@ -90,6 +90,11 @@ class Megatron(Holder):
         if r.adapter:
             own = [weights.adapter(r.role, buffer.elements, r.adapter_bytes) for buffer in self.buffers]
             return [weights.weights(r.role, r.parameters, r.weight_bytes), *own]
+        return [*self._buffers_of_weights(), *self._frozen()]
+
+    def _buffers_of_weights(self) -> list[Line]:
+        """The buffers, of which the weights of linears are in 8 bits under a recipe that keeps them so."""
+        r = self.replica
         if not (eight := self.eight_bits):
             return [weights.weights(r.role, own.elements, r.weight_bytes) for own in self.buffers]
         lines: list[Line] = []
@@ -98,6 +103,12 @@ class Megatron(Holder):
             lines.append(weights.weights(r.role, buffer.elements - narrow * eight.alone, r.weight_bytes))
             lines.append(weights.eight_bits(r.role, narrow, eight))
         return lines
+
+    def _frozen(self) -> list[Line]:
+        """The parameters of a model that is trained in part, a frozen tower's, which lie in no buffer."""
+        r = self.replica
+        still = sum(t.count * t.elements for t in tensors(r.arch, head=r.head) if t not in r.trained_tensors)
+        return [weights.weights(r.role, still, r.weight_bytes)] if still and r.trained_tensors else []
 
     def multiplied(self, *, experts: bool) -> int:
         """Elements of the weights of linears in the layers, those of routed experts or the others."""

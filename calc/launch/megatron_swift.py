@@ -27,7 +27,8 @@ STATES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 def launch(s: Scenario) -> Launch:
     """The command for `s`."""
-    command = shell.command(f"megatron {COMMANDS[s.task]}", flags(s))
+    seen = f"MIN_PIXELS={s.images.min_pixels} MAX_PIXELS={s.images.max_pixels} " if s.images else ""
+    command = seen + shell.command(f"megatron {COMMANDS[s.task]}", flags(s))
     return Launch(shell.setting(s, shell.several(s) + command), {}, tuple(notes(s)))
 
 
@@ -45,6 +46,9 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option("--lora_rank", s.lora.rank)
         yield option("--lora_dropout", s.lora.dropout)
         yield option("--target_modules", *([s.lora.targets] if isinstance(s.lora.targets, str) else s.lora.targets))
+    if s.images:
+        yield option("--freeze_vit", True)
+        yield option("--freeze_aligner", True)
     yield option("--max_length", s.seq_len)
     yield option("--packing", s.packing)
     yield option("--padding_free", s.padding_free)

@@ -42,7 +42,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         (arch.attention_sinks or arch.slopes, "whose attention stays whole"),
         (arch.shared_experts and not megatron, "with shared experts"),
         (arch.altup, "whose residual stream is of several"),
-        (arch.vision, "whose vision tower stays whole"),
+        (arch.vision and not megatron, "whose vision tower stays whole"),
     ):
         if here:
             raise ConfigError(
@@ -126,7 +126,7 @@ def stage(
         raise ConfigError("pipeline_layers", list(counts), allowed)
     if stages == 1:
         return arch
-    if arch.vision:
+    if arch.vision and not arch.megatron:
         raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with a vision tower")
     if chunks > 1:
         pieces = [chunk(arch, index, stages, chunks, n, counts) for n in range(chunks)]
@@ -176,7 +176,10 @@ def chunk(
     below = sum(sum(turn) for turn in pieces[:n]) + sum(pieces[n][:index])
     begins, ends = index == n == 0, (index, n) == (stages - 1, chunks - 1)
     specs = arch.specs[below : below + pieces[n][index]]
-    return replace(arch, specs=specs, embeds=begins, ends=ends, tied=False, depths=arch.depths if ends else ())
+    vision = arch.vision if begins else None
+    return replace(
+        arch, specs=specs, embeds=begins, ends=ends, tied=False, depths=arch.depths if ends else (), vision=vision
+    )
 
 
 def chunk_layers(counts: tuple[int, ...], chunks: int) -> list[list[int]]:
@@ -242,4 +245,7 @@ def _megatron_stage(arch: Architecture, index: int, counts: tuple[int, ...]) -> 
     below, count = sum(counts[:index]), counts[index]
     specs = arch.specs[below : below + count]
     ends = index == len(counts) - 1
-    return replace(arch, specs=specs, embeds=index == 0, ends=ends, tied=False, depths=arch.depths if ends else ())
+    vision = None if index else arch.vision
+    return replace(
+        arch, specs=specs, embeds=index == 0, ends=ends, tied=False, depths=arch.depths if ends else (), vision=vision
+    )

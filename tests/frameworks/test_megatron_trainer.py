@@ -555,6 +555,28 @@ def test_megatron_swift_makes_no_mask() -> None:
     assert ours - theirs == 4096 * 4096
 
 
+# Qwen2.5-VL 7B has 8,292,166,656 parameters, and its language model, which is Qwen2.5 7B, 7,615,616,512
+SEES = {"model": "qwen2.5-vl-7b", **SWIFT, "checkpointing": "full", "images": {"width": 1120, "height": 560}}
+TOWER = 8_292_166_656 - 7_615_616_512
+
+
+def test_a_frozen_tower_is_whole_on_every_rank_of_the_first_stage() -> None:
+    """In 16 bits and beside the buffers, which have what is trained alone (mcore-bridge 1.6.5 `HuggingFaceVit`)."""
+    for cut in ({"tensor_parallel": 2}, {"pipeline_parallel": 2}):
+        seen, text = job(**SEES, **cut), job(**SWIFT, **cut, model="qwen2.5-7b", checkpointing="full")
+        assert seen.images and seen.images.freeze == "vision"
+        ours, theirs = lines(seen), lines(text)
+        assert ours["weights"] - theirs["weights"] == 2 * TOWER
+        assert ours["gradients"] == theirs["gradients"] and ours["optimizer_states"] == theirs["optimizer_states"]
+    assert lines(seen, group=1)["weights"] == lines(text, group=1)["weights"]
+
+
+def test_before_4_0_a_frozen_tower_kept_the_input_of_its_blocks() -> None:
+    """80 · 40 patches of 14 pixels and a stream of 1280 in each of 32 blocks, as their input required a gradient."""
+    old, new = (lines(job(**SEES, **{"versions.megatron-swift": v}), "backward") for v in ("3.12", "4.6"))
+    assert old["checkpoints"] - new["checkpoints"] == 32 * 3200 * 1280 * 2
+
+
 def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
     assert lines(job(checkpointing="full"), "forward")["checkpoints"] == LAYERS * 4096 * H * 2
 
@@ -592,6 +614,10 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             "mtp_num_layers: given 1 with Megatron-FSDP, allowed: null",
         ),
         ({**SWIFT, "mtp_num_layers": 1}, "mtp_num_layers: given 1 with trainer megatron-swift, allowed: null"),
+        (
+            {**SEES, "images": {"width": 560, "height": 560, "freeze": "tower"}},
+            "images.freeze: given 'tower' with trainer megatron-swift, allowed: vision; not modelled",
+        ),
         (
             {"model": "mixtral-8x7b", "expert_parallel": 3},
             "expert_parallel: given 3, allowed: a divisor of the model's 8",
