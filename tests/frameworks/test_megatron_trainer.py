@@ -339,6 +339,12 @@ def test_states_have_formats_of_their_own_where_the_optimizer_knows_of_them() ->
     assert found["gradients"] == 2 * P + 2 * SHAPES
 
 
+def test_gradients_in_bf16_are_copied_to_fp32_for_a_step_that_knows_no_formats() -> None:
+    """A rank's eighth of them, four bytes each (`_copy_model_grads_to_main_grads`)."""
+    found = lines(job(grad_dtype="bf16"))
+    assert (found["gradients"], found["temporary"]) == (2 * P + 2 * SHAPES, 4 * P // 8)
+
+
 @pytest.mark.parametrize(
     ("formats", "widened"),
     [(("fp32", "bf16", "bf16"), 0), (("fp32", "bf16", "fp32"), 4), (("fp16", "bf16", "bf16"), 4),
@@ -358,7 +364,7 @@ def test_a_step_copies_what_its_kernel_cannot_read(formats: tuple[str, str, str]
             "optimizer: given muon with use_precision_aware",
         ),
         ({"use_precision_aware_optimizer": True, "offload.optimizer": True}, "use_precision_aware_optimizer: given"),
-        ({"grad_dtype": "bf16"}, "grad_dtype: "),
+        ({"grad_dtype": "bf16", "trainer": "megatron-swift"}, "grad_dtype: "),
         ({"float8": "rowwise"}, "float8: given 'rowwise' with trainer megatron"),
         ({"float8": "mxfp8", "fp8_param_gather": True}, "fp8_param_gather: given true with float8 mxfp8"),
         ({"fp8_param_gather": True}, "fp8_param_gather: given true with float8 none, allowed: false"),

@@ -105,8 +105,10 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
 
 
 def frees_gradients(s: Scenario) -> bool:
-    """True if gradients need not be fp32: Megatron-FSDP's, or a precision-aware optimizer's (`main_grads_dtype`)."""
-    return s.data_parallel_sharding_strategy != "no_shard" or s.use_precision_aware_optimizer
+    """True if gradients need not be fp32: Megatron-LM's own, which `--grad-reduce-in-bf16` leaves as they are, or a
+    precision-aware optimizer's (`main_grads_dtype`).
+    """
+    return s.trainer == "megatron" or s.use_precision_aware_optimizer
 
 
 def length_fault(s: Scenario) -> Refusal | None:
