@@ -365,6 +365,16 @@ def test_deepspeed_has_the_sizes_of_the_file_that_a_trainer_ships(
     assert (config.reduce_bucket, config.persistence_threshold, config.overlap_comm) == (bucket, persistent, overlaps)
 
 
+def test_ms_swift_had_zero_exchange_in_streams_of_its_own_until_march_2025() -> None:
+    """llm/ds_config/zero3.json of 3.2.1 says `overlap_comm: true`, that of 3.2.2 false."""
+
+    def overlaps(version: str, sharding: str) -> bool | None:
+        config = run("ms-swift", gpus=2, sharding=sharding, **{"versions__ms-swift": version}).keeps.deepspeed
+        return config and config.overlap_comm
+
+    assert [overlaps(v, z) for v in ("3.2.1", "3.2.2") for z in ("zero2", "zero3")] == [True, True, False, False]
+
+
 def test_unsloth_makes_segments_expandable_since_march_2024() -> None:
     mapped = [run("unsloth", versions__unsloth=at).expandable_segments for at in ("2024.1", "2024.3", "2026.10.9")]
     assert mapped == [False, True, True]
