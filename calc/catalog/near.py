@@ -93,7 +93,6 @@ UNMODELLED = tuple(
         "bloom-7b1 and mpt-7b do so, too",
         r"kimi[ _-]?k3|(?:ling|ring)[ _-]?3|laguna|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a kind that is "
         "not modelled",
-        r"minimax[ _-]?m1|minimax[ _-]?text": "has lightning attention, which is not modelled; minimax-m2 is",
         r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled; minimax-m2 is of like size",
         **{
             pattern: f"is of the family of {id}, but no file of the catalog describes it"

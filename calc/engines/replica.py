@@ -234,10 +234,11 @@ class Holder:
     __slots__ = ()
 
     def tables(self: TrainingEngine) -> list[Line]:
-        """The rotary tables of its layers, if each has its own."""
+        """The buffers of its layers: rotary tables, if each has its own, and decays of lightning attention."""
         r = self.replica
         positions, b = r.arch.cached_positions, r.arch.cached_bytes or self.table_bytes()
-        return [weights.tables(r.role, r.arch, positions, b)] if positions else []
+        found = [weights.tables(r.role, r.arch, positions, b)] if positions else []
+        return [*found, weights.decays(r.role, r.arch, self.table_bytes())] if r.arch.lightning else found
 
     def table_bytes(self: TrainingEngine) -> int:
         """Bytes of an element of a rotary table: those of a weight."""

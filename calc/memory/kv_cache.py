@@ -84,7 +84,7 @@ def cached(arch: Architecture, spec: LayerSpec, tensor_parallel: int = 1) -> int
             # an indexer's keys are kept in 8 bits, with a scale (vLLM's `DeepseekV32IndexerCache`)
             indexed = (arch.indexer.head_dim + 4) // BYTES if arch.indexer and spec.chooses else 0
             return arch.mla.kv_lora_rank + arch.mla.qk_rope_head_dim + indexed
-        case "delta" | "ssm" | "conv" | "none":
+        case "delta" | "lightning" | "ssm" | "conv" | "none":
             return 0  # at most a state of fixed size
         case other:
             assert_never(other)
@@ -99,6 +99,8 @@ def state_bytes(arch: Architecture, tensor_parallel: int = 1) -> int:
     """
     if arch.conv:  # `short_conv_state_shape`
         return arch.hidden * (arch.conv.kernel - 1) * BYTES // tensor_parallel
+    if arch.lightning:  # `linear_attention_state_shape`, in the model's type
+        return arch.heads * arch.head_dim**2 * BYTES // tensor_parallel
     if (d := arch.delta or arch.ssm) is None:
         return 0
     return (d.convolved * (d.kernel - 1) * BYTES + d.state * d.state_bytes) // tensor_parallel
@@ -180,7 +182,7 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
             elements = t.elements
         elif module in ("k_proj", "v_proj") and spec:  # a tower's heads are no groups
             elements = t.elements // own.kv_heads * heads(own, tensor_parallel)
-        elif module == names.qkv:
+        elif module == names.qkv and arch.fused_qkv:
             rows = arch.head_dim * (arch.heads // tensor_parallel + 2 * heads(arch, tensor_parallel))
             elements = t.elements // t.shape[-1 if arch.transposed else 0] * rows
         elif t.kind == "bias" and module in (names.output, names.down):
@@ -282,6 +284,9 @@ def states(role: str, arch: Architecture, rows: int, b: int) -> Line:
     if arch.conv:
         values = {"R": rows, "L": layers, "c": arch.hidden * arch.conv.kernel, "b": b}
         return Line("kv_cache", role, rows * layers * values["c"] * b, "R·L·c·b", values, "kv-cache#states")
+    if arch.lightning:  # `MiniMaxCache`: a state in the type of the values
+        values = {"R": rows, "L": layers, "s": arch.heads * arch.head_dim**2, "b": b}
+        return Line("kv_cache", role, rows * layers * values["s"] * b, "R·L·s·b", values, "kv-cache#states")
     d = arch.delta or arch.ssm
     assert d
     values = {"R": rows, "L": layers, "c": d.convolved * d.kernel, "b": b, "s": d.state}

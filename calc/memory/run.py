@@ -224,6 +224,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "H": arch.heads,
         "K": arch.kv_heads,
         "D": arch.head_dim,
+        **({"y_p": arch.heads * arch.lightning, "y_s": arch.heads * arch.head_dim**2} if arch.lightning else {}),
         "tables": arch.rotary_tables,
         "V": arch.vocab,
         "E": arch.experts,
@@ -329,11 +330,12 @@ STATE_SPACE = frozenset({"dt_bias", "A_log", "D", "conv1d", "in_proj", "norm", "
 def short(name: str, spec: LayerSpec | None = None) -> str:
     """`…mlp.down_proj.weight` as `down_proj`, `…mlp.experts.down_proj` as `experts_down_proj`.
 
-    In a layer of the kind `spec` whose delta rule lies where others attend, its modules are told apart (Kimi Linear).
+    In a layer of the kind `spec` whose linear attention lies where others attend, its modules are told apart (Kimi
+    Linear, MiniMax-Text-01).
     """
     *_, inside, last = ("", *name.removesuffix(".weight").removesuffix(".linear").split("."))
-    if spec and spec.mixer == "delta" and inside in ("self_attn", "forget_gate"):
-        return f"delta_{last}"
+    if spec and spec.mixer in ("delta", "lightning") and inside in ("self_attn", "forget_gate"):
+        return f"{spec.mixer}_{last}"
     if inside == "mixer" and last in STATE_SPACE:
         return f"ssm_{last}"
     return f"attn_{last}" if (inside, last) in SHARED else PREFIXES.get(inside, "") + last

@@ -65,6 +65,17 @@ def tables(role: str, arch: Architecture, positions: int, b: int) -> Line:
     return Line("rotary_tables", role, size, "2·b·L·S_max·d", values, "weights#tables")
 
 
+def decays(role: str, arch: Architecture, b: int) -> Line:
+    """The decays of each head's positions in a block that every layer of lightning attention has in buffers.
+
+    Between each two positions, to the last and from the first (transformers 5.23
+    `models/minimax/modeling_minimax.py`, `decay_factors`); every GPU has them whole.
+    """
+    values = {"b": b, "L": arch.recurrent, "H": arch.heads, "y": arch.lightning}
+    size = b * values["L"] * values["H"] * values["y"] * (values["y"] + 2)
+    return Line("weights", role, size, "b·L·H·y·(y + 2)", values, "weights#tables")
+
+
 def master(role: str, count: int, b: int, shards: int = 1) -> Line:
     """The fp32 copy of 16-bit weights that the optimizer updates under mixed precision."""
     return Line(

@@ -230,14 +230,15 @@ class AltUp(NamedTuple):
     laurel: int
 
 
-RECURRENT = ("delta", "ssm", "both", "conv")  # mixers that pass a state on from position to position
+RECURRENT = ("delta", "lightning", "ssm", "both", "conv")  # mixers that pass a state on from position to position
 
 
 class LayerSpec(NamedTuple):
     """The kind of one decoder layer: how positions see each other, and what follows.
 
-    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA); a gated `delta` rule, a
-    state space, `ssm`, or a short convolution, `conv`, which pass a state on from position to position; `both`
+    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA); a gated `delta` rule,
+    `lightning` attention, a state space, `ssm`, or a short convolution, `conv`, which pass a state on from position to
+    position; `both`
     attention and a state space, beside each other; or `none`. `mlp`: `dense`, or routed `experts`, or `none`.
     `slides`: attention sees the last `sliding_window` tokens alone. `rotated`: positions are rotary. `broad`: its heads
     are the architecture's `Broad` ones. `borrows`: keys and values are those of a lower layer. `sparse`: of the MLP's
@@ -245,7 +246,7 @@ class LayerSpec(NamedTuple):
     keys that its queries see, and not one below it.
     """
 
-    mixer: Literal["attention", "latent", "delta", "ssm", "both", "conv", "none"] = "attention"
+    mixer: Literal["attention", "latent", "delta", "lightning", "ssm", "both", "conv", "none"] = "attention"
     mlp: Literal["dense", "experts", "none"] = "dense"
     slides: bool = False
     rotated: bool = True
@@ -315,6 +316,7 @@ class Architecture:
     embedding_scaled: bool = False  # outside the embedding's module (Granite; Gemma's module does it itself)
     embedding_dropout: bool = False
     residual_scaled: bool = False  # outputs of attention and MLP are multiplied before they are added (Granite)
+    normed_stream: bool = False  # both blocks' normed inputs are the residual stream, multiplied too (MiniMax-Text-01)
     # vectors multiply both outputs (InternViT)
     layer_scaled: bool = False
     residual_dropout: bool = False  # dropout on the outputs of attention and MLP while training (Seed-OSS)
@@ -382,6 +384,7 @@ class Architecture:
     mla: Mla | None = None
     indexer: Indexer | None = None
     delta: Delta | None = None
+    lightning: int = 0  # positions that lightning attention works on at once, with all heads (MiniMax-Text-01)
     ssm: Ssm | None = None
     conv: ShortConv | None = None
     multipliers: bool = False  # projections, keys, blocks and the MLP's halves are multiplied by numbers (Falcon-H1)
@@ -688,6 +691,11 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         case "delta":
             assert arch.delta
             yield from channel_delta(arch.delta) if arch.delta.low else delta_rule(arch.delta)
+        case "lightning":
+            yield from norm(f"{a}.norm", queries, "attn")
+            yield from linear(f"{a}.qkv_proj", h, 3 * queries)
+            yield from linear(f"{a}.out_proj", queries, h)
+            yield from linear(f"{a}.output_gate", h, queries)
         case "ssm":
             assert arch.ssm
             yield from state_space(arch.ssm)

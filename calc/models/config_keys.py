@@ -115,6 +115,10 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     ),
     "youtu": ("embedding_initializer_range", "head_dim", "mlp_bias", "qk_head_dim", "rope_interleave"),
     "mistral4": (*_DEEPSEEK, "head_dim", "qk_head_dim"),
+    "minimax": (
+        *_ROUTER, "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor",
+        "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor",
+    ),
     "minimax_m2": (
         *_ROUTER, "attn_type_list", "attention_bias", "layernorm_full_attention_beta", "mlp_intermediate_size",
         "mtp_transformer_layers", "num_mtp_modules", "qk_norm_type", "rotary_dim", "scoring_func",

@@ -33,7 +33,8 @@ class Family:
     experts: str = ""
     expert_size: str = "moe_intermediate_size"
     mla: bool = False
-    # layers but for one in `full_attention_interval` are gated delta rules: apart or joined projections, or Kimi's
+    # layers but for one in `full_attention_interval` are gated delta rules: apart or joined projections, or Kimi's; or
+    # all but each second attend in lightning attention
     delta: str = ""
     positions: int | None = None  # rows of a learned embedding of positions beyond their number; None: it has none
     ssm: str = (
@@ -570,6 +571,12 @@ FAMILIES: dict[str, Family] = {
              **_MLA | dict(q_lora_rank=1024, kv_lora_rank=256, qk_nope_head_dim=64)),
         dict(routing="narrow", routing_uncast=True, tuned=True), biases=_ATTENTION, experts="n_routed_experts",
         mla=True,
+    ),
+    "minimax": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=None, num_local_experts=8,
+             num_experts_per_tok=2, block_size=256),
+        dict(routing_uncast=True, normed_stream=True), window="all", experts="num_local_experts",
+        expert_size="intermediate_size", delta="lightning", refused=("router_jitter_noise",),
     ),
     "minimax_m2": Family(
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=196608, num_local_experts=256,

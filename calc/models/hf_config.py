@@ -42,7 +42,7 @@ MLP_KINDS = ("dense", "sparse")  # in `mlp_layer_types`
 CONV_KINDS = ("full_attention", "conv")  # of families with short convolutions
 DELTA_KINDS = ("full_attention", "linear_attention")  # of families with gated delta rules
 Merging = Callable[[int, Mapping[str, Any]], int]
-Mixer = Literal["attention", "latent", "delta", "ssm", "both", "conv", "none"]
+Mixer = Literal["attention", "latent", "delta", "lightning", "ssm", "both", "conv", "none"]
 # the kinds of a family's layers with state spaces, by the names that configs have for them
 SSM_KINDS: Mapping[str, tuple[Mixer, Literal["dense", "experts", "none"]]] = {
     "mamba": ("ssm", "none"), "linear_attention": ("ssm", "none"), "attention": ("attention", "none"),
@@ -220,7 +220,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     if "norm_topk_prob" in family.defaults:
         facts["routing_normed"] = read.boolean("norm_topk_prob")
     dense = _dense_layers(read, layers) if facts.get("experts") else range(layers)
-    delta = _delta(family, read) if family.delta else None
+    lightning = family.delta == "lightning"
+    delta = _delta(family, read) if family.delta and not lightning else None
     mixers = _mixers(family, read, layers, mla is not None)
     broad = _broad(read, heads, kv_heads) if read.known("global_head_dim") else None
     if read.known("swa_num_key_value_heads"):
@@ -264,6 +265,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         mla=mla,
         indexer=_indexer(read) if read.known("index_topk") else None,
         delta=delta,
+        lightning=read.integer("block_size") if lightning else 0,
         ssm=ssm,
         conv=ShortConv(read.integer("conv_L_cache"), read.boolean("conv_bias")) if read.known("conv_L_cache") else None,
         broad=broad,
@@ -631,7 +633,8 @@ def _mixers(family: Family, read: _Reader, layers: int, latent: bool) -> list[Mi
     usual: Mixer = "latent" if latent else "both" if family.ssm == "beside" else "attention"
     if family.delta:
         deltas = _delta_layers(read, layers)
-        return ["delta" if n in deltas else usual for n in range(layers)]
+        linear: Mixer = "lightning" if family.delta == "lightning" else "delta"
+        return [linear if n in deltas else usual for n in range(layers)]
     if read.known("conv_L_cache"):
         attending = _attending(read, layers)
         return [usual if n in attending else "conv" for n in range(layers)]
@@ -732,6 +735,8 @@ def _delta_layers(read: _Reader, layers: int) -> Collection[int]:
     types = read.value("layer_types")
     if types is None and read.known("linear_attn_config"):
         return _kimi_layers(read, layers)
+    if types is None and read.known("block_size"):
+        return range(1, layers, 2)
     if types is None:
         every = read.integer("full_attention_interval")
         return [layer for layer in range(layers) if (layer + 1) % every]

@@ -38,7 +38,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.51.0": ("deepseek_v3", "llama4", "llama4_text", "qwen3", "qwen3_moe"),
     "4.51.3": ("glm4",),
     "4.52.0": ("granitemoehybrid", "internvl"),
-    "4.53.0": ("arcee", "dots1", "falcon_h1", "gemma3n", "gemma3n_text", "glm4v", "smollm3"),
+    "4.53.0": ("arcee", "dots1", "falcon_h1", "gemma3n", "gemma3n_text", "glm4v", "minimax", "smollm3"),
     "4.54.0": ("deepseek_v2", "ernie4_5", "ernie4_5_moe", "exaone4", "glm4_moe", "lfm2"),
     "4.55.0": ("gpt_oss",),
     "4.56.0": ("apertus", "glm4v_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss"),

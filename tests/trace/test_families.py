@@ -68,6 +68,8 @@ OWN: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": INDEXED | {"indexer_types": ["full", "full", "shared", "shared"]},
     "hy_v3": {**ROUTED, "num_experts": 8},
     "youtu": LATENT | {"num_key_value_heads": 16, "head_dim": 32},
+    "minimax": {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 32,
+                "layer_types": ["linear_attention", "full_attention"] * 2},
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "exaone_moe": {**ROUTED, "num_experts": 8, "sliding_window": 512},
     "kimi_linear": {**LATENT, "moe_intermediate_size": 512, "num_experts_per_token": 2, "q_lora_rank": None,

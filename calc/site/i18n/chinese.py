@@ -1799,9 +1799,6 @@ REFUSALS = {
     "has lightning attention in most layers, which is not modelled; ling-flash-2.0 and ling-1t are the nearest": (
         "的大多数层使用 lightning attention，不在计算范围内；最接近的是 ling-flash-2.0 和 ling-1t"
     ),
-    "has lightning attention, which is not modelled; minimax-m2 is": (
-        "用的是 lightning attention，不在计算范围内；可计算的有 minimax-m2"
-    ),
     "has layers of a kind that is not modelled": "的层不在计算范围内",
     "has layers of a kind that is not modelled; minimax-m2 is of like size": (
         "的层不在计算范围内；大小相近的有 minimax-m2"
