@@ -24,7 +24,7 @@ from calc.engines.replica import Replica
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
 from calc.memory.runtime import WORKSPACE_HOPPER, WORKSPACES
-from calc.models.architecture import Architecture, LayerSpec, Mla, parameters, tensors
+from calc.models.architecture import BEFORE, Architecture, LayerSpec, Mla, Norms, Ssm, parameters, tensors
 from calc.models.slices import part
 from calc.scenario.words import Checkpointing
 from calc.step import schedule_megatron
@@ -67,9 +67,12 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
     experts = a.get("num-experts", 0)
     low, shared = latent(a), a.get("moe-shared-expert-intermediate-size", 0)
     spec = LayerSpec("latent" if low else "attention", "dense", rotated=rotated)
-    routed = routes(a) if experts else (False,) * a["num-layers"]
+    routed = routes(a) if experts else (False,) * a.get("num-layers", 0)
     dropped = a.get("hidden-dropout", 0.1) > 0
     specs = tuple(spec._replace(mlp="experts") if each else spec for each in routed)
+    mixed = "hybrid-layer-pattern" in a
+    if mixed:
+        specs = tuple(spec for segment in segments(a) for spec in segment)
     return Architecture(
         family="gpt",
         hidden=hidden,
@@ -96,6 +99,8 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
         shared_experts=int(shared > 0),
         shared_intermediate=shared,
         mla=low,
+        ssm=state_space(a) if mixed else None,
+        norms=Norms("norm", mlp="") if mixed else BEFORE,
         activation="gelu",
         residual_dropout=dropped,
         embedding_dropout=dropped,
@@ -113,6 +118,23 @@ def routes(a: Mapping[str, Any]) -> tuple[bool, ...]:
         return tuple(index % frequency == 0 for index in range(layers))
     runs = re.findall(r"\[([01])\] ?\* ?(\d+)", frequency)
     return tuple(kind == "1" for kind, count in runs for _ in range(int(count)))
+
+
+def segments(a: Mapping[str, Any]) -> list[tuple[LayerSpec, ...]]:
+    """The layers of each piece of a hybrid model, as a pattern such as `M-M*|M-` names them."""
+    kinds = {"M": LayerSpec("ssm", "none"), "*": LayerSpec("attention", "none"), "-": LayerSpec("none", "dense")}
+    rotated = a.get("position-embedding-type") == "rope"
+    found = a["hybrid-layer-pattern"].split("|")
+    return [tuple(kinds[kind]._replace(rotated=rotated) for kind in segment) for segment in found]
+
+
+def state_space(a: Mapping[str, Any]) -> Ssm:
+    """The state space of a hybrid model's layers (`TransformerConfig`, `MambaMixer`)."""
+    wide = a.get("mamba-head-dim", 64)
+    heads = a.get("mamba-num-heads", 2 * a["hidden-size"] // wide)
+    return Ssm(
+        heads, wide, a.get("mamba-num-groups", 8), a.get("mamba-state-dim", 128), kernel=4, chunk=128, state_bytes=4
+    )
 
 
 def latent(a: Mapping[str, Any]) -> Mla | None:
@@ -161,6 +183,8 @@ def pieces(a: Mapping[str, Any], stages: int) -> tuple[int, ...]:
     A layout names all pieces of all stages in turn, `Et*2|(tt|)*5t|tmL`: embedding, layers, depths, loss
     (`pipeline_parallel_layer_layout.py`).
     """
+    if "hybrid-layer-pattern" in a:
+        return tuple(len(segment) for segment in segments(a)[stages - 1 :: stages])
     if layout := a.get("pipeline-model-parallel-layout"):
         whole = re.sub(r"\(([^)]*)\)\*(\d+)|(\w)\*(\d+)", lambda m: (m[1] or m[3]) * int(m[2] or m[4]), layout)
         return tuple(piece.count("t") for piece in whole.split("|")[stages - 1 :: stages])
@@ -184,8 +208,16 @@ def running(a: Mapping[str, Any], arch: Architecture) -> Run:
         kernel="eager" if unfused else "flash",
         sequences=a.get("sequence-parallel", False) and tensor > 1,
         deterministic=a.get("deterministic-mode", False),
+        linear_kernels=True,
         again=frozenset(re.findall(r"\w+", a.get("recompute-modules", ""))),
     )
+
+
+def held(a: Mapping[str, Any], whole: Architecture, c: Cut) -> tuple[LayerSpec, ...]:
+    """The layers of the last stage, of which others lie between the pieces."""
+    if "hybrid-layer-pattern" in a:
+        return tuple(spec for segment in segments(a)[c.stages - 1 :: c.stages] for spec in segment)
+    return whole.specs[-sum(c.pieces) :]
 
 
 def dispatched(record: Mapping[str, Any]) -> float:
@@ -204,7 +236,7 @@ def golden(record: Mapping[str, Any]) -> Golden:
     last = whole
     if stages > 1:
         # the last stage has a copy of a tied embedding, as its head
-        last = replace(whole, specs=whole.specs[-sum(c.pieces) :], embeds=False, tied=False)
+        last = replace(whole, specs=held(a, whole, c), embeds=False, tied=False)
     run = running(a, last)
     last = run.arch
     run = replace(run, arch=replace(last, specs=last.specs[last.layers - c.pieces[-1] :]))
@@ -229,7 +261,7 @@ def golden(record: Mapping[str, Any]) -> Golden:
         ranks=c.ranks // a.get("num-distributed-optimizer-instances", 1),
         micro_batches=c.micro,
     )
-    how: dict[str, bool] = {
+    how: dict[str, Any] = {
         "distributed": a.get("use-distributed-optimizer", False),
         "fuses": not a.get("no-gradient-accumulation-fusion", False),
         "groups": a.get("moe-grouped-gemm", False),

@@ -176,7 +176,8 @@ class Role:
     of the `states` alone, or of these and the `weights`.
 
     `loads`: the ranks that read the whole model on the host before it moves to a GPU or FSDP cuts it, in its type: the
-    `first` of the job, the first of each `node`, or `every` one; none that was read where it is empty.
+    `first` of the job, the first of each `node`, or `every` one; none that was read where it is empty. `placed`: a
+    `device_map` sends each tensor to the card as it is read.
 
     `reduce_bytes`: bytes per element of the gradients that FSDP's ranks exchange; where it is 0, as many as are kept.
     `exchange`: the context-parallel communication of attention, `all-to-all` (Ulysses), `all-gather` of keys and values
@@ -216,6 +217,7 @@ class Role:
     backups: int = 0
     paused: Paused = ""
     loads: Loads = ""
+    placed: bool = False
     reduce_bytes: int = 0
     exchange: Exchange = ""
     dropout: bool = True

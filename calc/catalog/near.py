@@ -76,13 +76,9 @@ UNMODELLED = tuple(
         },
         r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic|jetmoe|starcoder(?:base|plus)?(?![0-9])": "is of an "
         "architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and mixtral-8x7b are",
-        r"kimi[ _-]?(?:linear|k3)": "has Kimi's delta attention, which is not modelled; qwen3-next-80b-a3b has a gated "
-        "delta rule",
         r"kimi[ _-]?audio": _SOUND,
         r"(?:ling|ring)[ _-]?(?:2[._]5|(?:[a-z0-9._]+[ _-])?linear)": "has lightning attention in most layers, which "
         "is not modelled; ling-flash-2.0 and ling-1t are the nearest",
-        r"(?:ling|ring)[ _-]?3": "has Kimi's delta attention in most layers, which is not modelled; ling-flash-2.0 and "
-        "qwen3-next-80b-a3b are the nearest",
         r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of another BailingMoE than the second, "
         "which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t",
         r"jamba": "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have "
@@ -95,14 +91,14 @@ UNMODELLED = tuple(
         "recurrence of another kind than nemotron-nano-9b-v2's and qwen3-next-80b-a3b's, which are modelled",
         r"baichuan2?-13b": "slopes attention's scores by position (ALiBi) in code that lies beside its weights; "
         "bloom-7b1 and mpt-7b do so, too",
-        r"laguna|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a kind that is not modelled",
-        r"minimax[ _-]?m1|minimax[ _-]?text": "has lightning attention, which is not modelled; minimax-m2 is",
-        r"mimo[ _-]?v2": "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is",
+        r"kimi[ _-]?k3|(?:ling|ring)[ _-]?3|laguna|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a kind that is "
+        "not modelled",
         r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled; minimax-m2 is of like size",
         **{
             pattern: f"is of the family of {id}, but no file of the catalog describes it"
             for pattern, id in {
                 r"trinity[ _-]?large": "trinity-mini",
+                r"mimo[ _-]?v2": "mimo-v2-flash",
                 r"paligemma[ _-]?3b": "paligemma-3b-448",
                 r"paligemma[ _-]?2[ _-]3b": "paligemma2-3b-448",
                 r"paligemma[ _-]?2[ _-]10b": "paligemma2-10b-448",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, get_args
 
@@ -130,7 +130,10 @@ def origin(record: Record, _: Catalog) -> Iterator[str]:
 
 
 def quoted(record: Record, _: Catalog) -> Iterator[str]:
-    """The figure is one that the quote prints, in the unit that the record names, to the digits printed."""
+    """The figure is one that the quote prints, in the unit that the record names, to the digits printed.
+
+    Where a note says that it is added up, all that the quote prints are its parts.
+    """
     measured, unit, quote = record["measured_bytes"], record.get("unit"), record.get("quote")
     if unit is not None and measured is None:
         yield fault("unit", unit, "none, as there is no figure")
@@ -141,6 +144,8 @@ def quoted(record: Record, _: Catalog) -> Iterator[str]:
         words = {figure.unit for figure in said}
         if unit == "GiB" and words <= _DECIMAL.keys() and "GiB" not in record.get("note", ""):
             yield fault("unit", unit, f"GB or GiB, as quote says {said[0].text}, or a note that says why it is GiB")
+        return
+    if unit is not None and "added up" in record.get("note", "") and _adds_up(figures, measured, unit):
         return
     fits = [name for name in UNITS if any(_says(figure, measured, name) for figure in figures)]
     if unit is None and fits:
@@ -169,6 +174,11 @@ def _scales(figure: Printed, unit: str) -> set[int]:
 
 def _says(figure: Printed, measured: int, unit: str) -> bool:
     return any(figure.means(measured, scale, 1) for scale in _scales(figure, unit))
+
+
+def _adds_up(figures: Sequence[Printed], measured: int, unit: str) -> bool:
+    together = float(sum(figure.value for figure in figures))
+    return any(round(together * scale) == measured for figure in figures[:1] for scale in _scales(figure, unit))
 
 
 def quoted_rate(record: Record, _: Catalog) -> Iterator[str]:

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from calc.diagnose.flags import Flags, listed, without_none
-from calc.launch.megatron_swift import COMMANDS, DEGREES
+from calc.launch.megatron_swift import COMMANDS, DEGREES, STATES
 
 PROGRAM = re.compile(r"\bmegatron (pt|sft|rlhf)\b")
 TASKS = {command: task for task, command in COMMANDS.items() if command != "rlhf"}
@@ -52,6 +52,7 @@ def fields(flags: Flags) -> dict[str, Any]:
         ),
         "loss": None if fused is None else "fused" if fused else "full",
         "roles.reference.model": flags.text("ref_model"),
+        **_eight_bits(flags),
         **_hosted(flags),
         **_adapters(flags),
         **_recomputed(flags),
@@ -60,12 +61,25 @@ def fields(flags: Flags) -> dict[str, Any]:
 
 
 def _hosted(flags: Flags) -> dict[str, Any]:
-    """Adam on the host: for all parameters, which is the default, or for a share of them."""
+    """Adam on the host: for all parameters, which is the default, or for a share of them; or with its own formats."""
     on, share = flags.switch("optimizer_cpu_offload"), flags.number("optimizer_offload_fraction")
     aware = flags.switch("use_precision_aware_optimizer")
     if on and share and (share < 1 or aware is False):
         return {"offload.fraction": share, "offload.masters": aware is not False}
+    if aware and not on:
+        return {
+            "use_precision_aware_optimizer": True,
+            "grad_dtype": flags.text("main_grads_dtype"),
+            **{name: flags.text(name) for name in STATES},
+        }
     return {"offload.optimizer": on}
+
+
+def _eight_bits(flags: Flags) -> dict[str, Any]:
+    """The recipe for products in 8 bits, delayed scaling if none is named."""
+    asked, recipe = flags.text("fp8_format"), flags.text("fp8_recipe")
+    gathers = flags.switch("fp8_param_gather")
+    return {"float8": recipe or "delayed", "fp8_param_gather": gathers} if asked else {}
 
 
 def _adapters(flags: Flags) -> dict[str, Any]:

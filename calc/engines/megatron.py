@@ -44,7 +44,8 @@ class Megatron(Holder):
     `groups`: the products of a rank's experts are one (`moe_grouped_gemm`). `hosted`: the share of the parameters whose
     masters and moments live on the host, where Adam steps (`optimizer_cpu_offload` with `optimizer_offload_fraction`,
     `cpu_offloading/hybrid_optimizer.py`, beside `use_precision_aware_optimizer`); `hosts_masters` is False without the
-    last, where masters are the distributed optimizer's, of which the host gets copies.
+    last, where masters are the distributed optimizer's, of which the host gets copies. `aware`: the formats of masters
+    and moments if Transformer Engine's FusedAdam has both (`use_precision_aware_optimizer`).
     """
 
     replica: Replica
@@ -53,6 +54,8 @@ class Megatron(Holder):
     groups: bool = True
     hosted: float = 0.0
     hosts_masters: bool = True
+    aware: optimizer.PrecisionAware | None = None
+    eight_bits: weights.EightBits | None = None  # the weights of linears in the layers, in 8 bits
 
     @cached_property
     def buffers(self) -> list[Buffer]:
@@ -87,13 +90,39 @@ class Megatron(Holder):
         if r.adapter:
             own = [weights.adapter(r.role, buffer.elements, r.adapter_bytes) for buffer in self.buffers]
             return [weights.weights(r.role, r.parameters, r.weight_bytes), *own]
-        return [weights.weights(r.role, own.elements, r.weight_bytes) for own in self.buffers]
+        return [*self._buffers_of_weights(), *self._frozen()]
+
+    def _buffers_of_weights(self) -> list[Line]:
+        """The buffers, of which the weights of linears are in 8 bits under a recipe that keeps them so."""
+        r = self.replica
+        if not (eight := self.eight_bits):
+            return [weights.weights(r.role, own.elements, r.weight_bytes) for own in self.buffers]
+        lines: list[Line] = []
+        for buffer in self.buffers:
+            narrow = self.multiplied(experts=buffer.tensors[0].kind == "expert")
+            lines.append(weights.weights(r.role, buffer.elements - narrow * eight.alone, r.weight_bytes))
+            lines.append(weights.eight_bits(r.role, narrow, eight))
+        return lines
+
+    def _frozen(self) -> list[Line]:
+        """The parameters of a model that is trained in part, a frozen tower's, which lie in no buffer."""
+        r = self.replica
+        still = sum(t.count * t.elements for t in tensors(r.arch, head=r.head) if t not in r.trained_tensors)
+        return [weights.weights(r.role, still, r.weight_bytes)] if still and r.trained_tensors else []
+
+    def multiplied(self, *, experts: bool) -> int:
+        """Elements of the weights of linears in the layers, those of routed experts or the others."""
+        arch = self.replica.arch
+        kinds = [*layer_kinds(arch), *((spec, 1) for spec in arch.depths)]
+        made = [(count, x) for spec, count in kinds for x in megatron_linears(arch, spec)]
+        return sum(n * x.outputs * x.inputs * max(1, x.experts) for n, x in made if (x.experts > 0) is experts)
 
     def loading(self) -> Moments:
         """The weights are on the GPU; then the optimizer has been built, whose moments its first step makes."""
         yield "weights on the GPU", self.weights()
         if self.replica.optimizer:
-            made = [line for line in self.states() if line.component != "optimizer_states"]
+            later = ("optimizer_states", "master_weights") if self.aware else ("optimizer_states",)
+            made = [line for line in self.states() if line.component not in later]
             yield "optimizer built", [*self.weights(), *made]
 
     def goes(self, line: Line) -> Leaves:
@@ -146,6 +175,10 @@ class Megatron(Holder):
         for own in self.buffers:
             lines.append(self.accumulated(own))
             here = self.here(own.elements)
+            if self.aware:
+                lines.append(weights.master(r.role, here, self.aware.master_bytes, own.shards))
+                lines.append(self.aware.states(r.role, here, own.shards))
+                continue
             if r.master_bytes and (masters := here if self.hosts_masters else own.elements):
                 lines.append(weights.master(r.role, masters, r.master_bytes, own.shards))
             if here:
@@ -197,6 +230,12 @@ class Megatron(Holder):
         r = self.replica
         if r.optimizer and self.hosted == 1:
             yield "optimizer step on the host", []
+        elif r.optimizer and self.aware:
+            # gradients are read as they are (`decoupled_grad`) where the masters are its own; experts have another one
+            largest = max(buffer.elements // buffer.shards for buffer in self.buffers)
+            own = sum(buffer.elements // buffer.shards for buffer in self.buffers)
+            copied = own if self.aware.apart and r.grad_bytes < r.step_bytes else 0
+            yield "optimizer step", [self.aware.scratch(r.role, largest), gradients.new(r.role, copied, r.step_bytes)]
         elif r.optimizer:
             own = sum(self.here(buffer.elements) // buffer.shards for buffer in self.buffers)
             scratch = optimizer.step_scratch(r.optimizer, r.role, own, min(own, r.largest), r.step_bytes)

@@ -32,10 +32,12 @@ class Plain(Holder):
         return [own, *adapter, *saved, *self.tables()]
 
     def loading(self) -> Moments:
-        """The weights are on the GPU; before, the last layer's experts are joined if they go into four bits whole."""
+        """The weights are on the GPU; before, the last of them are cast, joined or decomposed there, where they are."""
         r = self.replica
         if r.run.four_bit_experts == "whole":
             yield "experts before four bits", [*self.weights(), weights.stacked_experts(r.role, r.arch, r.run.compute)]
+        if r.recast and (last := weights.published(r.role, r.arch, r.head, r.recast)):
+            yield "last table: cast", [*self.weights(), last]
         if starting := r.starting():
             yield "adapters decomposed from weights", [*self.weights(), *starting]
         yield "weights on the GPU", self.weights()

@@ -35,6 +35,7 @@ class Replica:
     gradients of `reduce_bytes`, with `defers` once a step. `leaves` names what moves to the host while other roles
     run, `weights` or the optimizer's `states`; for `backups`, `paused` and `loads` see `calc.base.plan.Role`.
     `copied`: a process that loads weights on the host has a copy of them, and does not leave them in the files.
+    `recast`: bytes of an element as published, where loading casts each tensor once it is on the card.
     `stays`: weights that FSDP gathers for the first micro batch of a step stay until the last, as do whole
     gradients. `pins`: the allocator of pinned host memory. `in_backward`: each parameter steps as soon as its
     gradient is there, which then goes. `streams` and `ends`: see `calc.base.plan.Role`. `gathers`: bytes of an
@@ -65,6 +66,7 @@ class Replica:
     paused: Paused = ""
     loads: Loads = ""
     copied: bool = True
+    recast: int = 0
     reduce_bytes: int = 0
     defers: bool = False
     stays: bool = False
@@ -232,10 +234,11 @@ class Holder:
     __slots__ = ()
 
     def tables(self: TrainingEngine) -> list[Line]:
-        """The rotary tables of its layers, if each has its own."""
+        """The buffers of its layers: rotary tables, if each has its own, and decays of lightning attention."""
         r = self.replica
         positions, b = r.arch.cached_positions, r.arch.cached_bytes or self.table_bytes()
-        return [weights.tables(r.role, r.arch, positions, b)] if positions else []
+        found = [weights.tables(r.role, r.arch, positions, b)] if positions else []
+        return [*found, weights.decays(r.role, r.arch, self.table_bytes())] if r.arch.lightning else found
 
     def table_bytes(self: TrainingEngine) -> int:
         """Bytes of an element of a rotary table: those of a weight."""

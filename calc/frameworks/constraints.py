@@ -23,6 +23,8 @@ QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four b
 ORTHOGONAL = ("own", "ms-swift", "llamafactory")  # trainers whose Muon, of PyTorch's operations, was read
 MASKS = ("megatron",)  # trainers whose data loader makes masks of all pairs of positions where it is asked to
 MEGATRON_FSDP = ("megatron",)  # trainers whose Megatron-FSDP is modelled
+ENGINE_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")  # Transformer Engine's, of 8 bits
+MEGATRON = ("megatron", "megatron-swift")  # trainers on Megatron-core that choose what its optimizer keeps
 FUSES = ("megatron", "megatron-swift")  # trainers that choose what fuses the loss
 BLOCKS = {"mxfp8": 32, "nvfp4": 128}  # elements, and tokens, of a block that kernels scale
 
@@ -303,6 +305,30 @@ def hybrid_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def precision_fault(s: Scenario) -> Refusal | None:
+    """The reason why Adam cannot keep masters and moments in formats of their own, in one line; None if it can or
+    need not.
+
+    `OptimizerConfig.__post_init__`; a hybrid device optimizer has fp32 alone.
+    """
+    field = "use_precision_aware_optimizer"
+    if not s.use_precision_aware_optimizer:
+        for name in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+            if (asked := getattr(s, name)) != "fp32":
+                return Refusal(name, asked, f"fp32, or with {field}")
+        return None
+    if s.trainer not in MEGATRON:
+        return Refusal(field, f"true with {_loop(s)}", f"false, or with trainer {', '.join(MEGATRON)}")
+    if s.optimizer != "adamw":
+        return Refusal("optimizer", f"{s.optimizer} with {field}", "adamw")
+    if s.data_parallel_sharding_strategy != "no_shard":
+        return Refusal(field, "true with Megatron-FSDP", "false; not modelled")
+    if s.offload.states:
+        moved = "optimizer" if s.offload.optimizer else "fraction"
+        return Refusal(field, f"true with offload.{moved}", "false; offload.masters says where its masters are")
+    return None
+
+
 def vocabulary_fault(s: Scenario) -> Refusal | None:
     """The reason why a teacher's distributions cannot be compared with the student's, in one line, or None."""
     if not (teacher := s.role("teacher")) or teacher.architecture.vocab == (own := s.architecture.vocab):
@@ -505,6 +531,8 @@ def float8_fault(s: Scenario) -> Refusal | None:
     of a weight and of the tokens, those of NVFP4 blocks of 128 (torchao 0.18 `mx_formats/kernels.py`,
     `mxfp8_quantize_cuda`; `nvfp4_training/nvfp4_linear.py`, `nvfp4_mm_triton`).
     """
+    if s.trainer in MEGATRON or s.float8 in ("delayed", "blockwise") or s.fp8_param_gather:
+        return engine_float8_fault(s)
     if s.float8 == "none":
         for field, asked, off in (
             ("float8_all_gather", s.float8_all_gather, "false, or with float8 tensorwise"),
@@ -529,6 +557,28 @@ def float8_fault(s: Scenario) -> Refusal | None:
     tokens = s.micro_batch * s.seq_len // s.context_parallel
     if s.float8 in BLOCKS and tokens % n:
         return Refusal("float8", f"{s.float8!r} with {tokens} tokens a GPU", f"with a multiple of {n}")
+    return None
+
+
+def engine_float8_fault(s: Scenario) -> Refusal | None:
+    """The reason why Transformer Engine's linears cannot multiply in 8 bits as `s` asks, or are not modelled so."""
+    field, given = "float8", f"{s.float8!r} with {_loop(s)}"
+    if s.trainer not in MEGATRON:
+        if s.float8 in ("delayed", "blockwise"):
+            return Refusal(field, given, f"none, or with trainer {', '.join(MEGATRON)}")
+        return Refusal("fp8_param_gather", f"true with {_loop(s)}", f"false, or with trainer {', '.join(MEGATRON)}")
+    for name, asked, off in (("float8_all_gather", s.float8_all_gather, "false"),
+                             ("bf16_layers_at_end", s.bf16_layers_at_end, "null; not modelled")):  # fmt: skip
+        if asked:
+            return Refusal(name, f"{str(asked).lower()} with {_loop(s)}", off)
+    if s.float8 == "none":
+        return Refusal("fp8_param_gather", "true with float8 none", "false") if s.fp8_param_gather else None
+    if s.float8 not in ENGINE_RECIPES:
+        return Refusal(field, given, f"none, {', '.join(ENGINE_RECIPES)}")
+    if s.fp8_param_gather and s.float8 == "mxfp8":  # its buffers stay bf16 unless those of gradients are reused
+        return Refusal("fp8_param_gather", "true with float8 mxfp8", "false; not modelled")
+    if s.data_parallel_sharding_strategy != "no_shard":
+        return Refusal(field, f"{s.float8!r} with Megatron-FSDP", "none; not modelled")
     return None
 
 

@@ -17,6 +17,10 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deeps
 # and those whose attention is a gated delta rule in most layers (`experimental_attention_variant gated_delta_net`)
 LINEAR = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 SEEING = ("qwen3_5_text", "qwen3_5_moe_text")  # of which checkpoints have a vision tower
+# Families whose language model has the layers of one of those, behind a vision tower that mcore-bridge leaves as
+# Transformers has it: whole, in 16 bits, on each rank of the first stage (1.6.5 `model/mm_gpts/utils.py`,
+# `HuggingFaceVit`, and `model/mm_gpt_model.py`)
+TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "internvl")
 
 
 @lru_cache(maxsize=64)  # a search asks for each way of cutting a model
@@ -30,18 +34,20 @@ def modelled(
     linear: str = "",
     by_head: bool = False,
     adapters: Literal["own", "whole", "shared"] = "own",
+    towers: bool = False,
 ) -> Architecture:
     """The model as Megatron-core has it: fused projections and norms, attention without a window.
 
     `linear`: the first release whose linear attention was read, if an older one runs; `by_head`: it is mcore-bridge's.
-    `adapters`: see `Architecture`.
+    `adapters`: see `Architecture`. `towers`: its models may see.
     Raises ConfigError for a model with layers that were not read: of `field`, by whose value `given` Megatron trains
     and whose value would have to be `other`.
     """
-    if linear and arch.family in LINEAR:
+    if linear and arch.delta:
         raise ConfigError(field, given, f"{other} for the family {arch.family}, or {linear}")
-    if arch.family not in (*FAMILIES, *LINEAR):
-        known = f"Megatron-core's layers are modelled for {', '.join((*FAMILIES, *LINEAR))}"
+    families = (*FAMILIES, *LINEAR, *(TOWERS if towers else ()))
+    if arch.family not in families:
+        known = f"Megatron-core's layers are modelled for {', '.join(families)}"
         raise ConfigError(field, given, f"{other} for the family {arch.family}; {known}")
     specs = tuple(spec._replace(slides=False) for spec in arch.specs)
     delta = arch.delta and replace(arch.delta, by_head=by_head)

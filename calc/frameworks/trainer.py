@@ -40,6 +40,7 @@ def keeps(s: Scenario, *, placed: bool = False) -> dict[str, Any]:
         "by_trainer": True,
         "finds_unused": s.checkpointing == "none" or bool(s.lora),
         "loads": loads(s, placed=placed),
+        "placed": placed and s.sharding not in FSDP,
     }
 
 

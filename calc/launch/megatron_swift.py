@@ -22,10 +22,13 @@ DEGREES = {
     "expert_tensor_parallel": "expert_tensor_parallel_size",
 }
 
+STATES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+
 
 def launch(s: Scenario) -> Launch:
     """The command for `s`."""
-    command = shell.command(f"megatron {COMMANDS[s.task]}", flags(s))
+    seen = f"MIN_PIXELS={s.images.min_pixels} MAX_PIXELS={s.images.max_pixels} " if s.images else ""
+    command = seen + shell.command(f"megatron {COMMANDS[s.task]}", flags(s))
     return Launch(shell.setting(s, shell.several(s) + command), {}, tuple(notes(s)))
 
 
@@ -43,6 +46,9 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option("--lora_rank", s.lora.rank)
         yield option("--lora_dropout", s.lora.dropout)
         yield option("--target_modules", *([s.lora.targets] if isinstance(s.lora.targets, str) else s.lora.targets))
+    if s.images:
+        yield option("--freeze_vit", True)
+        yield option("--freeze_aligner", True)
     yield option("--max_length", s.seq_len)
     yield option("--packing", s.packing)
     yield option("--padding_free", s.padding_free)
@@ -70,6 +76,14 @@ def flags(s: Scenario) -> Iterator[Words]:
     if hosted:
         yield option("--use_precision_aware_optimizer", s.offload.masters)
         yield option("--optimizer_offload_fraction", s.offload.fraction or 1.0)
+    if s.float8 != "none":
+        yield option("--fp8_format", "hybrid")
+        yield option("--fp8_recipe", s.float8)
+        yield option("--fp8_param_gather", s.fp8_param_gather)
+    if s.use_precision_aware_optimizer:
+        yield option("--use_precision_aware_optimizer", True)
+        yield option("--main_grads_dtype", s.grad_dtype)
+        yield from (option(f"--{name}", getattr(s, name)) for name in STATES)
 
 
 def notes(s: Scenario) -> Iterator[str]:

@@ -23,8 +23,9 @@ from calc.autograd.polynomial import Amount, Segment, amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.attention import Attention
 from calc.memory.compiled import Fused, graph
-from calc.memory.delta import DeltaRule
 from calc.memory.expert_loop import ExpertLoop
+from calc.memory.kda import ChannelDelta
+from calc.memory.lightning import Lightning
 from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
@@ -35,7 +36,7 @@ from calc.models.architecture import BESIDE, LATENT, AltUp, LayerSpec, layer_kin
 from calc.models.lora import adapted
 
 
-class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
+class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
     """Writes the operations of one decoder layer, the final norm or a head on a tape."""
 
     def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
@@ -416,6 +417,8 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             self.add(self.input, y, "add")
             return self.tape
         a = self.mixed_by(n)
+        if self.arch.normed_stream:
+            return self.of_normed(n, a)
         if self.arch.parallel:
             f = self.feed_forward(self.norm(self.input, norms.mlp) if norms.mlp else n)
             self.add(self.add(self.input, a, "attention: add"), f, "mlp: add")
@@ -431,6 +434,21 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
         if self.arch.output_scaled:
             self.tape.op("output: scale", [y], y.width, y.b, view=True)
         return self.tape
+
+    def of_normed(self, n: Tensor, a: Tensor) -> Tape:
+        """MiniMax-Text-01's residual stream: each block's normed input and its output, both multiplied and added.
+
+        Transformers 5.23 `models/minimax/modeling_minimax.py`, `MiniMaxDecoderLayer`.
+        """
+        m = self.norm(self.both_scaled(n, a, "attention"), self.arch.norms.mlp)
+        self.both_scaled(m, self.feed_forward(m), "mlp")
+        return self.tape
+
+    def both_scaled(self, n: Tensor, y: Tensor, name: str) -> Tensor:
+        """The sum of multiples of a block's normed input and of its output."""
+        kept = self.tape.op(f"{name}: input: scale", [n], n.width, n.b)
+        made = self.tape.op(f"{name}: output: scale", [y], y.width, y.b)
+        return self.add(kept, made, f"{name}: add")
 
     def with_own_input(self, x: Tensor) -> Tensor:
         """Gemma 4's last block, which multiplies by the layer's own embedding of the token, a slice of all layers'.
@@ -609,7 +627,9 @@ class Program(DeltaRule, StateSpace, ExpertLoop, Attention):
             case "attention" | "latent":
                 return self.attention(n)
             case "delta":
-                return self.delta_rule(n)
+                return self.channel_delta(n) if self.arch.delta and self.arch.delta.low else self.delta_rule(n)
+            case "lightning":
+                return self.lightning(n)
             case "ssm":
                 return self.state_space(n)
             case "both":

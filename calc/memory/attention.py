@@ -134,7 +134,8 @@ class Attention(Linears):
                 return self.borrowed(q)
             k = self.heads(self.linear("k_proj", x, kv_width), "k: heads")
             k = self.tape.op("k: scale", [k], kv_width, k.b) if arch.multipliers else k
-            v = k if arch.keys_as_values else self.linear("v_proj", x, kv_width)
+            v = k if arch.keys_as_values else self.linear("v_proj", x, of(v=1) if arch.value_dim else kv_width)
+            v = tape.op("v: scale", [v], v.width, v.b) if arch.values_scaled else v
             if arch.output_gate == "apart":
                 named = [self.linear("attn_gate_proj", x, q_width)]
         if arch.values_normed:
@@ -194,12 +195,14 @@ class Attention(Linears):
             states = self.linear("q_b_proj", low, of(q=1))
         else:
             states = self.linear("q_proj", x, of(q=1))
-        q_pass, q_rot = tape.split("q: split", states, [of(q=1) + heads_rope * -1, heads_rope])
+        rotated = self.spec.rotated
+        halves = [of(q=1) + heads_rope * -1, heads_rope]
+        q_pass, q_rot = tape.split("q: split", states, halves) if rotated else (states, states)
         low = self.linear("kv_a_proj_with_mqa", x, of(c_kv=1, rope=1))
         latent, k_rot = tape.split("kv: split", low, [of(c_kv=1), rope])
         latent = self.norm(latent, "kv_a_layernorm")
         q_rot, k_rot = self.rotate(q_rot, "q: rotate"), self.rotate(k_rot, "k: rotate")
-        q = tape.op("q: join", [q_pass, q_rot], of(q=1), q_rot.b)
+        q = tape.op("q: join", [q_pass, q_rot], of(q=1), q_rot.b) if rotated else states
         q = tape.op("q: tune", [q], of(q=1), q.b) if arch.tuned else q
         expanded = self.linear("kv_b_proj", latent, of(kvb=1))
         k_pass, v = tape.split("k: split", expanded, [of(kvb=1, o=-1), of(o=1)])
@@ -272,7 +275,7 @@ class Attention(Linears):
             return self.across_ranks(q, k, v)
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
         rotated = self.spec.rotated and "rotation" not in self.run.replaced
-        joined = arch.mla is not None or ((arch.rotation == "joined" or arch.rotary_dim > 0) and rotated)
+        joined = (arch.mla is not None and rotated) or ((arch.rotation == "joined" or arch.rotary_dim > 0) and rotated)
         joined = joined or (arch.pieces and not self.run.packaged)
         if self.run.kernel == "flash":
             sums = self.accumulators(grouped=arch.grouped and not arch.repeated)
@@ -382,18 +385,20 @@ class Attention(Linears):
             x = tape.op("scores: times cap", [x], scores, self.c)
         x = tape.op("scores: mask", [x], scores, self.c, aliases=[x])
         named = [x]  # by `attn_weights`, until the probabilities get that name
-        if self.arch.attention_sinks:
-            # the sink is a column of its own, and probabilities stay in the compute type
-            scores = scores + of(H=1)
-            x = tape.op("scores: join sink", [x], scores, self.c, weight=self.sinks)
+        if self.arch.lowered:
+            # probabilities stay in the compute type, and a sink is a column of its own
+            if self.arch.attention_sinks:
+                scores = scores + of(H=1)
+                x = tape.op("scores: join sink", [x], scores, self.c, weight=self.sinks)
             best = Tensor(of(H=1), 8)
             x = tape.op("scores: less maximum", [x], scores, self.c, saves=[best], aliases=[x],
                         backward_scratch=scores * self.c)  # fmt: skip
-            combined = x
+            low = x
             x = tape.op("softmax", [x], scores, self.c, saves_out=True)
-            x = tape.op("probabilities: drop sink", [x], scores, self.c, view=True)
-            tape.returns(*named)
-            named = [combined]
+            if self.arch.attention_sinks:
+                x = tape.op("probabilities: drop sink", [x], scores, self.c, view=True)
+            tape.returns(*(named if self.arch.lowered == "beside" else []))
+            named = [low]
         else:
             b = x.b if self.arch.narrow_softmax else self.run.residual if self.arch.own_eager else 4
             x = self.cast(x, b, "softmax")

@@ -30,7 +30,7 @@ SORTED, SEARCHED, DRAWN = 38, 12, 8
 
 
 # The modules that every rank holds whole, beside norms, routers and the biases of what is summed over the ranks
-_WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate", "down_proj_bias")
+_WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "f_a_proj", "g_a_proj", "shared_expert_gate", "down_proj_bias")
 # The projections of linear attention that vLLM loads in one: of queries, keys, values and output gates, and of both
 # gates of the state (models/qwen3_5.py, `packed_modules_mapping`); divided by heads, as the rest is
 _MERGED = {"in_proj_qkv": "in_proj_qkvz", "in_proj_z": "in_proj_qkvz", "in_proj_b": "in_proj_ba",
@@ -78,13 +78,13 @@ def cached(arch: Architecture, spec: LayerSpec, tensor_parallel: int = 1) -> int
     arch = arch.at(spec)
     match spec.mixer:
         case "attention" | "both":
-            return 2 * heads(arch, tensor_parallel) * arch.head_dim
+            return heads(arch, tensor_parallel) * (arch.head_dim + (arch.value_dim or arch.head_dim))
         case "latent":
             assert arch.mla
             # an indexer's keys are kept in 8 bits, with a scale (vLLM's `DeepseekV32IndexerCache`)
             indexed = (arch.indexer.head_dim + 4) // BYTES if arch.indexer and spec.chooses else 0
             return arch.mla.kv_lora_rank + arch.mla.qk_rope_head_dim + indexed
-        case "delta" | "ssm" | "conv" | "none":
+        case "delta" | "lightning" | "ssm" | "conv" | "none":
             return 0  # at most a state of fixed size
         case other:
             assert_never(other)
@@ -99,6 +99,8 @@ def state_bytes(arch: Architecture, tensor_parallel: int = 1) -> int:
     """
     if arch.conv:  # `short_conv_state_shape`
         return arch.hidden * (arch.conv.kernel - 1) * BYTES // tensor_parallel
+    if arch.lightning:  # `linear_attention_state_shape`, in the model's type
+        return arch.heads * arch.head_dim**2 * BYTES // tensor_parallel
     if (d := arch.delta or arch.ssm) is None:
         return 0
     return (d.convolved * (d.kernel - 1) * BYTES + d.state * d.state_bytes) // tensor_parallel
@@ -122,7 +124,7 @@ def pool(arch: Architecture, tensor_parallel: int = 1) -> Pool:
     """
     if not arch.recurrent:
         return Pool(BLOCK, BLOCK * token_bytes(arch, tensor_parallel), 0)
-    token = 2 * BYTES * heads(arch, tensor_parallel) * arch.head_dim
+    token = BYTES * max(cached(arch, spec, tensor_parallel) for spec, _ in layer_kinds(arch))
     tokens = BLOCK * max(1, -(-state_bytes(arch, tensor_parallel) // (BLOCK * token)))
     counts = sorted(count for count in (arch.recurrent, arch.attending) if count)
     size = counts[-1] if counts[-1] < 1.5 * counts[0] else counts[0]
@@ -180,7 +182,7 @@ def shares(arch: Architecture, tensor_parallel: int = 1) -> tuple[Share, ...]:
             elements = t.elements
         elif module in ("k_proj", "v_proj") and spec:  # a tower's heads are no groups
             elements = t.elements // own.kv_heads * heads(own, tensor_parallel)
-        elif module == names.qkv:
+        elif module == names.qkv and arch.fused_qkv:
             rows = arch.head_dim * (arch.heads // tensor_parallel + 2 * heads(arch, tensor_parallel))
             elements = t.elements // t.shape[-1 if arch.transposed else 0] * rows
         elif t.kind == "bias" and module in (names.output, names.down):
@@ -250,10 +252,10 @@ def cached_heads(arch: Architecture) -> int:
 def cached_width(arch: Architecture) -> int:
     """Elements of one token's keys and values in `DynamicCache`, in all layers."""
     if arch.mla:
-        return arch.attending * arch.heads * (arch.head_dim + arch.mla.v_head_dim)
+        return arch.attending * arch.heads * (arch.head_dim + arch.v_dim)
     own = [(spec, count) for spec, count in layer_kinds(arch) if spec.mixer in ("attention", "both")]
     kinds = [(arch.at(spec), count) for spec, count in own if not spec.borrows]
-    return sum([count * 2 * cached_heads(own) * own.head_dim for own, count in kinds])
+    return sum([count * cached_heads(own) * (own.head_dim + own.v_dim) for own, count in kinds])
 
 
 def dynamic(role: str, arch: Architecture, tokens: int, b: int) -> Line:
@@ -282,6 +284,9 @@ def states(role: str, arch: Architecture, rows: int, b: int) -> Line:
     if arch.conv:
         values = {"R": rows, "L": layers, "c": arch.hidden * arch.conv.kernel, "b": b}
         return Line("kv_cache", role, rows * layers * values["c"] * b, "R·L·c·b", values, "kv-cache#states")
+    if arch.lightning:  # `MiniMaxCache`: a state in the type of the values
+        values = {"R": rows, "L": layers, "s": arch.heads * arch.head_dim**2, "b": b}
+        return Line("kv_cache", role, rows * layers * values["s"] * b, "R·L·s·b", values, "kv-cache#states")
     d = arch.delta or arch.ssm
     assert d
     values = {"R": rows, "L": layers, "c": d.convolved * d.kernel, "b": b, "s": d.state}

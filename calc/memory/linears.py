@@ -278,7 +278,7 @@ class Linears:
         if name == "ssm_out_proj" and self.arch.ssm and not self.arch.ssm.adapted:
             return False
         own = name
-        for block in ("shared_", "delta_", "ssm_", "attn_", "conv_"):
+        for block in ("shared_", "delta_", "lightning_", "ssm_", "attn_", "conv_"):
             own = own.removeprefix(block)
         if name in UNADAPTED or targets == "all-linear":
             return name not in UNADAPTED

@@ -16,15 +16,19 @@ from calc.memory.megatron_adapters import BF16
 from calc.memory.megatron_delta import MegatronDelta
 from calc.memory.megatron_experts import MegatronExperts
 from calc.memory.megatron_linears import MASK
+from calc.memory.megatron_ssm import MegatronStateSpace
 
 
-class MegatronLayer(MegatronExperts, MegatronDelta):
+class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
     """Writes one of Megatron-core's layers, or its final norm."""
 
     def layer(self) -> Tape:
         """A layer: attention and MLP, each behind a norm, each added to the residual stream with bias and dropout."""
-        norms = self.arch.norms
-        self.feed_forward(self.mixed(self.input, norms.attention), norms.mlp)
+        norms, x = self.arch.norms, self.input
+        if self.spec.mixer != "none":
+            x = self.mixed(x, norms.attention)
+        if self.spec.mlp != "none":
+            self.feed_forward(x, norms.mlp)
         return self.tape
 
     def mixed(self, x: Tensor, norm: str) -> Tensor:
@@ -34,6 +38,8 @@ class MegatronLayer(MegatronExperts, MegatronDelta):
                 return self.latent(x, norm)
             case "delta":
                 return self.delta_rule(x, norm)
+            case "ssm":
+                return self.state_space(x, norm)
             case _:
                 return self.attention(x, norm)
 

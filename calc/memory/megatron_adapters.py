@@ -19,6 +19,8 @@ from calc.models.architecture import Linear
 from calc.models.lora import adaptable, shapes
 
 BF16 = 2
+# bytes of an element in 8 bits: blocks have a scale, four bytes for 128 elements or one for 32
+EIGHT_BITS = {"delayed": 1.0, "tensorwise": 1.0, "blockwise": 33 / 32, "mxfp8": 33 / 32}
 
 
 class MegatronAdapters(Again):
@@ -27,6 +29,20 @@ class MegatronAdapters(Again):
     def kept(self, x: Tensor) -> list[Tensor]:
         """The input that a linear keeps for the gradient of its weight, if that is trained."""
         return [x] if self.run.trained else []
+
+    def read(self, x: Tensor, *, original: bool = False) -> list[Tensor]:
+        """What a product keeps of its input `x`: the tensor, or in 8 bits a copy for the gradient of the weight.
+
+        `original`: it is another's as well, and stays as it is, which delayed scaling cannot (`set_save_original_input`
+        of Megatron-core; TransformerEngine d0067d0d `pytorch/module/linear.py`, `_linear_forward_impl`).
+        """
+        if not (narrow := EIGHT_BITS.get(self.run.recipe)) or (original and self.run.recipe != "delayed"):
+            return self.kept(x)
+        return [Tensor(x.width, narrow)] if self.run.trained else []
+
+    def narrowed(self, x: Size) -> Size:
+        """The copy in 8 bits of an operand, `x` wide, that one product alone reads; none in 16 bits."""
+        return x * EIGHT_BITS.get(self.run.recipe, 0)
 
     def beside(self, name: str) -> Linear | None:
         """The linear called `name`, with `shared_` or `experts_` before, if it has an adapter."""

@@ -64,8 +64,9 @@ class MegatronDelta(MegatronLinears):
             x = self.tape.op("delta: gather", [x], WIDTH, BF16)
         n = self.normed(x, norm, Size({"": 1}))
         back = n.size if self.beside(name) else NOTHING  # as in `column`
-        y = self.tape.op(name, [n], PROJECTED, BF16, saves=self.kept(n), backward_scratch=back, weight=weight,
-                         multiplies=True)  # fmt: skip
+        back += self.narrowed(PROJECTED) * 2
+        y = self.tape.op(name, [n], PROJECTED, BF16, scratch=self.narrowed(n.width), saves=self.read(n),
+                         backward_scratch=back, weight=weight, multiplies=True)  # fmt: skip
         return self.adapted_by(name, n, y, of(r=1))
 
     def projected_out(self, x: Tensor, *, whole: bool) -> Tensor:
@@ -73,7 +74,8 @@ class MegatronDelta(MegatronLinears):
         name, weight = "out_proj", self.trained_elements("delta_out_proj")
         if not whole:
             return self.row(name, x, weight)
-        y = self.tape.op(name, [x], WIDTH, BF16, saves=self.kept(x), weight=weight, multiplies=True)
+        y = self.tape.op(name, [x], WIDTH, BF16, saves=self.read(x), weight=weight, scratch=self.narrowed(x.width),
+                         backward_scratch=self.narrowed(WIDTH) * 2, multiplies=True)  # fmt: skip
         y = self.adapted_by(name, x, y, of(r=1))
         return self.tape.op("delta: scatter", [y], self.stream, BF16, view=True) if self.run.sequences else y
 

@@ -40,7 +40,7 @@ class MegatronDepth(MegatronLayer):
         tape, ranks, trained = self.tape, self.arch.ranks, self.run.trained
         whole = WIDTH * (2 * BF16) if self.run.sequences else NOTHING
         weight = 2 * self.arch.hidden**2 // ranks if trained else 0
-        y = tape.op("mtp: eh_proj", [both], of(h=1 / ranks), BF16, saves=self.kept(both), scratch=whole,
+        y = tape.op("mtp: eh_proj", [both], of(h=1 / ranks), BF16, saves=self.read(both), scratch=whole,
                     backward_scratch=whole * (1 + trained), weight=weight, multiplies=True)  # fmt: skip
         if ranks > 1:
             y = tape.op("mtp: gather", [y], WIDTH, BF16, scratch=WIDTH * BF16)

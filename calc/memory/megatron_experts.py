@@ -76,7 +76,9 @@ class MegatronExperts(MegatronLinears):
         first = inner * 2 if self.arch.gated else inner
         names = ("gate_up_proj" if self.arch.gated else "up_proj", "down_proj")
         up, down = (self.elements[f"experts_{name}"] * trained for name in names)
-        pair = tape.op("experts: fc1", [tokens], first, BF16, saves=self.kept(tokens), weight=up, multiplies=True)
+        pair = tape.op("experts: fc1", [tokens], first, BF16, saves=self.read(tokens), weight=up,
+                       scratch=self.narrowed(whole), backward_scratch=self.narrowed(first) * 2,
+                       multiplies=True)  # fmt: skip
         pair = self.adapted_by("experts_linear_fc1", tokens, pair, low)
         first_op = len(tape.ops)
         if self.arch.gated:
@@ -85,7 +87,9 @@ class MegatronExperts(MegatronLinears):
             act = tape.op("experts: activation", [pair], inner, BF16, saves=[pair])
             act = tape.op("experts: weigh", [act], inner, BF16, saves=[act, *weight])
         end = len(tape.ops)
-        out = tape.op("experts: fc2", [act], whole, BF16, saves=self.kept(act), weight=down, multiplies=True)
+        saves = self.read(act, original="moe_act" in self.run.again)
+        out = tape.op("experts: fc2", [act], whole, BF16, saves=saves, weight=down, scratch=self.narrowed(inner),
+                      backward_scratch=self.narrowed(whole) * 2, multiplies=True)  # fmt: skip
         out = self.adapted_by("experts_linear_fc2", act, out, low)
         self.behind("moe_act", first_op, end, weight)
         return out

@@ -6,7 +6,7 @@ TransformerEngine `pytorch/module/{layernorm_linear,linear}.py`.
 
 from __future__ import annotations
 
-from calc.autograd.tape import NOTHING, Size, Tensor, of
+from calc.autograd.tape import Size, Tensor, of
 from calc.memory.linears import WIDTH
 from calc.memory.megatron_adapters import BF16, MegatronAdapters
 
@@ -30,9 +30,13 @@ class MegatronLinears(MegatronAdapters):
 
         All positions are gathered for forward, and again for the gradient of the weight.
         """
-        whole = WIDTH * BF16 if self.run.sequences else NOTHING
-        # the gradient of all positions, before it is reduced and scattered
-        back = whole * (1 + self.run.trained)
+        narrow = self.run.recipe != ""
+        whole = (self.narrowed(WIDTH) if narrow else WIDTH * BF16) if self.run.sequences else self.narrowed(x.width)
+        # the gradient of all positions, before it is reduced and scattered; that of the output, in 8 bits for each of
+        # its products
+        back = self.narrowed(out) * 2
+        if self.run.sequences:
+            back += WIDTH * BF16 + whole * (1 + narrow) * self.run.trained
         if self.beside(name):
             # the gradient of the norm's output is added to a copy (`_LayerNormLinear.backward`)
             back += x.size
@@ -41,7 +45,7 @@ class MegatronLinears(MegatronAdapters):
             [x],
             out,
             BF16,
-            saves=self.kept(x),
+            saves=self.read(x, original=name == "shared_linear_fc1"),
             scratch=whole,
             backward_scratch=back,
             weight=weight,
@@ -51,7 +55,9 @@ class MegatronLinears(MegatronAdapters):
 
     def row(self, name: str, x: Tensor, weight: int) -> Tensor:
         """A product cut by its inputs, whose partial sums are added in place, or reduced and scattered."""
-        y = self.tape.op(name, [x], WIDTH, BF16, saves=self.kept(x), weight=weight, multiplies=True)
+        saves = self.read(x, original=name == "linear_proj")
+        y = self.tape.op(name, [x], WIDTH, BF16, saves=saves, weight=weight, scratch=self.narrowed(x.width),
+                         backward_scratch=self.narrowed(WIDTH) * 2, multiplies=True)  # fmt: skip
         if self.run.sequences:
             y = self.tape.op(f"{name}: reduce-scatter", [y], self.stream, BF16)
         return self.beside_row(name, x, y)
@@ -59,7 +65,9 @@ class MegatronLinears(MegatronAdapters):
     def whole_product(self, name: str, x: Tensor, out: Size, weight: str) -> Tensor:
         """A product that no rank shares: keeps its input."""
         trained = self.trained_elements(weight)
-        y = self.tape.op(name, [x], out, BF16, saves=self.kept(x), weight=trained, multiplies=True)
+        saves = self.read(x, original="layernorm" in self.run.again)
+        y = self.tape.op(name, [x], out, BF16, saves=saves, weight=trained, scratch=self.narrowed(x.width),
+                         backward_scratch=self.narrowed(out) * 2, multiplies=True)  # fmt: skip
         return self.adapted_by(name, x, y, of(r=self.run.share))
 
     def added(self, residual: Tensor, y: Tensor, name: str) -> Tensor:

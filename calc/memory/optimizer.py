@@ -42,6 +42,55 @@ def state_bytes_per_parameter(optimizer: Optimizer, b: int) -> float:
     return facts.moments * (facts.packed or (4 if facts.wide else b))
 
 
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionAware:
+    """The formats of the `master` weights and of both moments that Transformer Engine's FusedAdam keeps.
+
+    It makes all three in its first step. Read in TransformerEngine d0067d0d `pytorch/optimizers/fused_adam.py` and
+    Megatron-LM d98e8a64dd `megatron/core/optimizer/__init__.py`.
+    """
+
+    master: str
+    first: str
+    second: str
+    apart: bool = False  # masters are Megatron-core's, which copies gradients for them
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of a master: of one in fp32 the low half, whose high half is the bf16 weight
+        (`store_param_remainders`).
+        """
+        return 4 if self.apart else 2
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of both moments of a parameter."""
+        return BYTES[self.first] + BYTES[self.second]
+
+    @property
+    def widened(self) -> int:
+        """Bytes a parameter of the copies in fp32 with which a step goes on, of all parameters (`get_unscaled_state`).
+
+        The kernel itself reads fp32, and bf16 where both moments are in it (`fuse_unscale`).
+        """
+        moments = [] if (self.first, self.second) == ("bf16", "bf16") else [self.first, self.second]
+        return 4 * sum(dtype != "fp32" for dtype in (self.master, *moments))
+
+    def states(self, role: str, trained: int, shards: int) -> Line:
+        """Both moments of `trained` parameters over `shards` GPUs."""
+        values = {"P_t": trained, "N": shards, "s": self.moment_bytes}
+        bytes_ = self.moment_bytes * trained // shards
+        return Line("optimizer_states", role, bytes_, "s·P_t/N", values, "optimizer#precision-aware")
+
+    def scratch(self, role: str, trained: int) -> Line:
+        """The copies in fp32 of the states of the `trained` parameters that one kernel steps."""
+        values = {"b": self.widened, "P_t": trained}
+        return Line("temporary", role, self.widened * trained, "b·P_t", values, "optimizer#precision-aware")
+
+
 def adafactor_bytes(tensors: Sequence[Tensor], b: int) -> int:
     """A row and a column of second moments for a matrix, a full second moment for a vector (torch `_adafactor.py`)."""
     return sum(

@@ -19,6 +19,8 @@ Format = Literal["bf16", "autocast", "autocast-narrow", "autocast-bf16", "fp32"]
 Kernel = Literal["flash", "efficient", "masked", "eager", "math"]
 # "": products of 16 or 32 bits
 Narrow = Literal["", "float8", "mxfp8", "nvfp4"]
+# Transformer Engine's recipes for products in 8 bits
+Recipe = Literal["", "delayed", "tensorwise", "blockwise", "mxfp8"]
 
 
 class Widths(NamedTuple):
@@ -85,6 +87,7 @@ class Run:
     replaced: frozenset[Replaced] = frozenset()  # operations that a library's kernels run
     compiled: bool = False  # each layer is compiled, by torch.compile
     narrow: Narrow = ""  # the format to which compiled linears cast what their three products read
+    recipe: Recipe = ""  # with which Megatron-core's linears cast what they multiply to 8 bits
     wide_end: int = 0  # the number of last layers whose linears cast nothing
     looped: bool = False  # routed experts run one after another: Transformers before 5
     imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank
@@ -215,11 +218,13 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "h": arch.hidden,
         "q": arch.heads * arch.head_dim,
         "kv": arch.kv_heads * arch.head_dim,
-        "o": arch.heads * (mla.v_head_dim if mla else arch.head_dim),
+        "o": arch.heads * arch.v_dim,
+        **({"v": arch.kv_heads * arch.v_dim} if arch.value_dim else {}),
         "i": arch.intermediate,
         "H": arch.heads,
         "K": arch.kv_heads,
         "D": arch.head_dim,
+        **({"y_p": arch.heads * arch.lightning, "y_s": arch.heads * arch.head_dim**2} if arch.lightning else {}),
         "tables": arch.rotary_tables,
         "V": arch.vocab,
         "E": arch.experts,
@@ -273,6 +278,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
                 "d_e": delta.value_heads * delta.key_dim,
                 "d_c": delta.convolved,
                 "d_s": delta.state,
+                "d_f": delta.low,
                 "n_k": delta.key_heads,
                 "n_v": delta.value_heads,
             }
@@ -296,7 +302,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         "W_lm_head": arch.vocab_part * arch.hidden,
         "W_score": arch.hidden,
         "W_qkv": (arch.heads + 2 * arch.kv_heads) * arch.head_dim * arch.hidden,
-        **{symbol(short(t.name)): t.elements for spec, _ in layer_kinds(arch) for t in layer_tensors(arch, spec)},
+        **{symbol(short(t.name, spec)): t.elements for spec, _ in layer_kinds(arch) for t in layer_tensors(arch, spec)},
     }
 
 
@@ -321,9 +327,15 @@ SHARED = {("attn", "c_proj"), ("self_attn", "gate_proj")}
 STATE_SPACE = frozenset({"dt_bias", "A_log", "D", "conv1d", "in_proj", "norm", "out_proj"})
 
 
-def short(name: str) -> str:
-    """`…mlp.down_proj.weight` as `down_proj`, `…mlp.experts.down_proj` as `experts_down_proj`."""
+def short(name: str, spec: LayerSpec | None = None) -> str:
+    """`…mlp.down_proj.weight` as `down_proj`, `…mlp.experts.down_proj` as `experts_down_proj`.
+
+    In a layer of the kind `spec` whose linear attention lies where others attend, its modules are told apart (Kimi
+    Linear, MiniMax-Text-01).
+    """
     *_, inside, last = ("", *name.removesuffix(".weight").removesuffix(".linear").split("."))
+    if spec and spec.mixer in ("delta", "lightning") and inside in ("self_attn", "forget_gate"):
+        return f"{spec.mixer}_{last}"
     if inside == "mixer" and last in STATE_SPACE:
         return f"ssm_{last}"
     return f"attn_{last}" if (inside, last) in SHARED else PREFIXES.get(inside, "") + last
@@ -339,7 +351,7 @@ def elements(arch: Architecture, spec: LayerSpec) -> Mapping[str, int]:
     """Elements of a layer's tensors by short name, a linear's bias counted with its weight."""
     found: dict[str, int] = {}
     for t in layer_tensors(arch, spec):
-        name = short(t.name.removesuffix(".bias"))
+        name = short(t.name.removesuffix(".bias"), spec)
         found[name] = found.get(name, 0) + t.elements
     return found
 

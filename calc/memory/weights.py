@@ -12,10 +12,10 @@ axolotl 0.19 `monkeypatch/moe_quant.py`, which leaves their biases). A checkpoin
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal, assert_never
+from typing import Literal, NamedTuple, assert_never
 
 from calc.base.ledger import Line
-from calc.models.architecture import Architecture, Tensor, tensors
+from calc.models.architecture import Architecture, Head, Tensor, tensors
 
 # routed experts in four bits: none, each of them three linears, or all of a layer's in two parameters
 Experts = Literal["", "linears", "whole"]
@@ -65,11 +65,42 @@ def tables(role: str, arch: Architecture, positions: int, b: int) -> Line:
     return Line("rotary_tables", role, size, "2·b·L·S_max·d", values, "weights#tables")
 
 
+def decays(role: str, arch: Architecture, b: int) -> Line:
+    """The decays of each head's positions in a block that every layer of lightning attention has in buffers.
+
+    Between each two positions, to the last and from the first (transformers 5.23
+    `models/minimax/modeling_minimax.py`, `decay_factors`); every GPU has them whole.
+    """
+    values = {"b": b, "L": arch.recurrent, "H": arch.heads, "y": arch.lightning}
+    size = b * values["L"] * values["H"] * values["y"] * (values["y"] + 2)
+    return Line("weights", role, size, "b·L·H·y·(y + 2)", values, "weights#tables")
+
+
 def master(role: str, count: int, b: int, shards: int = 1) -> Line:
     """The fp32 copy of 16-bit weights that the optimizer updates under mixed precision."""
     return Line(
         "master_weights", role, b * count // shards, "b·P_t/N", {"b": b, "P_t": count, "N": shards}, "weights#master"
     )
+
+
+class EightBits(NamedTuple):
+    """Transformer Engine's weights in 8 bits: in so many `layouts`, each of `b` bytes an element.
+
+    A product reads rows, its backward columns: two, for cards before Blackwell, whose products take no other layout,
+    and where rows and columns have scales of their own (TransformerEngine d0067d0d `pytorch/module/base.py`,
+    `quantize_weight`; `pytorch/utils.py`, `is_non_tn_fp8_gemm_supported`). Modules keep them for all micro batches,
+    beside the weights in bf16, or `alone` (`fp8_param_gather`).
+    """
+
+    b: float
+    layouts: int
+    alone: bool
+
+
+def eight_bits(role: str, count: int, own: EightBits) -> Line:
+    """The weights of linears in 8 bits, `count` elements."""
+    values = {"b": own.b, "n": own.layouts, "W": count}
+    return Line("weights", role, int(own.b * own.layouts * count), "b·n·W", values, "weights#eight-bits")
 
 
 @lru_cache(maxsize=1024)
@@ -150,6 +181,17 @@ def stacked_experts(role: str, arch: Architecture, b: int) -> Line:
     """
     most = max([t.elements for t in tensors(arch) if t.kind == "expert"], default=0)
     return Line("temporary", role, 2 * b * most, "2·b·P_e", {"b": b, "P_e": most}, "weights#nf4")
+
+
+def published(role: str, arch: Architecture, head: Head, b: int) -> Line | None:
+    """The table that loads last as it was published, in `b` bytes an element, beside its cast; None if it comes first.
+
+    Behind the layers comes a table of the layers' own inputs (`Gemma3nTextModel` of Transformers), or a head.
+    """
+    behind = [t.elements for t in tensors(arch, head=head) if t.kind == "head" or "per_layer.weight" in t.name]
+    if not behind:
+        return None
+    return Line("temporary", role, b * behind[-1], "b·P_e", {"b": b, "P_e": behind[-1]}, "weights#loading")
 
 
 def scales(role: str, arch: Architecture, *, experts: Experts = "", nested: bool = True) -> Line:

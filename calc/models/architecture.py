@@ -108,7 +108,8 @@ class Delta:
     `kernel`: positions that the causal convolution of queries, keys and values sees. `state_bytes`: of an element of
     the state, as an engine that generates keeps it. `joined`: queries, keys, values and output gates are one
     projection, both gates of the state another (Qwen3-Next). `by_head`: under Megatron-core, what belongs to a key head
-    lies side by side, and each part is copied out of that (mcore-bridge).
+    lies side by side, and each part is copied out of that (mcore-bridge). `low`: each channel of a key has a decay of
+    its own, and the projections of decays and of output gates have this rank (Kimi); 0: a head has one.
     """
 
     key_heads: int
@@ -119,6 +120,7 @@ class Delta:
     state_bytes: int
     joined: bool = False
     by_head: bool = False
+    low: int = 0
 
     @property
     def keys(self) -> int:
@@ -191,14 +193,15 @@ class ShortConv(NamedTuple):
 
 
 class Broad(NamedTuple):
-    """The heads of layers that attend to all positions, where they differ from those of layers with a window (Gemma 4).
+    """The heads of layers that attend to all positions, where they differ from those of layers with a window.
 
-    `keys_as_values`: one projection makes both.
+    `keys_as_values`: one projection makes both (Gemma 4). `attention_sinks`: see Architecture (MiMo-V2-Flash).
     """
 
     kv_heads: int
     head_dim: int
-    keys_as_values: bool
+    keys_as_values: bool = False
+    attention_sinks: bool = False
 
 
 class LayerInputs(NamedTuple):
@@ -227,14 +230,15 @@ class AltUp(NamedTuple):
     laurel: int
 
 
-RECURRENT = ("delta", "ssm", "both", "conv")  # mixers that pass a state on from position to position
+RECURRENT = ("delta", "lightning", "ssm", "both", "conv")  # mixers that pass a state on from position to position
 
 
 class LayerSpec(NamedTuple):
     """The kind of one decoder layer: how positions see each other, and what follows.
 
-    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA); a gated `delta` rule, a
-    state space, `ssm`, or a short convolution, `conv`, which pass a state on from position to position; `both`
+    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA); a gated `delta` rule,
+    `lightning` attention, a state space, `ssm`, or a short convolution, `conv`, which pass a state on from position to
+    position; `both`
     attention and a state space, beside each other; or `none`. `mlp`: `dense`, or routed `experts`, or `none`.
     `slides`: attention sees the last `sliding_window` tokens alone. `rotated`: positions are rotary. `broad`: its heads
     are the architecture's `Broad` ones. `borrows`: keys and values are those of a lower layer. `sparse`: of the MLP's
@@ -242,7 +246,7 @@ class LayerSpec(NamedTuple):
     keys that its queries see, and not one below it.
     """
 
-    mixer: Literal["attention", "latent", "delta", "ssm", "both", "conv", "none"] = "attention"
+    mixer: Literal["attention", "latent", "delta", "lightning", "ssm", "both", "conv", "none"] = "attention"
     mlp: Literal["dense", "experts", "none"] = "dense"
     slides: bool = False
     rotated: bool = True
@@ -290,6 +294,8 @@ class Architecture:
     by_token: bool = False  # queries and keys are rotated before heads are put first (Gemma 4)
     output_scaled: bool = False  # a layer's output is multiplied in place (Gemma 4)
     keys_as_values: bool = False  # values are what the projection of keys makes
+    value_dim: int = 0  # of a head's values, if they are no head_dim wide (MiMo-V2-Flash)
+    values_scaled: bool = False  # multiplied by a number (MiMo-V2-Flash)
     doubled: bool = False  # the MLP of layers that borrow keys and values is twice as wide (Gemma 4)
     layer_inputs: LayerInputs | None = None
     altup: AltUp | None = None
@@ -310,6 +316,7 @@ class Architecture:
     embedding_scaled: bool = False  # outside the embedding's module (Granite; Gemma's module does it itself)
     embedding_dropout: bool = False
     residual_scaled: bool = False  # outputs of attention and MLP are multiplied before they are added (Granite)
+    normed_stream: bool = False  # both blocks' normed inputs are the residual stream, multiplied too (MiniMax-Text-01)
     # vectors multiply both outputs (InternViT)
     layer_scaled: bool = False
     residual_dropout: bool = False  # dropout on the outputs of attention and MLP while training (Seed-OSS)
@@ -323,6 +330,8 @@ class Architecture:
     # scores (BLOOM), or by an fp32 tensor that is added to them (MPT)
     slopes: Literal["", "within", "added"] = ""
     narrow_softmax: bool = False  # eager attention takes the softmax in its input's type (Llama 4)
+    # so it does of scores less their maximum, which are a tensor beside the scores (GPT-OSS), or take their name
+    lowered: Literal["", "beside", "renamed"] = ""
     # queries are multiplied by a number of their position: those without rotary ones (Llama 4), or latent attention's
     # (Mistral Small 4)
     tuned: bool = False
@@ -375,6 +384,7 @@ class Architecture:
     mla: Mla | None = None
     indexer: Indexer | None = None
     delta: Delta | None = None
+    lightning: int = 0  # positions that lightning attention works on at once, with all heads (MiniMax-Text-01)
     ssm: Ssm | None = None
     conv: ShortConv | None = None
     multipliers: bool = False  # projections, keys, blocks and the MLP's halves are multiplied by numbers (Falcon-H1)
@@ -437,6 +447,11 @@ class Architecture:
     def alone(self, spec: LayerSpec) -> Architecture:
         """The model with one layer, of the kind `spec`: the same for every stage of a pipeline with such layers."""
         return _alone(self, spec.shapes)
+
+    @property
+    def v_dim(self) -> int:
+        """The width of a head's values."""
+        return self.mla.v_head_dim if self.mla else self.value_dim or self.head_dim
 
     @property
     def layers(self) -> int:
@@ -600,6 +615,20 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             for name, width in ("qkv", d.convolved), ("z", d.values), ("b", d.value_heads), ("a", d.value_heads):
                 yield from linear(f"{DELTA}.in_proj_{name}", h, width)
 
+    def channel_delta(d: Delta) -> Iterable[Tensor]:
+        for name in "qkv":
+            yield from linear(f"{a}.{name}_proj", h, d.values)
+        yield tensor(f"{a}.conv1d.weight", (d.convolved, 1, d.kernel), "convolution", "attn")
+        yield tensor(f"{a}.forget_gate.dt_bias", (d.keys,), "decay", "attn")
+        yield tensor(f"{a}.forget_gate.A_log", (1, 1, d.value_heads, 1), "decay", "attn")
+        yield from linear(f"{a}.forget_gate.f_a_proj", h, d.low)
+        yield from linear(f"{a}.forget_gate.f_b_proj", d.low, d.keys)
+        yield from linear(f"{a}.b_proj", h, d.value_heads)
+        yield from linear(f"{a}.g_a_proj", h, d.low)
+        yield from linear(f"{a}.g_b_proj", d.low, d.values)
+        yield from norm(f"{a}.o_norm", d.value_dim, "attn")
+        yield from linear(f"{a}.o_proj", d.values, h)
+
     def state_space(m: Ssm) -> Iterable[Tensor]:
         for name in ("dt_bias", "A_log", "D"):
             yield tensor(f"{names.ssm}.{name}", (m.heads,), "decay", "attn")
@@ -621,7 +650,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         yield from linear(f"{a}.kv_a_proj_with_mqa", h, m.kv_lora_rank + m.qk_rope_head_dim, arch.qkv_bias)
         yield from norm(f"{a}.kv_a_layernorm", m.kv_lora_rank, "attn")
         yield from linear(f"{a}.kv_b_proj", m.kv_lora_rank, heads * (m.qk_nope_head_dim + m.v_head_dim))
-        yield from linear(f"{a}.{names.output}", heads * m.v_head_dim, h, arch.o_bias)
+        yield from linear(f"{a}.{names.output}", heads * arch.v_dim, h, arch.o_bias)
         if (x := arch.indexer) and spec.chooses:
             assert m.q_lora_rank
             yield from linear(f"{a}.indexer.wq_b", m.q_lora_rank, x.heads * x.head_dim)
@@ -640,10 +669,10 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             if not spec.borrows:
                 yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
             if not arch.keys_as_values and not spec.borrows:
-                yield from linear(f"{a}.v_proj", h, keys, arch.qkv_bias)
+                yield from linear(f"{a}.v_proj", h, arch.kv_heads * arch.v_dim, arch.qkv_bias)
             if arch.output_gate == "apart":
                 yield from linear(f"{a}.gate_proj", h, queries)
-        yield from linear(f"{a}.{names.output}", queries, h, arch.o_bias)
+        yield from linear(f"{a}.{names.output}", heads * arch.v_dim, h, arch.o_bias)
         if arch.qk_norm not in ("", "bare"):
             whole = arch.qk_norm in ("each", "width")
             yield from norm(f"{a}.{names.q_norm}", queries if whole else arch.head_dim, "attn")
@@ -661,7 +690,12 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             yield from latent(arch.mla)
         case "delta":
             assert arch.delta
-            yield from delta_rule(arch.delta)
+            yield from channel_delta(arch.delta) if arch.delta.low else delta_rule(arch.delta)
+        case "lightning":
+            yield from norm(f"{a}.norm", queries, "attn")
+            yield from linear(f"{a}.qkv_proj", h, 3 * queries)
+            yield from linear(f"{a}.out_proj", queries, h)
+            yield from linear(f"{a}.output_gate", h, queries)
         case "ssm":
             assert arch.ssm
             yield from state_space(arch.ssm)

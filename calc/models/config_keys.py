@@ -115,6 +115,10 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     ),
     "youtu": ("embedding_initializer_range", "head_dim", "mlp_bias", "qk_head_dim", "rope_interleave"),
     "mistral4": (*_DEEPSEEK, "head_dim", "qk_head_dim"),
+    "minimax": (
+        *_ROUTER, "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor",
+        "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor",
+    ),
     "minimax_m2": (
         *_ROUTER, "attn_type_list", "attention_bias", "layernorm_full_attention_beta", "mlp_intermediate_size",
         "mtp_transformer_layers", "num_mtp_modules", "qk_norm_type", "rotary_dim", "scoring_func",
@@ -164,6 +168,16 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "afmoe": (
         *_ROUTER, "n_group", "num_expert_groups", "num_limited_groups", "route_norm", "route_scale", "score_func",
         "topk_group", "use_grouped_mm",
+    ),
+    "kimi_linear": (
+        *_DEEPSEEK, "head_dim", "mla_use_nope", "mlp_layer_types", "moe_router_activation_func", "num_expert_group",
+        "use_grouped_topk",
+    ),
+    "mimo_v2_flash": (
+        *_ROUTER, *_GROUPS, "attention_chunk_size", "attention_projection_layout", "attention_value_scale",
+        "hybrid_block_size", "layernorm_epsilon", "mlp_layer_types", "n_shared_experts", "scoring_func",
+        "sliding_window_size", "swa_head_dim", "swa_num_attention_heads", "swa_rope_theta", "swa_v_head_dim",
+        "topk_method", "use_qk_norm",
     ),
     "apertus": ("mlp_bias", "post_norm", "qk_norm"),
     "nemotron": ("hidden_dropout", "norm_eps", "partial_rotary_factor", "rope_percent"),

@@ -16,7 +16,8 @@ class Family:
 
     `biases` names the config fields that give q, k and v, o, and the MLP their biases. `window` says which layers use
     the sliding window where `layer_types` does not: `all` (whatever `layer_types` says), `each`, `even`, `late`,
-    `even-early`, `period` (those whose number the period does not divide), `period-before-last`, `after-fourths`, the
+    `even-early`, `period` (those whose number the period does not divide), `period-before-last`,
+    `period-after-first`, `after-fourths`, the
     `unrotated`, or the `rotated` (Llama 4, whose windows are chunks: counted as windows of that length).
     `unrotated` says which layers have no rotary positions: `all`, those that do `not-slide`, the `listed`, or all
     `unless-rope` is the config's `position_embedding_type`. `experts` and
@@ -32,9 +33,9 @@ class Family:
     experts: str = ""
     expert_size: str = "moe_intermediate_size"
     mla: bool = False
-    delta: str = (
-        ""  # layers but for one in `full_attention_interval` are gated delta rules: apart or joined projections
-    )
+    # layers but for one in `full_attention_interval` are gated delta rules: apart or joined projections, or Kimi's; or
+    # all but each second attend in lightning attention
+    delta: str = ""
     positions: int | None = None  # rows of a learned embedding of positions beyond their number; None: it has none
     ssm: str = (
         ""  # state spaces: each layer is one block, `blocks`, or they stand `instead` of attention or `beside` it
@@ -61,7 +62,8 @@ MXFP4 = ("gpt_oss",)
 # dense or shared MLPs have linears named as those experts': naming all linears to PEFT adapts the experts too.
 CONVERTED = (
     "afmoe", "bailing_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
-    "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "hy_v3", "qwen3_next", "solar_open",
+    "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "hy_v3", "kimi_linear", "mimo_v2_flash", "qwen3_next",
+    "solar_open",
 )  # fmt: skip
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
@@ -69,8 +71,8 @@ UNSCORED = (
     "afmoe", "apertus", "bailing_moe", "bamba", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5",
     "ernie4_5_moe", "exaone_moe", "falcon_h1",
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
-    "granitemoehybrid", "idefics3", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava", "minimax_m2", "mistral3",
-    "nemotron_h",
+    "granitemoehybrid", "idefics3", "kimi_linear", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava",
+    "mimo_v2_flash", "minimax_m2", "mistral3", "nemotron_h",
     "olmoe", "paligemma", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
     "smolvlm", "solar_open", "youtu",
 )  # fmt: skip
@@ -114,6 +116,8 @@ _ROTARY = dict(norms=Norms("norm1", mlp="norm2"), fused_qkv="split", rotation="f
 _PATCHES = dict(in_channels=3, spatial_merge_size=2, temporal_patch_size=2)
 # of the published `preprocessor_config.json`: 3136 is 56 x 56, 12845056 is 16384 tokens of 28 x 28
 _QWEN2_PIXELS = Pixels(3136, 12845056)
+# of `video_processing_qwen2_vl.py`, as in qwen_vl_utils 0.0.11 `vision_process.py`: 128 to 768 tokens of 28 x 28
+_QWEN2_FRAMES = Pixels(100352, 602112)
 _SEQUENTIAL = Merger("visual.merger", "ln_q", ("mlp.0", "mlp.2"))
 _QWEN3_VL = Sight(
     "qwen3",
@@ -233,7 +237,7 @@ SEEING: Mapping[str, Sight] = {
         dict(depth=32, embed_dim=1280, hidden_act="quick_gelu", mlp_ratio=4, num_heads=16, patch_size=14,
              hidden_size=3584, **_PATCHES),
         dict(**_PLAIN, **_ROTARY, names=_SEEN._replace(up="fc1", down="fc2")),
-        dict(hooked=True, limits=_QWEN2_PIXELS, merger=_SEQUENTIAL),
+        dict(hooked=True, limits=_QWEN2_PIXELS, frame_limits=_QWEN2_FRAMES, merger=_SEQUENTIAL),
         dict(hidden_size="embed_dim", out_hidden_size="hidden_size"),
     ),
     "qwen2_5_vl": Sight(
@@ -241,7 +245,7 @@ SEEING: Mapping[str, Sight] = {
         dict(depth=32, hidden_size=3584, hidden_act="silu", intermediate_size=3420, num_heads=16, patch_size=14,
              out_hidden_size=3584, **_PATCHES),
         dict(**_ROTARY, names=_SEEN),
-        dict(hooked=True, windowed=True, limits=_QWEN2_PIXELS, merger=_SEQUENTIAL),
+        dict(hooked=True, windowed=True, limits=_QWEN2_PIXELS, frame_limits=_QWEN2_FRAMES, merger=_SEQUENTIAL),
     ),
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(_QWEN3_VL, text="qwen3_moe"),
@@ -400,9 +404,8 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family(
         dict(num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, attention_bias=True,
              sliding_window=128, num_local_experts=128, num_experts_per_tok=4),
-        dict(attention_sinks=True, expert_bias=True, router_bias=True, experts_input_first=True, experts_clamped=True,
-             router="mlp.router",
-             routing="best", norm_fp32=True, rotation="joined"),
+        dict(attention_sinks=True, lowered="beside", expert_bias=True, router_bias=True, experts_input_first=True,
+             experts_clamped=True, router="mlp.router", routing="best", norm_fp32=True, rotation="joined"),
         biases=_ATTENTION, window="even", experts="num_local_experts", expert_size="intermediate_size",
     ),
     "gemma3_text": Family(
@@ -568,6 +571,12 @@ FAMILIES: dict[str, Family] = {
              **_MLA | dict(q_lora_rank=1024, kv_lora_rank=256, qk_nope_head_dim=64)),
         dict(routing="narrow", routing_uncast=True, tuned=True), biases=_ATTENTION, experts="n_routed_experts",
         mla=True,
+    ),
+    "minimax": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=None, num_local_experts=8,
+             num_experts_per_tok=2, block_size=256),
+        dict(routing_uncast=True, normed_stream=True), window="all", experts="num_local_experts",
+        expert_size="intermediate_size", delta="lightning", refused=("router_jitter_noise",),
     ),
     "minimax_m2": Family(
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=196608, num_local_experts=256,
@@ -781,6 +790,27 @@ FAMILIES: dict[str, Family] = {
              first_k_dense_replace=1, norm_topk_prob=True),
         dict(qk_norm="heads", routing="fp32", routing_uncast=True), window="period", unrotated="not-slide",
         experts="num_experts", spelled=dict(n_shared_experts="num_shared_experts"),
+    ),
+    "kimi_linear": Family(
+        dict(num_key_value_heads=32, model_max_length=1048576, attention_bias=False, kv_lora_rank=512,
+             q_lora_rank=None, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, num_experts=256,
+             num_experts_per_token=8, moe_intermediate_size=1024, num_shared_experts=1, first_k_dense_replace=1,
+             moe_renormalize=True, linear_attn_config=None, linear_head_dim=128, linear_num_heads=32,
+             linear_conv_kernel_dim=4),
+        dict(routing="fp32", routing_uncast=True), biases=_ATTENTION, experts="num_experts", mla=True, delta="kimi",
+        unrotated="all",
+        spelled=dict(max_position_embeddings="model_max_length", num_experts_per_tok="num_experts_per_token",
+                     n_shared_experts="num_shared_experts", norm_topk_prob="moe_renormalize"),
+    ),
+    "mimo_v2_flash": Family(
+        dict(num_key_value_heads=4, swa_num_key_value_heads=None, head_dim=192, v_head_dim=128,
+             max_position_embeddings=131072, attention_bias=False, sliding_window=129, sliding_window_pattern=6,
+             hybrid_layer_pattern=None, moe_layer_freq=None, first_k_dense_replace=1, n_routed_experts=256,
+             num_experts_per_tok=8, moe_intermediate_size=2048, partial_rotary_factor=0.334, norm_topk_prob=True,
+             add_full_attention_sink_bias=False, add_swa_attention_sink_bias=True),
+        dict(attention_sinks=True, lowered="renamed", values_scaled=True, routing="fp32", routing_uncast=True),
+        biases=("attention_bias", "", ""), window="period-after-first", experts="n_routed_experts",
+        needed=("add_swa_attention_sink_bias",), refused=("add_full_attention_sink_bias",),
     ),
     "afmoe": Family(
         dict(head_dim=128, max_position_embeddings=16384, attention_bias=False, sliding_window=1024,

@@ -42,7 +42,7 @@ MLP_KINDS = ("dense", "sparse")  # in `mlp_layer_types`
 CONV_KINDS = ("full_attention", "conv")  # of families with short convolutions
 DELTA_KINDS = ("full_attention", "linear_attention")  # of families with gated delta rules
 Merging = Callable[[int, Mapping[str, Any]], int]
-Mixer = Literal["attention", "latent", "delta", "ssm", "both", "conv", "none"]
+Mixer = Literal["attention", "latent", "delta", "lightning", "ssm", "both", "conv", "none"]
 # the kinds of a family's layers with state spaces, by the names that configs have for them
 SSM_KINDS: Mapping[str, tuple[Mixer, Literal["dense", "experts", "none"]]] = {
     "mamba": ("ssm", "none"), "linear_attention": ("ssm", "none"), "attention": ("attention", "none"),
@@ -191,7 +191,9 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         "attention_dropout": read.positive("attention_dropout"),
         **{field: name in family.defaults and read.positive(name) for field, name in _POSITIVE.items()},
         "sliding_window": window if sliding else None,
-        "rotary_dim": int(head_dim * _rotated_share(read)) if family.delta else 0,
+        "rotary_dim": int(head_dim * _rotated_share(read))
+        if read.known("partial_rotary_factor") and not family.interleaved
+        else 0,
         "rotary_tables": 2 * int(head_dim * _rotated_share(read)) if family.interleaved else 0,
         **(_moe(family, read) if family.experts else {}),
         "experts_converted": model_type in CONVERTED,
@@ -218,9 +220,13 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     if "norm_topk_prob" in family.defaults:
         facts["routing_normed"] = read.boolean("norm_topk_prob")
     dense = _dense_layers(read, layers) if facts.get("experts") else range(layers)
-    delta = _delta(family, read) if family.delta else None
+    lightning = family.delta == "lightning"
+    delta = _delta(family, read) if family.delta and not lightning else None
     mixers = _mixers(family, read, layers, mla is not None)
     broad = _broad(read, heads, kv_heads) if read.known("global_head_dim") else None
+    if read.known("swa_num_key_value_heads"):
+        broad, kv_heads = _narrow(read, heads, kv_heads, head_dim)
+        facts["value_dim"] = read.integer("v_head_dim")
     own = layers - _borrowing(read, layers)
     sparse = _sparse(read, layers) if read.known("activation_sparsity_pattern") else ()
     choosing = _choosing(read, layers) if read.known("index_topk_freq") else range(layers)
@@ -259,6 +265,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         mla=mla,
         indexer=_indexer(read) if read.known("index_topk") else None,
         delta=delta,
+        lightning=read.integer("block_size") if lightning else 0,
         ssm=ssm,
         conv=ShortConv(read.integer("conv_L_cache"), read.boolean("conv_bias")) if read.known("conv_L_cache") else None,
         broad=broad,
@@ -551,6 +558,22 @@ def _broad(read: _Reader, heads: int, kv_heads: int) -> Broad:
     return Broad(own, read.integer("global_head_dim"), same)
 
 
+def _narrow(read: _Reader, heads: int, kv_heads: int, head_dim: int) -> tuple[Broad, int]:
+    """MiMo-V2-Flash's heads of layers that attend to all positions, and the key-value heads of those with a window.
+
+    These are twice as many where the config does not say (`MiMoV2FlashAttention`), and alone have sinks.
+    """
+    given = read.optional("swa_num_key_value_heads") or 2 * kv_heads
+    if heads % given:
+        raise read.error("swa_num_key_value_heads", given, f"a divisor of num_attention_heads = {heads}")
+    for name, only in ("swa_num_attention_heads", heads), ("swa_head_dim", head_dim), (
+        "swa_v_head_dim", read.integer("v_head_dim"),
+    ):  # fmt: skip
+        if read.config.get(name, only) != only:
+            raise ConfigError(name, read.config[name], f"{only}, as in layers without a window; not modelled")
+    return Broad(kv_heads, head_dim), given
+
+
 def _borrowing(read: _Reader, layers: int) -> int:
     """The number of last layers that have no keys and values of their own."""
     number = read.integer("num_kv_shared_layers", 0) if read.known("num_kv_shared_layers") else 0
@@ -610,7 +633,8 @@ def _mixers(family: Family, read: _Reader, layers: int, latent: bool) -> list[Mi
     usual: Mixer = "latent" if latent else "both" if family.ssm == "beside" else "attention"
     if family.delta:
         deltas = _delta_layers(read, layers)
-        return ["delta" if n in deltas else usual for n in range(layers)]
+        linear: Mixer = "lightning" if family.delta == "lightning" else "delta"
+        return [linear if n in deltas else usual for n in range(layers)]
     if read.known("conv_L_cache"):
         attending = _attending(read, layers)
         return [usual if n in attending else "conv" for n in range(layers)]
@@ -679,7 +703,21 @@ def _ssm(read: _Reader) -> Ssm:
     return Ssm(heads, head_dim, groups, state, kernel, chunk, STATES[stored], normed, adapted, *biased)
 
 
+def _channel_delta(read: _Reader) -> Delta:
+    """Kimi's delta attention, whose sizes the published files have in a mapping of their own."""
+    inner = read.value("linear_attn_config") or {}
+    if not isinstance(inner, Mapping):
+        raise ConfigError("linear_attn_config", inner, "a mapping, the sizes of linear attention")
+    names = {"linear_num_heads": "num_heads", "linear_head_dim": "head_dim"}
+    names["linear_conv_kernel_dim"] = "short_conv_kernel_size"
+    own = _Reader({name: inner[short] for name, short in names.items() if short in inner}, read.defaults, {})
+    heads, width, kernel = ((own if name in own.config else read).integer(name) for name in names)
+    return Delta(heads, heads, width, width, kernel, STATES["float32"], low=width)
+
+
 def _delta(family: Family, read: _Reader) -> Delta:
+    if family.delta == "kimi":
+        return _channel_delta(read)
     sizes = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
     keys, values, key_dim, value_dim, kernel = (read.integer(f"linear_{size}") for size in sizes)
     stored = read.value("mamba_ssm_dtype") or "bfloat16"
@@ -695,6 +733,10 @@ def _delta(family: Family, read: _Reader) -> Delta:
 def _delta_layers(read: _Reader, layers: int) -> Collection[int]:
     """The layers with a gated delta rule: those listed, or all but the last of each interval."""
     types = read.value("layer_types")
+    if types is None and read.known("linear_attn_config"):
+        return _kimi_layers(read, layers)
+    if types is None and read.known("block_size"):
+        return range(1, layers, 2)
     if types is None:
         every = read.integer("full_attention_interval")
         return [layer for layer in range(layers) if (layer + 1) % every]
@@ -703,10 +745,23 @@ def _delta_layers(read: _Reader, layers: int) -> Collection[int]:
     return [layer for layer, kind in enumerate(types) if kind == "linear_attention"]
 
 
+def _kimi_layers(read: _Reader, layers: int) -> Collection[int]:
+    """The layers with Kimi's delta attention: those listed, from 1 on, or all but each fourth after the first."""
+    listed = (read.value("linear_attn_config") or {}).get("kda_layers")
+    if listed is None:
+        return [n for n in range(layers) if not n or n % 4]
+    if not isinstance(listed, Sequence) or not all(type(n) is int and 0 < n <= layers for n in listed):
+        allowed = f"a list of layers' numbers from 1 to num_hidden_layers = {layers}"
+        raise ConfigError("linear_attn_config.kda_layers", listed, allowed)
+    return [n - 1 for n in listed]
+
+
 def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
     """The layers whose attention sees only the last `sliding_window` tokens."""
     if "use_sliding_window" in read.defaults and not read.boolean("use_sliding_window"):
         return ()
+    if (slides := _flags(read, "hybrid_layer_pattern", layers)) is not None:
+        return tuple(n for n, slide in enumerate(slides) if slide)
     types = read.value("layer_types")
     if types is not None and rule != "all":
         if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != layers:
@@ -716,9 +771,9 @@ def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
         return _no_rope(read, layers)
     if rule == "rotated":
         return tuple(sorted({*range(layers)} - {*_no_rope(read, layers)}))
-    if rule in ("period", "period-before-last"):
+    if rule.startswith("period"):
         period, end = read.integer("sliding_window_pattern"), layers - (rule == "period-before-last")
-        return tuple(layer for layer in range(end) if (layer + 1) % period)
+        return tuple(layer for layer in range(rule == "period-after-first", end) if (layer + 1) % period)
     early = min(layers, read.integer("max_window_layers", 0)) if "max_window_layers" in read.defaults else layers
     found = {
         "all": range(layers),
@@ -729,6 +784,16 @@ def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
         "after-fourths": [layer for layer in range(layers) if layer % 4],
     }
     return tuple(found[rule])
+
+
+def _flags(read: _Reader, name: str, layers: int) -> Sequence[object] | None:
+    """A list with 0 or 1 for each layer; None where the family has no such field, or its config gives none."""
+    listed = read.value(name) if read.known(name) else None
+    if listed is None:
+        return None
+    if not isinstance(listed, Sequence) or len(listed) != layers or any(flag not in (0, 1) for flag in listed):
+        raise ConfigError(name, listed, f"a list of num_hidden_layers = {layers} times 0 or 1")
+    return listed
 
 
 def _no_rope(read: _Reader, layers: int) -> tuple[int, ...]:
@@ -772,6 +837,8 @@ def _moe(family: Family, read: _Reader) -> dict[str, int]:
 
 def _dense_layers(read: _Reader, layers: int) -> Collection[int]:
     """The layers of a model with experts that have none."""
+    if (sparse := _flags(read, "moe_layer_freq", layers)) is not None:
+        return [n for n, routed in enumerate(sparse) if not routed]
     if read.known("first_k_dense_replace"):
         return range(read.integer("first_k_dense_replace", 0))
     if read.known("interleave_moe_layer_step"):

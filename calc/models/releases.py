@@ -38,7 +38,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.51.0": ("deepseek_v3", "llama4", "llama4_text", "qwen3", "qwen3_moe"),
     "4.51.3": ("glm4",),
     "4.52.0": ("granitemoehybrid", "internvl"),
-    "4.53.0": ("arcee", "dots1", "falcon_h1", "gemma3n", "gemma3n_text", "glm4v", "smollm3"),
+    "4.53.0": ("arcee", "dots1", "falcon_h1", "gemma3n", "gemma3n_text", "glm4v", "minimax", "smollm3"),
     "4.54.0": ("deepseek_v2", "ernie4_5", "ernie4_5_moe", "exaone4", "glm4_moe", "lfm2"),
     "4.55.0": ("gpt_oss",),
     "4.56.0": ("apertus", "glm4v_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss"),
@@ -53,6 +53,8 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "5.9.0": ("hyperclovax",),
     "5.10.1": ("gemma4_unified", "gemma4_unified_text"),
     "5.11.0": ("deepseek_v32",),
+    "5.13.0": ("mimo_v2_flash",),
+    "5.17.0": ("kimi_linear",),
     "5.23.0": ("internlm3", "iquestcoder"),
 }  # fmt: skip
 # Types of which some weights lie beside code of their own, so that older releases run them with `trust_remote_code`, as
@@ -60,7 +62,8 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
 # has the shapes of Qwen 2.
 CODE_BESIDE = (
     "afmoe", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "hunyuan_v1_moe",
-    "hyperclovax", "internlm3", "iquestcoder", "minimax_m2", "nemotron_h", "phi", "phi3", "phimoe", "qwen2",
+    "hyperclovax", "internlm3", "iquestcoder", "kimi_linear", "mimo_v2_flash", "minimax_m2", "nemotron_h", "phi",
+    "phi3", "phimoe", "qwen2",
 )  # fmt: skip
 FIRST: Mapping[str, str] = {name: version for version, names in BROUGHT.items() for name in names}
 # The first release whose layers share their tables of cos and sin, or make them as they go, by family. Before, each had

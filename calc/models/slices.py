@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from calc.models.architecture import Architecture, ConfigError, Delta
+from calc.models.architecture import Architecture, ConfigError, Delta, Ssm
 
 PADDED = 128  # rows of Megatron-core's embedding on a rank are a multiple of these
 
@@ -34,7 +34,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         (arch.fused_qkv or arch.fused_gate_up, "whose fused projections are gathered again"),
         (arch.qk_norm == "width", "whose queries and keys are gathered again for their norms"),
         (arch.mla and not megatron, "with latent attention"),
-        (arch.ssm, "with state spaces"),
+        (arch.ssm and not megatron, "with state spaces"),
         (arch.conv, "with convolutions"),
         (arch.positions and not megatron, "with learned positions"),
         (arch.broad, "whose layers have heads of two sizes"),
@@ -42,7 +42,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         (arch.attention_sinks or arch.slopes, "whose attention stays whole"),
         (arch.shared_experts and not megatron, "with shared experts"),
         (arch.altup, "whose residual stream is of several"),
-        (arch.vision, "whose vision tower stays whole"),
+        (arch.vision and not megatron, "whose vision tower stays whole"),
     ):
         if here:
             raise ConfigError(
@@ -54,7 +54,16 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         name = uneven[0]
         raise ConfigError("tensor_parallel", ranks, f"a divisor of the model's {name} = {getattr(arch, name)}")
     cut = {name: getattr(arch, name) // ranks for name in widths}
-    return replace(arch, ranks=ranks, delta=arch.delta and _heads(arch.delta, ranks), **cut)
+    cut_delta, cut_ssm = arch.delta and _heads(arch.delta, ranks), arch.ssm and _groups(arch.ssm, ranks)
+    return replace(arch, ranks=ranks, delta=cut_delta, ssm=cut_ssm, **cut)
+
+
+def _groups(ssm: Ssm, ranks: int) -> Ssm:
+    """One rank's groups of a state space, with their heads (Megatron-LM d98e8a64dd `core/ssm/mamba_mixer.py`)."""
+    for name in ("groups", "heads"):
+        if (count := getattr(ssm, name)) % ranks:
+            raise ConfigError("tensor_parallel", ranks, f"a divisor of the {count} {name} of its state spaces")
+    return replace(ssm, groups=ssm.groups // ranks, heads=ssm.heads // ranks)
 
 
 def _heads(delta: Delta, ranks: int) -> Delta:
@@ -117,7 +126,7 @@ def stage(
         raise ConfigError("pipeline_layers", list(counts), allowed)
     if stages == 1:
         return arch
-    if arch.vision:
+    if arch.vision and not arch.megatron:
         raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with a vision tower")
     if chunks > 1:
         pieces = [chunk(arch, index, stages, chunks, n, counts) for n in range(chunks)]
@@ -167,7 +176,10 @@ def chunk(
     below = sum(sum(turn) for turn in pieces[:n]) + sum(pieces[n][:index])
     begins, ends = index == n == 0, (index, n) == (stages - 1, chunks - 1)
     specs = arch.specs[below : below + pieces[n][index]]
-    return replace(arch, specs=specs, embeds=begins, ends=ends, tied=False, depths=arch.depths if ends else ())
+    vision = arch.vision if begins else None
+    return replace(
+        arch, specs=specs, embeds=begins, ends=ends, tied=False, depths=arch.depths if ends else (), vision=vision
+    )
 
 
 def chunk_layers(counts: tuple[int, ...], chunks: int) -> list[list[int]]:
@@ -233,4 +245,7 @@ def _megatron_stage(arch: Architecture, index: int, counts: tuple[int, ...]) -> 
     below, count = sum(counts[:index]), counts[index]
     specs = arch.specs[below : below + count]
     ends = index == len(counts) - 1
-    return replace(arch, specs=specs, embeds=index == 0, ends=ends, tied=False, depths=arch.depths if ends else ())
+    vision = None if index else arch.vision
+    return replace(
+        arch, specs=specs, embeds=index == 0, ends=ends, tied=False, depths=arch.depths if ends else (), vision=vision
+    )

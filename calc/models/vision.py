@@ -76,7 +76,8 @@ class Tower:
     positions; `tiles` then are those of the canvas on which the image is least resized (Llama 4). `prefix`: of the
     tensors' names. `unread`: the last blocks, which are not among `blocks`, and the norm behind them, whose output
     nothing reads, so that they get no gradients (LLaVA, whose table of positions is an embedding for all that).
-    `video_limits` are those of all frames of a video together; None: each frame is resized as an image is. `filled`:
+    `video_limits` are those of all frames of a video together, `frame_limits` those of each (Qwen2-VL); None of both:
+    each frame is resized as an image is. `filled`:
     an image, or frame, is enlarged or made smaller to the most pixels of its limits and, where its shape leaves some
     over, filled up with empty patches, which a mask leaves out; a linear reads the pixels of each patch, the table has
     rows for either direction, and tokens may be `standardised` by numbers that are not trained (Gemma 4). `sound`:
@@ -117,10 +118,11 @@ class Tower:
     standardised: bool = False
     sound: Sound | None = None
     video_limits: Pixels | None = None
+    frame_limits: Pixels | None = None
 
     def bounds(self, frames: int) -> Pixels:
         """The limits of an image, or of a video of so many frames."""
-        return self.video_limits if self.video_limits and frames > 1 else self.limits
+        return (self.video_limits or self.frame_limits or self.limits) if frames > 1 else self.limits
 
     @property
     def deep_merger(self) -> Merger:

@@ -49,6 +49,7 @@ NEUTRAL: Mapping[str, Any] = {
     "compile": "none",
     "float8": "none",
     "float8_all_gather": False,
+    "fp8_param_gather": False,
     "bf16_layers_at_end": None,
     "tensor_parallel": 1,
     "data_parallel_sharding_strategy": "no_shard",
@@ -75,6 +76,10 @@ NEUTRAL: Mapping[str, Any] = {
     "lora.modules_to_save": (),
     "lora.init": "random",
     "optimizer_in_backward": False,
+    "use_precision_aware_optimizer": False,
+    "main_params_dtype": "fp32",
+    "exp_avg_dtype": "fp32",
+    "exp_avg_sq_dtype": "fp32",
     "offload.activations": False,
     "offload.fraction": 0.0,
     "offload.masters": True,
@@ -322,6 +327,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)
+        or constraints.precision_fault(scenario)
     )
     models = (model, *[catalog.model(own["model"]) for own in roles.values() if not isinstance(own, str)])
     if kind := released.lacked(scenario, models):

@@ -191,7 +191,7 @@ def seen(images: Images, values: Mapping[str, Any], tower: Tower) -> None:
         raise Objection(Refusal("attention", "'eager' with images", "flash, sdpa; the tower's scores are not modelled"))
     if values["context_parallel"] > 1:
         raise Objection(Refusal("context_parallel", f"{values['context_parallel']} with images", "1; not modelled"))
-    if images.min_pixels > images.max_pixels:
+    if images.min_pixels > images.most(tower):
         raise Objection(Refusal("images.min_pixels", images.min_pixels, f"at most max_pixels = {images.max_pixels}"))
     if max(images.width, images.height) > WIDEST * min(images.width, images.height):
         allowed = f"sides of which neither is more than {WIDEST} times the other"
@@ -581,6 +581,9 @@ def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
     # torchao `prototype/mx_formats/kernels.py` asks for compute capability 10.0
     if s.float8 in ("mxfp8", "nvfp4") and gpu.architecture != "Blackwell":
         yield f"{s.float8.upper()} needs a Blackwell card: torchao's kernels do not run on the {gpu.name}"
+    if s.sharding == "megatron" and s.float8 in ("delayed", "tensorwise") and gpu.architecture == "Blackwell":
+        counted = f"weights in float8 {s.float8} are counted in two layouts"
+        yield f"{counted}, of which Transformer Engine needs one on Blackwell"
     if reason := lacks_kernels(s, gpu):
         yield reason
 
@@ -595,10 +598,12 @@ def flash_faults(architecture: Architecture, gpu: GPU) -> Iterator[str]:
         largest = max([architecture.at(spec).head_dim for spec, _ in layer_kinds(architecture)])
         if largest > SDPA_FLASH_HEAD:
             yield f"FlashAttention-2 takes no heads of {largest}, as some layers of this model have: take sdpa"
-    if architecture.slopes and not architecture.megatron:
+    # MiMo-V2-Flash runs with the fourth (transformers 5.23 `modeling_mimo_v2_flash.py`, its compatible ones)
+    narrow = architecture.attention_sinks and architecture.value_dim
+    if (architecture.slopes or narrow) and not architecture.megatron:
         yield f"FlashAttention-2 does not run for models of the family {architecture.family}: take eager"
     # transformers 5.15 `modeling_gpt_oss.py`, _compatible_flash_implementations; build.toml of the kernel
-    if architecture.attention_sinks and not architecture.megatron and gpu.architecture not in SINKS:
+    elif architecture.attention_sinks and not architecture.megatron and gpu.architecture not in SINKS:
         yield (
             "attention flash with sinks is kernels-community/vllm-flash-attn3, built for Ampere and Hopper, not for "
             f"the {gpu.name}: take eager"

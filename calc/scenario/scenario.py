@@ -42,12 +42,14 @@ from calc.scenario.words import (
     LinearAttention,
     Logprob,
     Loss,
+    MasterDtype,
     Method,
     OutputsKept,
     Placement,
     Precision,
     Sharded,
     Sharding,
+    StateDtype,
     Task,
     Trainer,
 )
@@ -176,6 +178,10 @@ class Scenario:
     optimizer: str
     optimizer_impl: str
     optimizer_in_backward: bool
+    use_precision_aware_optimizer: bool
+    main_params_dtype: MasterDtype
+    exp_avg_dtype: StateDtype
+    exp_avg_sq_dtype: StateDtype
     sharding: Sharding
     data_parallel_sharding_strategy: MegatronShards
     tensor_parallel: int
@@ -209,6 +215,7 @@ class Scenario:
     compile: Compile
     float8: Float8
     float8_all_gather: bool
+    fp8_param_gather: bool
     bf16_layers_at_end: int | None
     loss: Loss
     cross_entropy_fusion_impl: FusedLoss

@@ -30,6 +30,8 @@ Precision = Literal["bf16", "mixed", "fsdp-mixed", "autocast", "fp16", "fp32"]
 Layout = Literal["bf16", "mixed", "fsdp-mixed", "autocast", "fp32"]  # a precision without its 16-bit type
 Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "megatron"]
 GradDtype = Literal["bf16", "fp16", "fp32"]
+StateDtype = Literal["fp32", "bf16", "fp16", "fp8"]
+MasterDtype = Literal["fp32", "fp16"]
 Checkpointing = Literal["none", "full", "selective"]
 Freeze = Literal["none", "tower", "vision"]
 Attention = Literal["flash", "sdpa", "eager"]
@@ -39,7 +41,9 @@ OutputsKept = Literal["none", "backward", "step", "next"]
 ContextExchange = Literal["p2p", "all_gather", "a2a"]
 LinearAttention = Literal["torch", "fla"]
 Loss = Literal["full", "chunked", "fused", "cut", "vocab-chunked"]
-Float8 = Literal["none", "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8", "nvfp4"]
+Float8 = Literal[
+    "none", "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8", "nvfp4", "delayed", "blockwise"
+]  # fmt: skip
 Compile = Literal["none", "model", "loss", "model-and-loss"]
 Logprob = Literal["log-softmax-fp32", "selective", "logsumexp"]
 Generates = Literal["vllm", "sglang", "hf", "none"]

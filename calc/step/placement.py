@@ -26,10 +26,11 @@ from calc.engines.zero import Zero
 from calc.engines.zero_parameters import ZeroParameters
 from calc.memory import weights
 from calc.memory.host import HostAllocator
-from calc.memory.optimizer import Optimizer
-from calc.memory.run import Adapter, Format, Kernel, Narrow, Run
+from calc.memory.megatron_adapters import EIGHT_BITS
+from calc.memory.optimizer import Optimizer, PrecisionAware
+from calc.memory.run import Adapter, Format, Kernel, Narrow, Recipe, Run
 from calc.memory.runtime import process, symmetric
-from calc.memory.weights import Experts
+from calc.memory.weights import EightBits, Experts
 from calc.models.architecture import (
     TOWER,
     Architecture,
@@ -59,6 +60,9 @@ NARROW: Mapping[Float8, Narrow] = {
     "none": "", "tensorwise": "float8", "rowwise": "float8", "rowwise_with_gw_hp": "", "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
 }  # fmt: skip
+RECIPES: Mapping[Float8, Recipe] = {
+    "delayed": "delayed", "tensorwise": "tensorwise", "blockwise": "blockwise", "mxfp8": "mxfp8",
+}  # fmt: skip
 # the precision in which a format's layers run, see `calc.memory.run.Run`
 TAPES: Mapping[Layout, Format] = {
     "bf16": "bf16",
@@ -69,6 +73,7 @@ TAPES: Mapping[Layout, Format] = {
 }
 EXCHANGES: Mapping[ContextExchange, Exchange] = {"all_gather": "all-gather", "a2a": "all-to-all"}
 MAPPED = "4.51"  # of Transformers: see `copied`
+CASTS_ON_CARD = {False: "4.50", True: "4.51"}  # of Transformers, the latter with four bits: see `recast`
 VALUED = ("critic", "reward")  # roles with a value head in place of one over the vocabulary
 
 
@@ -87,8 +92,7 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
         case "sdpa" if TAPES[layout] == "fp32":
             return "math" if arch.grouped else "efficient"
         case "sdpa":
-            narrow = arch.mla is not None and arch.mla.v_head_dim < arch.head_dim
-            return "efficient" if narrow or arch.head_dim > SDPA_FLASH_HEAD else "flash"
+            return "efficient" if arch.v_dim < arch.head_dim or arch.head_dim > SDPA_FLASH_HEAD else "flash"
         case other:
             assert_never(other)
 
@@ -179,13 +183,14 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         looped=arch.experts > 0 and experts_apart(s, arch),
         replaced=replaced(s.kernels, arch.family),
         compiled=trained and s.compile in ("model", "model-and-loss"),
-        narrow=NARROW[s.float8] if trained else "",
+        narrow=NARROW.get(s.float8, "") if trained and s.sharding != "megatron" else "",
+        recipe=RECIPES.get(s.float8, "") if s.sharding == "megatron" else "",
         wide_end=(s.bf16_layers_at_end or 0) if trained else 0,
         linear_kernels=s.linear_attention == "fla",
         again=s.recomputed,
         rotates=s.apply_rope_fusion,
         exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
-        single=arch.indexer is not None and max(role.rows, role.scoring_rows) == 1,
+        single=(arch.indexer is not None or arch.lightning > 0) and max(role.rows, role.scoring_rows) == 1,
         sees=s.images is not None and arch.vision is not None,
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank) or "embed_tokens" in adapter.saved),
         quantised=s.method == "qlora",
@@ -216,6 +221,18 @@ def copied(s: Scenario, arch: Architecture) -> bool:
     cast = FORMATS[s.layout][0] != 2 or (s.precision == "fp16") != arch.half
     joined = arch.experts > 0 and not experts_apart(s, arch) and not arch.experts_input_first
     return cast or joined or not at_least(s.versions.get("transformers", MAPPED), MAPPED)
+
+
+def recast(s: Scenario, role: Role, arch: Architecture) -> int:
+    """Bytes of a published element, where each tensor is cast once it is on the card, else 0.
+
+    Before Transformers 5 a tensor of a model that is on one card goes there before it is cast (4.54.1
+    modeling_utils.py, `_load_state_dict_into_meta_model`: `tensor_device`, then `param.to(casting_dtype)`).
+    """
+    transformers = s.versions.get("transformers", "5")
+    casts = at_least(transformers, CASTS_ON_CARD[s.method == "qlora"]) and not at_least(transformers, "5")
+    as_published = FORMATS[s.layout][0] == 2 and (s.precision == "fp16") == arch.half
+    return 2 if casts and role.placed and not as_published else 0
 
 
 def records_streams(s: Scenario) -> bool:
@@ -305,6 +322,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         paused=role.paused,
         loads="" if role.shares else role.loads,
         copied=copied(s, arch),
+        recast=recast(s, role, arch),
         reduce_bytes=role.reduce_bytes or grad,
         defers=s.no_sync,
         stays=role.pipeline[1] > 1,
@@ -314,6 +332,23 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         gathers=1 if trained and s.float8_all_gather else 0,
         ends=role.ends,
     )
+
+
+def precision_aware(s: Scenario) -> PrecisionAware | None:
+    """The formats of masters and moments where FusedAdam keeps both, or None."""
+    if not s.use_precision_aware_optimizer:
+        return None
+    # beside fp8, but for delayed scaling, masters in fp32 are Megatron-core's (`OptimizerConfig.__post_init__`)
+    apart = s.float8 not in ("none", "delayed") and s.main_params_dtype == "fp32"
+    return PrecisionAware(s.main_params_dtype, s.exp_avg_dtype, s.exp_avg_sq_dtype, apart)
+
+
+def eight_bits(s: Scenario) -> EightBits | None:
+    """The form of Transformer Engine's weights in 8 bits, if its linears multiply so."""
+    if not (b := EIGHT_BITS.get(s.float8)):
+        return None
+    # weights of blocks of 128 x 128 have few scales
+    return EightBits(1.0 if s.float8 == "blockwise" else b, 2, s.fp8_param_gather)
 
 
 def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -> TrainingEngine:
@@ -340,7 +375,10 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
             # a framework that moves states between phases does without Megatron-core's own offload
             own = s.offload.optimizer and "states" not in model.leaves
             hosted = 1.0 if own else s.offload.fraction
-            return Megatron(model, fuses=fuses, hosted=hosted, hosts_masters=s.offload.masters)
+            return Megatron(
+                model, fuses=fuses, hosted=hosted, hosts_masters=s.offload.masters, aware=precision_aware(s),
+                eight_bits=eight_bits(s),
+            )  # fmt: skip
         case "none" | "ddp" | "zero" if keeps.deepspeed:
             again = s.checkpointing != "none"
             return Zero(

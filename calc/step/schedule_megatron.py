@@ -16,6 +16,7 @@ from calc.base.ledger import Line
 from calc.engines.megatron import Megatron
 from calc.step import peaks
 from calc.step.instants import Part, Step
+from calc.step.tower import Seen
 
 
 def warmup(index: int, stages: int, chunks: int, micro: int) -> int:
@@ -56,12 +57,14 @@ def training(
     masked: bool = True,
     handed: int = 1,
     earlier: Step | None = None,
+    seen: Seen | None = None,
 ) -> Iterator[tuple[str, str, list[Line]]]:
     """The peak instant of each phase of a stage, without the resident tensors; `own` is its last chunk's step.
 
     `masked`: the loader makes a mask of every pair of a sequence's positions, a byte each (`create_attention_mask`).
     `handed`: tensors of the stream that are received, and whose gradients are, as one; but for the last they are
     outputs of forwards without gradient. `earlier`: the step of each chunk before the last, where it has other layers.
+    `seen`: the images of a micro batch before a first stage's vision tower, whose pixels go when its forward returns.
     """
     layout = own.plan.layout
     ahead = warmup(index, stages, chunks, micro)
@@ -74,7 +77,8 @@ def training(
     received = [stream._replace(times=handed * inputs)] if inputs else []
     mask = [Part("temporary", amount(of(S=1), layout.stack.dims), "parallelism#stages")] if masked else []
     fixed = engine.workspace(*own.batch)
-    beside = [*fixed, *own.lines([*kept, *received, *mask])]
+    looked, pixels = (seen.saved(), seen.pixels()) if seen else ([], [])
+    beside = [*fixed, *own.lines([*kept, *received, *mask]), *looked * (waiting + 1)]
     gradient = own.lines([stream])
     others = own.lines([stream._replace(times=handed - 1)]) if handed > 1 and not layout.stack.ends else []
     past, behind = outliving(micro * chunks - ahead, chunks) if inputs else (0, 0)
@@ -82,7 +86,10 @@ def training(
         # the gradient that was received last
         past += micro * chunks - ahead > 1
     over, left = (own.lines([stream._replace(times=handed * n)] if n else []) for n in (past, behind))
-    yield "forward", *peaks.beside([*beside, *others, *over], peaks.peak(engine, own, own.plan.forward))
+    yield "forward", *peaks.beside([*beside, *pixels, *others, *over], peaks.peak(engine, own, own.plan.forward))
+    if seen:
+        before = [*fixed, *own.lines([*kept, *mask]), *looked * waiting]
+        yield "forward", *peaks.beside(before, seen.forward(engine, grad=True))
     back = [*beside, *left] if layout.stack.ends else [*beside, *left, *gradient]
     yield "backward", *peaks.beside(back, peaks.peak(engine, own, own.backward()))
     yield "step", *peaks.beside(fixed, peaks.largest(engine.stepping()))

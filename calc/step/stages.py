@@ -298,11 +298,12 @@ class Stages:
 
     def _training(self, placed: Placed, stage: Stage) -> Moments:
         engine, own = placed.engine, self._step(placed)
+        seen = self.seen(placed, placed.role.rows)
         if isinstance(engine, Megatron):
             for piece in self.pieces(placed):
                 yield from schedule_megatron.training(
                     engine, piece, *placed.role.pipeline, placed.s.virtual_pipeline, placed.s.accumulation,
-                    masked=placed.role.masks, handed=placed.role.handed,
+                    masked=placed.role.masks, handed=placed.role.handed, seen=seen,
                 )  # fmt: skip
             return
         if engine.replica.stays:
@@ -312,7 +313,6 @@ class Stages:
         waiting = self.idle(inside) if inside else []
         # where nothing is trained, nothing is kept for a backward
         instants = own.plan.forward if placed.trained else own.plan.scoring
-        seen = self.seen(placed, placed.role.rows)
         kept, cached = waiting, list[Line]()
         if seen:
             kept = [*waiting, *(seen.kept() if placed.trained else seen.pixels())]
@@ -352,13 +352,13 @@ class Stages:
         """The images of a micro batch before the role's vision tower; None where it has none, or reads none.
 
         Checkpointing hooks the input embeddings of each model inside, from Transformers 5 on (5.23 `modeling_utils.py`,
-        `activation_checkpointing_enable`).
+        `activation_checkpointing_enable`). A loop on Megatron-core hooks a tower itself, or does not.
         """
         r, images = placed.engine.replica, placed.s.images
         if not (images and r.arch.vision):
             return None
-        new = at_least(placed.s.versions.get("transformers", "5"), "5")
-        hooked = placed.trained and placed.role.hooks and placed.s.checkpointing != "none" and new
+        switched = placed.s.checkpointing != "none" and at_least(placed.s.versions.get("transformers", "5"), "5")
+        hooked = placed.trained and placed.role.hooks and (switched or r.arch.megatron)
         if images.checkpointing is None:
             images = replace(images, checkpointing=placed.s.checkpointing != "none")
         return Seen(r.role, r.arch, r.arch.vision, r.run, images, rows, hooked)

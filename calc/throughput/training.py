@@ -15,7 +15,7 @@ from calc.models.architecture import Head, layer_kinds, parameters, routed_param
 from calc.models.lora import adapted, megatron_linears
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import TRAINED_ROLES, Loss, Sharding
-from calc.step.placement import architecture, masked, run_of, wide_elements
+from calc.step.placement import architecture, masked, precision_aware, run_of, wide_elements
 from calc.throughput import traffic, work
 from calc.throughput.rates import CPU_ADAM, CPU_CORES, Rates
 from calc.throughput.terms import Constant, Term
@@ -388,6 +388,10 @@ def optimizer_bytes(s: Scenario) -> float:
     The numbers that each implementation's step moves are those of `calc.base.optimizers`.
     """
     facts, b = OPTIMIZERS[s.optimizer], 2 if s.precision == "bf16" else 4
+    if aware := precision_aware(s):
+        # gradients, read once more than by clipping; weights, masters and moments, read and written
+        kept = 2 * (2 + aware.master_bytes + aware.moment_bytes)
+        return float((1 + CLIPPED) * (4 if s.grad_dtype == "fp32" else 2) + kept)
     if s.sharded.family == "zero" and facts.deepspeed:
         return float(FLAT + 4 * facts.steps["fused"].moved)
     moments = EIGHT_BIT * facts.moments if facts.eight_bit else 0

@@ -129,7 +129,7 @@ def counts(arch: Architecture, head: Head) -> Counts:
             routed += int(t.elements * t.count * used)
     every = (*arch.specs, *arch.depths)
     copies = sum(spec.mlp == "experts" for spec in every) * arch.experts_per_token
-    mixer = arch.delta or arch.ssm
+    mixer = arch if arch.lightning else arch.delta or arch.ssm
     heads = {"lm": arch.vocab * arch.hidden * (1 + len(arch.depths)), "scalar": arch.hidden, "none": 0}
     return Counts(
         layers=layers,
@@ -147,14 +147,16 @@ def counts(arch: Architecture, head: Head) -> Counts:
     )
 
 
-def scanned(mixer: Delta | Ssm | None, *, by_kernels: bool = True) -> int:
+def scanned(mixer: Architecture | Delta | Ssm | None, *, by_kernels: bool = True) -> int:
     """Multiplications of a gated delta rule for each token: within chunks, and with a chunk's state three times.
 
     A state space's: C to B and with the input, and the state made and read; PyTorch's operations compare C to B for
-    each head, kernels for each group.
+    each head, kernels for each group. Lightning attention's, all heads': two within a block, two with the state.
     """
     if mixer is None:
         return 0
+    if isinstance(mixer, Architecture):
+        return 2 * mixer.heads * mixer.head_dim * (mixer.lightning + mixer.head_dim)
     if isinstance(mixer, Ssm):
         compared = mixer.grouped if by_kernels else mixer.heads * mixer.state_dim
         return mixer.chunk * (compared + mixer.inner) + 2 * mixer.state
@@ -165,14 +167,10 @@ def scanned(mixer: Delta | Ssm | None, *, by_kernels: bool = True) -> int:
 def attended(arch: Architecture, spec: LayerSpec) -> int:
     """Elements that a query and a key of all heads multiply in a layer of the kind `spec`."""
     arch = arch.at(spec)
-    queries = arch.heads * arch.head_dim
     match spec.mixer:
-        case "attention" | "both":
-            return 2 * queries
-        case "latent":
-            assert arch.mla
-            return queries + arch.heads * arch.mla.v_head_dim
-        case "delta" | "ssm" | "conv" | "none":
+        case "attention" | "both" | "latent":
+            return arch.heads * (arch.head_dim + arch.v_dim)
+        case "delta" | "lightning" | "ssm" | "conv" | "none":
             return 0
         case other:
             assert_never(other)
@@ -284,6 +282,9 @@ CASTS: Mapping[Float8, Casts] = {
     "rowwise": Casts(8, 8, 3, 7),
     "rowwise_with_gw_hp": Casts(3, 3, 3, 3),
     "mxfp8": Casts(6, 6, 3, 3),
+    # Transformer Engine's: two bytes read, one written for each of two layouts
+    "delayed": Casts(4, 4, 4, 0),
+    "blockwise": Casts(4, 4, 4, 0),
     "nvfp4": Casts(5, 5, 2.5, 2.5),
 }
 

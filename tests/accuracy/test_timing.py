@@ -67,11 +67,12 @@ def test_measured_steps_of_vllm_are_met_by_what_one_takes_and_each_sequence_more
 def test_steps_of_megatron_that_wait_for_the_host_are_met_within_the_spread_of_hosts() -> None:
     """The constant is a median of runs between two thirds and twice of it; wide layers keep their card busy longer.
 
-    Megatron-FSDP's hooks and collectives take more of the host, and so does Muon's step.
+    Megatron-FSDP's hooks and collectives take more of the host, and so does Muon's step. A hybrid model's layers of one
+    block each dispatch about half of what is counted for them.
     """
     each = {True: [], False: []}
     for run in records():
-        if {"use-megatron-fsdp", "optimizer"} & run["arguments"].keys():
+        if {"use-megatron-fsdp", "optimizer", "hybrid-layer-pattern"} & run["arguments"].keys():
             continue
         each[run["arguments"]["hidden-size"] <= timing.NARROW].append(run["iteration_seconds"] / dispatched(run))
     narrow, wide = each[True], each[False]

@@ -92,7 +92,8 @@ NEW = (
     "apertus", "bloom", "command-r-plus", "command-r7b", "deepseek-v2/", "deepseek-v3.2", "dots.llm1", "ernie",
     "exaone-4-1.2b", "flexolmo-7x7b", "gemma-3-270m",
     "glm-4.7", "glm-5", "gpt-neox", "granite-3.3-2b", "granite-4-micro", "hunyuan", "internlm3", "llama-4", "llava",
-    "minimax", "ministral-3", "minitron", "mistral-small-3.2", "mpt", "olmo-1b", "olmo-7b", "olmoe", "phi-3.5-moe",
+    "mimo-v2", "minimax", "ministral-3", "minitron", "mistral-small-3.2", "mpt", "olmo-1b", "olmo-7b", "olmoe",
+    "phi-3.5-moe",
     "pythia-1b", "stablelm-2", "starcoder2-3b",
 )  # fmt: skip
 
@@ -101,6 +102,13 @@ def test_state_spaces_are_met_within_half_a_percent(residuals: list[Residual]) -
     """Mamba-2 in Transformers' own operations: one block a layer, in attention's place, and beside it."""
     found = [r for r in residuals if r.id.startswith(STATE_SPACES)]
     met(found, count=15, median=0.002, worst=0.005)
+
+
+def test_delta_attention_by_channel_is_met_within_a_percent(residuals: list[Residual]) -> None:
+    """Kimi Linear in Transformers' own operations. Under FSDP 2 the estimate's highest layer has the prefetched unit of
+    one layer beside the gradients of the next below it, whose own neighbour is dense.
+    """
+    met((r for r in residuals if r.id.startswith("traced/kimi-linear")), count=2, median=0.005, worst=0.01)
 
 
 def test_squares_of_images_are_met_within_half_a_percent(residuals: list[Residual]) -> None:

@@ -334,11 +334,11 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("moonshotai/Kimi-Linear-48B-A3B-Instruct", "has Kimi's delta attention"),
+        ("moonshotai/Kimi-K3", "has layers of a kind that is not modelled"),
         ("inclusionAI/Ling-lite-1.5", "is of another BailingMoE"),
         ("inclusionAI/Ring-linear-2.0", "has lightning attention in most layers"),
         ("inclusionAI/Ring-flash-linear-2.0", "has lightning attention in most layers"),
-        ("inclusionAI/Ling-3.0-Flash", "has Kimi's delta attention in most layers"),
+        ("inclusionAI/Ling-3.0-Flash", "has layers of a kind that is not modelled"),
         ("ai21labs/AI21-Jamba-1.5-Mini", "has Mamba-1's state spaces"),
         ("baichuan-inc/Baichuan2-13B-Chat", "slopes attention's scores"),
         ("llava-hf/llava-v1.6-vicuna-7b-hf", "reads images"),

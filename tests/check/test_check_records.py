@@ -114,6 +114,13 @@ CASES: list[tuple[Rule[Any], str, dict[str, Any], dict[str, Any], str]] = [
         {"unit": "GiB", "measured_bytes": round(21.3 * GiB)},
         "unit: given 'GiB', allowed: GB or GiB, as quote says 21.3 GB, or a note that says why it is GiB",
     ),
+    (
+        records.quoted,
+        "gb",
+        {"unit": "GB", "quote": "2.940GB (+8.185GB cache", "measured_bytes": 11_125_000_000, "note": "Both added up."},
+        {"unit": "GB", "quote": "2.940GB (+8.185GB cache", "measured_bytes": 11_125_000_000, "note": "Both."},
+        "measured_bytes: given 11125000000, allowed: a figure that quote prints, in GB; the nearest is 8185000000",
+    ),
     (records.quoted, "gib", {}, {"quote": "it fits"}, "quote: given 'it fits', allowed: words that print the figure"),
     (
         records.quoted_rate,

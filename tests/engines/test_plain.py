@@ -188,3 +188,22 @@ def test_adapters_that_start_from_a_decomposition_have_the_largest_weight_in_fp3
         assert total(lines) - total(after) == total(lines, "temporary") == made
     assert len(list(plain(method="lora", lora={"rank": 8}, trainer="ms-swift").loading())) == 1
     assert len(list(plain(method="lora", lora={"rank": 8, "init": "pissa"}, trainer="transformers").loading())) == 1
+
+
+def test_the_table_that_loads_last_is_there_twice_where_the_card_casts_it() -> None:
+    """A T4 has no bf16. Gemma 3n's 262,144 further embeddings for 35 layers of 256, and a head of 128,256 by 4,096."""
+
+    def loads(model: str, transformers: str, precision: str = "fp16") -> list[tuple[str, int]]:
+        own = {
+            "trainer": "unsloth",
+            "method": "qlora",
+            "versions": {"unsloth": "2025.9.1", "transformers": transformers},
+        }
+        return [(at, total(lines)) for at, lines in plain(model=model, precision=precision, **own).loading()]
+
+    for model, last in (("gemma-3n-e4b", 262_144 * 35 * 256), ("llama-3-8b", 128_256 * 4096)):
+        (cast, before), (_, after) = loads(model, "4.55.4")
+        assert cast == "last table: cast" and before - after == 2 * last
+    assert len(loads("llama-3.2-3b", "4.55.4")) == 1  # its head is the embedding, which comes first
+    for as_published in (("llama-3-8b", "4.50.3"), ("llama-3-8b", "5.2.0"), ("llama-3-8b", "4.55.4", "bf16")):
+        assert len(loads(*as_published)) == 1

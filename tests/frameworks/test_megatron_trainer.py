@@ -9,6 +9,7 @@ import pytest
 
 from calc.estimate.estimate import estimate, speed
 from calc.memory.megatron import MegatronLayer
+from calc.memory.optimizer import PrecisionAware
 from calc.models.architecture import ConfigError, LayerSpec
 from calc.models.slices import account_for, chunk, chunk_layers, part, stage
 from calc.resolve.parse import parse
@@ -326,6 +327,59 @@ def test_a_share_on_the_host_is_a_part_of_the_distributed_optimizer(fields: dict
     assert said in str(error.value)
 
 
+def test_states_have_formats_of_their_own_where_the_optimizer_knows_of_them() -> None:
+    """Over eight ranks: an fp32 master's lower half, two bytes, and moments of one and four; gradients of two, whole.
+
+    The step has fp32 copies of the first moment alone, and of no gradient.
+    """
+    found = lines(job(use_precision_aware_optimizer=True, grad_dtype="bf16", exp_avg_dtype="fp8"))
+    assert found["master_weights"] == 2 * P // 8
+    assert found["optimizer_states"] == (1 + 4) * P // 8
+    assert found["temporary"] == 4 * P // 8
+    assert found["gradients"] == 2 * P + 2 * SHAPES
+
+
+def test_gradients_in_bf16_are_copied_to_fp32_for_a_step_that_knows_no_formats() -> None:
+    """A rank's eighth of them, four bytes each (`_copy_model_grads_to_main_grads`)."""
+    found = lines(job(grad_dtype="bf16"))
+    assert (found["gradients"], found["temporary"]) == (2 * P + 2 * SHAPES, 4 * P // 8)
+
+
+@pytest.mark.parametrize(
+    ("formats", "widened"),
+    [(("fp32", "bf16", "bf16"), 0), (("fp32", "bf16", "fp32"), 4), (("fp16", "bf16", "bf16"), 4),
+     (("fp16", "fp16", "fp8"), 12)],
+)  # fmt: skip
+def test_a_step_copies_what_its_kernel_cannot_read(formats: tuple[str, str, str], widened: int) -> None:
+    """TransformerEngine `fused_adam.py`, `get_unscaled_state` and `fuse_unscale`."""
+    assert PrecisionAware(*formats).widened == widened
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"exp_avg_dtype": "bf16"}, "exp_avg_dtype: given bf16, allowed: fp32, or with use_precision_aware_optimizer"),
+        (
+            {"use_precision_aware_optimizer": True, "optimizer": "muon"},
+            "optimizer: given muon with use_precision_aware",
+        ),
+        ({"use_precision_aware_optimizer": True, "offload.optimizer": True}, "use_precision_aware_optimizer: given"),
+        ({"grad_dtype": "bf16", "trainer": "megatron-swift"}, "grad_dtype: "),
+        ({"float8": "rowwise"}, "float8: given 'rowwise' with trainer megatron"),
+        ({"float8": "mxfp8", "fp8_param_gather": True}, "fp8_param_gather: given true with float8 mxfp8"),
+        ({"fp8_param_gather": True}, "fp8_param_gather: given true with float8 none, allowed: false"),
+        (
+            {"float8": "delayed", "data_parallel_sharding_strategy": "optim"},
+            "float8: given 'delayed' with Megatron-FSDP",
+        ),
+    ],
+)
+def test_narrow_formats_need_what_has_them(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        job(**fields)
+    assert said in str(error.value)
+
+
 def test_a_fused_cross_entropy_is_compiled() -> None:
     """Its cast stays beside the probabilities while it runs."""
     full, fused = (lines(job(loss=loss), "forward")["logits"] for loss in ("full", "fused"))
@@ -507,6 +561,28 @@ def test_megatron_swift_makes_no_mask() -> None:
     assert ours - theirs == 4096 * 4096
 
 
+# Qwen2.5-VL 7B has 8,292,166,656 parameters, and its language model, which is Qwen2.5 7B, 7,615,616,512
+SEES = {"model": "qwen2.5-vl-7b", **SWIFT, "checkpointing": "full", "images": {"width": 1120, "height": 560}}
+TOWER = 8_292_166_656 - 7_615_616_512
+
+
+def test_a_frozen_tower_is_whole_on_every_rank_of_the_first_stage() -> None:
+    """In 16 bits and beside the buffers, which have what is trained alone (mcore-bridge 1.6.5 `HuggingFaceVit`)."""
+    for cut in ({"tensor_parallel": 2}, {"pipeline_parallel": 2}):
+        seen, text = job(**SEES, **cut), job(**SWIFT, **cut, model="qwen2.5-7b", checkpointing="full")
+        assert seen.images and seen.images.freeze == "vision"
+        ours, theirs = lines(seen), lines(text)
+        assert ours["weights"] - theirs["weights"] == 2 * TOWER
+        assert ours["gradients"] == theirs["gradients"] and ours["optimizer_states"] == theirs["optimizer_states"]
+    assert lines(seen, group=1)["weights"] == lines(text, group=1)["weights"]
+
+
+def test_before_4_0_a_frozen_tower_kept_the_input_of_its_blocks() -> None:
+    """80 · 40 patches of 14 pixels and a stream of 1280 in each of 32 blocks, as their input required a gradient."""
+    old, new = (lines(job(**SEES, **{"versions.megatron-swift": v}), "backward") for v in ("3.12", "4.6"))
+    assert old["checkpoints"] - new["checkpoints"] == 32 * 3200 * 1280 * 2
+
+
 def test_full_recomputation_keeps_the_inputs_of_layers() -> None:
     assert lines(job(checkpointing="full"), "forward")["checkpoints"] == LAYERS * 4096 * H * 2
 
@@ -544,6 +620,10 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             "mtp_num_layers: given 1 with Megatron-FSDP, allowed: null",
         ),
         ({**SWIFT, "mtp_num_layers": 1}, "mtp_num_layers: given 1 with trainer megatron-swift, allowed: null"),
+        (
+            {**SEES, "images": {"width": 560, "height": 560, "freeze": "tower"}},
+            "images.freeze: given 'tower' with trainer megatron-swift, allowed: vision; not modelled",
+        ),
         (
             {"model": "mixtral-8x7b", "expert_parallel": 3},
             "expert_parallel: given 3, allowed: a divisor of the model's 8",

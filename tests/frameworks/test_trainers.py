@@ -198,6 +198,10 @@ def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], 
         ("unsloth", {"versions__unsloth": "2025.3.19", "micro_batch": 1, "seq_len": 1024},
          Path("flash", in_place=True, caps=True, metrics=4)),
         ("unsloth", {"versions__unsloth": "2025.9.1"}, Path("fused", turns=1)),
+        # Granite 4's forward casts its logits, so that before 2026.5.2 no pattern found its loss
+        ("unsloth", {"model": "granite-4-350m", "versions__unsloth": "2025.10.11"},
+         Path("flash", head_fp32=True, in_place=True)),
+        ("unsloth", {"model": "granite-4-350m", "versions__unsloth": "2026.5.2"}, Path("fused", turns=1)),
         # fp32 logits under Accelerate's autocast, of which TRL takes the logsumexp row by row; none under DeepSpeed
         ("ms-swift", {"task": "dpo", "seq_len": 512}, Path("rows", head_fp32=True, kept=511 / 512)),
         ("axolotl", {"task": "dpo", "seq_len": 512, "gpus": 2, "sharding": "zero2"}, Path("selective", kept=511 / 512)),
@@ -359,6 +363,21 @@ def test_deepspeed_has_the_sizes_of_the_file_that_a_trainer_ships(
     config = parse({**own, "trainer": trainer, "sharding": sharding}).keeps.deepspeed
     assert config
     assert (config.reduce_bucket, config.persistence_threshold, config.overlap_comm) == (bucket, persistent, overlaps)
+
+
+def test_ms_swift_had_zero_exchange_in_streams_of_its_own_until_march_2025() -> None:
+    """llm/ds_config/zero3.json of 3.2.1 says `overlap_comm: true`, that of 3.2.2 false."""
+
+    def overlaps(version: str, sharding: str) -> bool | None:
+        config = run("ms-swift", gpus=2, sharding=sharding, **{"versions__ms-swift": version}).keeps.deepspeed
+        return config and config.overlap_comm
+
+    assert [overlaps(v, z) for v in ("3.2.1", "3.2.2") for z in ("zero2", "zero3")] == [True, True, False, False]
+
+
+def test_unsloth_makes_segments_expandable_since_march_2024() -> None:
+    mapped = [run("unsloth", versions__unsloth=at).expandable_segments for at in ("2024.1", "2024.3", "2026.10.9")]
+    assert mapped == [False, True, True]
 
 
 def test_unsloth_runs_copies_of_phi_whose_projections_are_apart() -> None:

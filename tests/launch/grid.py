@@ -245,7 +245,9 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
             *({"pipeline_parallel": 2, **more} for more in stages),
         )  # fmt: skip
         moved = ({"offload.optimizer": False}, {"offload.optimizer": True}, {"offload.fraction": 0.25},
-                 {"offload.fraction": 1, "offload.masters": False})  # fmt: skip
+                 {"offload.fraction": 1, "offload.masters": False},
+                 {"use_precision_aware_optimizer": True, "grad_dtype": "bf16", "exp_avg_dtype": "fp8"},
+                 {"float8": "tensorwise"}, {"float8": "delayed", "fp8_param_gather": True})  # fmt: skip
         some = {"checkpointing": "selective", "recompute_modules": ["core_attn", "mlp"]}
         held = (
             ({}, {"loss": "full"}),

@@ -355,7 +355,7 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
     assert command == {"pretrain": "pt", "sft": "sft"}.get(s.task, "rlhf")
     assert said.get("rlhf_type") == (s.task if command == "rlhf" else None)
     assert (said["model"], said["dataset"]) == (hf(s), ["${DATASET}"])
-    aware = said.get("use_precision_aware_optimizer", True)
+    aware, moved = said.get("use_precision_aware_optimizer", True), said["optimizer_cpu_offload"]
     whole = aware and said.get("optimizer_offload_fraction") == 1
     stages = s.pipeline_layers or megatron_layers(s.architecture.layers, s.pipeline_parallel)
     assert layers_of_stages(said, s) == stages
@@ -385,6 +385,11 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
         "offload.optimizer": said["optimizer_cpu_offload"] and whole,
         "offload.fraction": 0 if whole else said.get("optimizer_offload_fraction", 0),
         "offload.masters": aware,
+        "float8": said["fp8_recipe"] if "fp8_format" in said else "none",
+        "fp8_param_gather": said.get("fp8_param_gather", False),
+        "use_precision_aware_optimizer": said.get("use_precision_aware_optimizer", False) and not moved,
+        "grad_dtype": said.get("main_grads_dtype", "fp32"),
+        **{name: said.get(name, "fp32") for name in ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")},
     }
 
 

@@ -459,13 +459,13 @@ def test_an_unknown_family_is_told_what_else_is_not_modelled() -> None:
         from_config(hybrid)
     told = "4 layers of mamba; the fields vision_config, text_config.mamba_headdim"
     assert str(caught.value).endswith(f"; not modelled of this config: {told}")
-    listed = {"linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "head_dim": 128}}
-    told = "3 layers of kda; the fields linear_attn_config"
+    listed = {"retention_config": {"gla_layers": [1, 2, 3], "full_attn_layers": [4], "head_dim": 128}}
+    told = "3 layers of gla; the fields retention_config"
     with pytest.raises(ConfigError, match=f"not modelled of this config: {told}$"):
-        from_config({"model_type": "kimi_linear", "num_hidden_layers": 4, **listed})
-    numbered = {"num_hidden_layers": 3, "hybrid_layer_pattern": [0, 1, 1], "mlp_layer_types": ["dense", "sparse"] * 2}
-    with pytest.raises(ConfigError, match=r"config: 2 layers with hybrid_layer_pattern 1; the fields hybrid_layer"):
-        from_config({"model_type": "mimo_v2", **numbered})
+        from_config({"model_type": "kimi_k3", "num_hidden_layers": 4, **listed})
+    numbered = {"num_hidden_layers": 3, "attention_pattern": [0, 1, 1], "mlp_layer_types": ["dense", "sparse"] * 2}
+    with pytest.raises(ConfigError, match=r"config: 2 layers with attention_pattern 1; the fields attention_pattern"):
+        from_config({"model_type": "mimo_v3", **numbered})
     many = {f"mamba_{n}": n for n in range(14)}
     with pytest.raises(ConfigError, match=r"the fields mamba_0, .*, mamba_11 and 2 more$"):
         from_config({"model_type": "zamba2", **many})

@@ -42,7 +42,11 @@ def peak(**fields: Any) -> int:
         # 30 x 30 is one token of 784 pixels, below 3136: grown to 56 x 56
         ({"width": 30, "height": 30}, (56, 56), 16),
         # five frames are read two by two, and two videos twice
-        ({"width": 280, "height": 280, "frames": 5, "count": 2}, (280, 280), 2 * 3 * 400),
+        ({"width": 336, "height": 336, "frames": 5, "count": 2}, (336, 336), 2 * 3 * 576),
+        # a frame has 100352 pixels at least, 128 tokens: 280 x 280 grow by 1.13 to 317, rounded up
+        ({"width": 280, "height": 280, "frames": 2}, (336, 336), 576),
+        # and may have 1.05 times as many, whatever is asked for: 640 x 360 shrink by sqrt(230400/105369) = 1.479
+        ({"width": 640, "height": 360, "frames": 12, "max_pixels": 50176}, (224, 420), 6 * 16 * 30),
         # the same processor
         ({"model": "qwen2-vl-2b", "width": 1024, "height": 768}, (756, 1036), 4 * 27 * 37),
         # patches of 16: 1024/32 = 32 and 768/32 = 24 tokens

@@ -141,6 +141,7 @@ MOMENTS = {
     "weights on the GPU": "权重已在显卡上",
     "embedding's gradient: copy": "嵌入层梯度：复制",
     "experts before four bits": "专家量化为 4 位之前",
+    "last table: cast": "最后一张表：转换类型",
     "adapters decomposed from weights": "由权重分解出适配器",
     "weights arrive": "权重到达",
     "weights to the engine": "权重交给引擎",
@@ -966,6 +967,9 @@ ADVICE = {
     "the {gpu} has no bf16: take precision fp16, with torch, its trainers or trl": (
         "{gpu} 没有 bf16：用 precision fp16，配 torch、它的训练器或 trl"
     ),
+    "weights in float8 {recipe!} are counted in two layouts, of which Transformer Engine needs one on Blackwell": (
+        "float8 {recipe} 的权重按两种布局计算，Transformer Engine 在 Blackwell 上只需一种"
+    ),
     "{form!} needs a Blackwell card: torchao's kernels do not run on the {gpu}": (
         "{form} 需要 Blackwell 卡：torchao 的内核不能在 {gpu} 上运行"
     ),
@@ -1208,6 +1212,19 @@ CALCULATOR = {
         "主权重和状态（DeepSpeed、Megatron）。"
         "fsdp-mixed：fp32 分片，bf16 计算。autocast：torch.autocast 下的 fp32 权重。fp16：在 DeepSpeed 下同 mixed，"
         "否则同 autocast，但用 fp16 和损失缩放，用于没有 bf16 的卡；冻结的基座为 fp16。fp32：全部 fp32。"
+    ),
+    "Whether Transformer Engine's FusedAdam keeps the master weights of Megatron-core's distributed optimizer: the low "
+    "16 bits of each, as the weight is the high ones. Formats other than fp32 and gradients in bf16 need it.": (
+        "Megatron-core 分布式优化器的主权重是否由 Transformer Engine 的 FusedAdam 保存："
+        "每个只存低 16 位，高位即权重本身。"
+        "状态用 fp32 以外的格式或梯度用 bf16 时需要它。"
+    ),
+    "Number format of these master weights.": "这些主权重的数值格式。",
+    "Number format of Adam's first moment, with use_precision_aware_optimizer.": (
+        "Adam 一阶矩的数值格式，与 use_precision_aware_optimizer 同用。"
+    ),
+    "Number format of Adam's second moment, with use_precision_aware_optimizer.": (
+        "Adam 二阶矩的数值格式，与 use_precision_aware_optimizer 同用。"
     ),
     "The optimizer; none: nothing is trained.": "优化器；none：不训练任何东西。",
     "How the data-parallel GPUs share weights, gradients and optimizer states; megatron: Megatron-core's distributed "
@@ -1769,9 +1786,6 @@ REFUSALS = {
     "is of an architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and mixtral-8x7b are": (
         "的架构如今很少有人训练，不在计算范围内；可计算的有 gpt2、gpt-neox-20b 和 mixtral-8x7b"
     ),
-    "has Kimi's delta attention, which is not modelled; qwen3-next-80b-a3b has a gated delta rule": (
-        "用的是 Kimi 的 delta attention，不在计算范围内；qwen3-next-80b-a3b 用的是 gated delta rule"
-    ),
     "is of another BailingMoE than the second, which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t": (
         "属于另一代 BailingMoE；可计算的是第二代：ling-mini-2.0、ling-flash-2.0 和 ling-1t"
     ),
@@ -1784,14 +1798,6 @@ REFUSALS = {
     "too": "用 ALiBi 位置编码，代码随权重发布；同样用 ALiBi 的有 bloom-7b1 和 mpt-7b",
     "has lightning attention in most layers, which is not modelled; ling-flash-2.0 and ling-1t are the nearest": (
         "的大多数层使用 lightning attention，不在计算范围内；最接近的是 ling-flash-2.0 和 ling-1t"
-    ),
-    "has Kimi's delta attention in most layers, which is not modelled; ling-flash-2.0 and qwen3-next-80b-a3b are the "
-    "nearest": "的大多数层用的是 Kimi 的 delta attention，不在计算范围内；最近的是 ling-flash-2.0、qwen3-next-80b-a3b",
-    "has lightning attention, which is not modelled; minimax-m2 is": (
-        "用的是 lightning attention，不在计算范围内；可计算的有 minimax-m2"
-    ),
-    "has layers with windows and sinks of a kind of their own, which are not modelled; mimo-7b is": (
-        "的层有特殊的窗口和 attention sink，不在计算范围内；可计算的有 mimo-7b"
     ),
     "has layers of a kind that is not modelled": "的层不在计算范围内",
     "has layers of a kind that is not modelled; minimax-m2 is of like size": (
@@ -2142,6 +2148,9 @@ REFUSALS = {
     "{value!}, as the actor's with sharding megatron": "{value}，sharding megatron 时与 actor 的相同",
     "below 1; offload.optimizer alone steps all of it there": "小于 1；全部在主机上更新由 offload.optimizer 单独表示",
     "true, or with offload.fraction": "true，或与 offload.fraction 一起",
+    "fp32, or with {name!}": "fp32，或与 {name} 一起",
+    "false; offload.masters says where its masters are": "false；其主权重在哪里由 offload.masters 表示",
+    "false, or with trainer {names*}": "false，或与训练器 {names} 一起",
     "{}, which it always trains": "{}，它总要训练",
     "{}; it has the actor's flags": "{}；它的参数与 actor 相同",
     "false; FSDP's units have it": "false；它属于 FSDP 的单元",

@@ -78,7 +78,7 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
         "sharding": ("megatron",),
         "method": ("full",),
         "precision": ("mixed",),
-        "grad_dtype": ("fp32",) if s.data_parallel_sharding_strategy == "no_shard" else ("bf16", "fp32"),
+        "grad_dtype": ("bf16", "fp32") if frees_gradients(s) else ("fp32",),
         "optimizer": ("adamw",),
         "optimizer_impl": ("fused",),
         "attention": ("flash",),
@@ -102,6 +102,13 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
         return Refusal("sequence_parallel", f"true {given}", "with tensor_parallel above 1")
     cut = megatron_core.stages_fault(s) or megatron_core.chunks_fault(s) or megatron_core.linear_fault(s)
     return cut or length_fault(s) or experts_fault(s)
+
+
+def frees_gradients(s: Scenario) -> bool:
+    """True if gradients need not be fp32: Megatron-LM's own, which `--grad-reduce-in-bf16` leaves as they are, or a
+    precision-aware optimizer's (`main_grads_dtype`).
+    """
+    return s.trainer == "megatron" or s.use_precision_aware_optimizer
 
 
 def length_fault(s: Scenario) -> Refusal | None:

@@ -62,7 +62,7 @@ def modelled(arch: Architecture, version: str) -> Architecture:
     linear = "" if bridged else f"megatron-swift from {BRIDGE} on; before, ranks did not share it: not modelled"
     return megatron_core.modelled(
         arch, "trainer", "own", given="megatron-swift", linear=linear, by_head=True,
-        adapters="own" if bridged else "whole",
+        adapters="own" if bridged else "whole", towers=True,
     )  # fmt: skip
 
 
@@ -82,7 +82,17 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         **shared.batches(values, given, max(1, -(-STEP // one))),
         "checkpointing": "none",
         "create_attention_mask_in_dataloader": False,  # it makes one where batches are padded
+        **({"images.freeze": "vision", "images.checkpointing": hooks(version)} if "images.width" in given else {}),
     }
+
+
+def hooks(version: str) -> bool:
+    """True if it makes a tower's embedded patches require a gradient, frozen or not, and recomputes its blocks.
+
+    Before 4.0 `vit_gradient_checkpointing` is on; since then it follows `freeze_vit` (`trainers/base.py:520` of 3.12.0,
+    `_prepare_vit_gradient_checkpointing`; arguments/megatron_args.py:807).
+    """
+    return not at_least(version, BRIDGE)
 
 
 def packs(task: str, given: Mapping[str, Any]) -> bool:
@@ -93,6 +103,8 @@ def packs(task: str, given: Mapping[str, Any]) -> bool:
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why it cannot run `s`, or is not modelled for it, in one line, or None."""
     own = {"packing": (False, True), "method": ("full", "lora")}
+    if s.images and s.images.freeze != "vision":
+        return Refusal("images.freeze", f"{s.images.freeze!r} with trainer {s.trainer}", "vision; not modelled")
     # mcore-bridge has a forward of linear attention of its own, which runs no part again
     fault = megatron.refuse_with(s, TASKS, own) or megatron_core.parts_fault(s, known=False)
     return fault or rlhf_fault(s) or (adapters_fault(s) if s.lora else None)
@@ -136,7 +148,8 @@ def adapters_fault(s: Scenario) -> Refusal | None:
 
 def keeps(s: Scenario) -> dict[str, Any]:
     """The fields that it sets in a trained `Role`; batches that are padded have a mask (`template/base.py`)."""
-    return {"handed": HANDED.get(s.task, 1), "masks": not s.unpadded}
+    hooked = hooks(str(s.versions["megatron-swift"]))
+    return {"handed": HANDED.get(s.task, 1), "masks": not s.unpadded, "hooks": hooked}
 
 
 def path(s: Scenario, usual: Path) -> Path:

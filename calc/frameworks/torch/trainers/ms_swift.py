@@ -27,6 +27,7 @@ RELEASES: Mapping[str, Pins] = {
     "4.6.0": Pins("0.19.8", "2.13.0", "5.19.0"),
 }
 BUCKET = 200_000_000  # reduce_bucket_size of zero1.json and zero2.json (llm/ds_config of 3.12.0)
+ONE_STREAM = "3.2.2"  # whose files switch overlap_comm off (commit e5c4c39ec of 2025-03-24), which was on before
 TURN = 512  # chunk_size (rlhf_trainers/gkd_loss.py:100)
 TURNS_SINCE = "3.12"  # the first release read that has it; 3.8 has TRL's own loss
 STEP = 16  # sequences of a step over all GPUs, unless a number of micro batches is given (trainers/arguments.py:291)
@@ -90,7 +91,7 @@ def refuse(s: Scenario) -> Refusal | None:
 
 def deepspeed(s: Scenario) -> DeepSpeed:
     """DeepSpeed with the file that `--deepspeed zero2` names, or another stage (llm/ds_config of 3.12.0)."""
-    usual = shared.shipped(s)
+    usual = replace(shared.shipped(s), overlap_comm=not at_least(s.versions["ms-swift"], ONE_STREAM))
     return usual if s.sharding == "zero3" else replace(usual, reduce_bucket=BUCKET)
 
 

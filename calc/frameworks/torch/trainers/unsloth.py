@@ -34,7 +34,11 @@ RELEASES: Mapping[str, Pins] = {
 # the families that run its own attention, the Transformers from which layers share a table, and a table's positions
 ROTATES, SHARED, POSITIONS = ("llama", "mistral", "qwen2", "gemma", "gemma2"), "4.48", 32_768
 IN_FP32 = ("gemma", "gemma2")  # their tables (models/gemma.py:239 of 2024.8)
+MAPS = "2024.3"  # sets PYTORCH_CUDA_ALLOC_CONF (commit c599ae0f27 of 2024-03-17)
 GROWS = "2024.7"  # tables that begin with POSITIONS (commit 54dd81de67 of 2024-07-18); before, they had all of them
+# models in whose source no pattern found the loss, since they cast logits themselves, and the first release to find it
+# (unsloth_zoo compiler.py, `apply_fused_lm_head`, run over Transformers' models from 4.54 to 5.5)
+UNMATCHED, MATCHED = ("granitemoehybrid",), "2026.5.2"
 WHOLE = 1024  # tokens of a micro batch up to which logits were made all the same (models/llama.py:1092 of 2025.3.19)
 FIXED = {"optimizer": "adamw-8bit"}  # what its command sets for good (unsloth_cli/commands/train.py:63)
 ACCUMULATION = 4  # gradient_accumulation_steps (unsloth_cli/config.py:36)
@@ -49,7 +53,6 @@ DEFAULTS = Table(
     Default("loss", CUT, "cut", "fused_linear_cross_entropy (models/llama.py of 2024.11.10)"),
     Default("loss", FUSED, "fused", "unsloth_fused_ce_loss (unsloth_zoo/fused_losses/cross_entropy_loss.py)"),
     Default("packing", FIRST, False, "packing (unsloth_cli/config.py:42)"),
-    Default("expandable_segments", FIRST, True, "PYTORCH_CUDA_ALLOC_CONF (unsloth_zoo/__init__.py; before, unsloth's)"),
 )
 ADAPTERS = Table(
     Default("lora.rank", FIRST, 64, "lora_r (unsloth_cli/config.py:67)"),
@@ -92,6 +95,7 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         **shared.batches(values, given, ACCUMULATION),
         "sharding": shared.sharded(given),
         "precision": "bf16",
+        "expandable_segments": at_least(str(given.get("versions.unsloth", version)), MAPS),
         # the checkpointing named unsloth (unsloth_zoo/gradient_checkpointing.py): of the reentrant kind
         "offload.activations": given.get("checkpointing", values["checkpointing"]) == "full",
         "reentrant": True,
@@ -134,7 +138,12 @@ def path(s: Scenario, usual: Path) -> Path:
     gradients in forward, compiled, in chunks for which it allows half of the free memory: computed as one, which they
     are unless fp32 logits are larger than what is free (unsloth_zoo fused_losses/cross_entropy_loss.py,
     `get_chunk_size`).
+
+    It finds the loss in a model's source by patterns. A model that none of them matches makes all logits, casts them to
+    fp32 itself, and hands them to that kernel (unsloth_zoo 2025.10.12 loss_utils.py:112, `UnslothForCausalLMLoss`).
     """
+    if s.architecture.family in UNMATCHED and not at_least(str(s.versions["unsloth"]), MATCHED):
+        return Path("flash", head_fp32=True, in_place=True)
     between = at_least(shared.ran(s, RELEASES), SHORT) and shared.ran(s, RELEASES) != NEWEST
     if s.loss == "full" or (between and s.rows * s.longest_len <= WHOLE):
         return Path("flash", in_place=True, caps=True, metrics=4 if trainer.wrapped(s) else 0)

@@ -33,17 +33,24 @@ ROUNDS = {
     "22483b7": "first, 2026-11-26, fourth round",
     "1d82256": "first, 2026-11-27, fifth round",
     "8fca1b8": "first, 2026-11-27, sixth round",
+    "92a0e63a": "first, 2026-11-28, seventh round",
 }
 SAID = {"all": "the whole job", "part": "a part of it"}
 
 
 class Compared(NamedTuple):
-    """An estimate of what a record's metric counts, its range in bytes, and its verdict."""
+    """An estimate of what a `metric` counts, its range in bytes, and its verdict."""
 
     estimated: int
     low: int
     high: int
     verdict: str
+    metric: str = ""
+
+    @property
+    def ranged(self) -> bool:
+        """True if the figure is compared with a range."""
+        return self.metric in RANGES
 
 
 class Kept(NamedTuple):
@@ -78,9 +85,11 @@ def found() -> list[Kept]:
 
 
 def _kept(record: Mapping[str, Any], r: Residual) -> Kept:
-    then = record["blind"]["first"]
-    first = Compared(then["estimated_bytes"], then["low_bytes"], then["high_bytes"], then["verdict"]) if then else None
-    return Kept(record, r.measured, r.most, first, Compared(r.counted, r.low, r.high, r.verdict))
+    then, first = record["blind"]["first"], None
+    if then:
+        metric = then.get("metric", record["metric"])
+        first = Compared(then["estimated_bytes"], then["low_bytes"], then["high_bytes"], then["verdict"], metric)
+    return Kept(record, r.measured, r.most, first, Compared(r.counted, r.low, r.high, r.verdict, record["metric"]))
 
 
 @cache
@@ -97,7 +106,7 @@ def figures() -> list[Kept]:
 def figure(what: str) -> str:
     """A figure of the class: `count`, `unsaid`, `whole` (jobs said as a whole), or of the figures said as a whole today
     `median`, `p90`, `inside`; `first_median`, `first_p90` and `first_inside` of the first round's first comparison, of
-    all then said; `second_count` to `sixth_count` and the like of later rounds', of jobs then said
+    all then said; `second_count` to `seventh_count` and the like of later rounds', of jobs then said
     as a whole.
     """
     every, lost = figures(), sum(job["figure"] for job in unsaid_jobs())
@@ -105,7 +114,7 @@ def figure(what: str) -> str:
     first, *later = (compared(every, revision) for revision in ROUNDS)
     values = {"count": str(len(every) + lost), "unsaid": str(lost), "whole": str(len(whole)), **_summed(whole)}
     values |= {f"first_{name}": value for name, value in _summed(first).items()}
-    for word, pairs in zip(("second", "third", "fourth", "fifth", "sixth"), later, strict=True):
+    for word, pairs in zip(("second", "third", "fourth", "fifth", "sixth", "seventh"), later, strict=True):
         then = [(one, of) for one, of in pairs if one.record["blind"]["first"]["said"] == "all"]
         values |= {f"{word}_count": str(len(then))} | {f"{word}_{name}": it for name, it in _summed(then).items()}
     if what not in values:
@@ -120,7 +129,7 @@ def compared(every: Iterable[Kept], revision: str) -> list[tuple[Kept, Compared]
 
 def _summed(pairs: Sequence[tuple[Kept, Compared]]) -> dict[str, str]:
     errors = sorted(abs(one.error(of)) for one, of in pairs)
-    inside = [one.inside(of) for one, of in pairs if one.record["metric"] in RANGES]
+    inside = [one.inside(of) for one, of in pairs if of.ranged]
     return {
         "median": f"{100 * median(errors):.1f} %",
         "p90": f"{100 * _ninetieth(errors):.0f} %",
@@ -165,7 +174,7 @@ def summary() -> Table:
 def _cells(pairs: Iterable[tuple[Kept, Compared]]) -> tuple[Cell, ...]:
     every = list(pairs)
     errors = sorted(abs(one.error(of)) for one, of in every if one.measured)
-    inside = [one.inside(of) for one, of in every if one.measured and one.record["metric"] in RANGES]
+    inside = [one.inside(of) for one, of in every if one.measured and of.ranged]
     judged = [one.same_verdict(of) for one, of in every if one.record["verdict"] in ("fits", "oom")]
     return (
         Cell(len(errors)),
@@ -207,7 +216,7 @@ def one_by_one() -> Table:
                 Cell(100 * one.error(one.first)) if one.first else none,
                 Cell(one.now.estimated / GiB, exact=one.now.estimated),
                 Cell(100 * one.error(one.now)),
-                Cell("yes" if one.inside(one.now) else "no") if record["metric"] in RANGES else Cell("—"),
+                Cell("yes" if one.inside(one.now) else "no") if one.now.ranged else Cell("—"),
                 Cell(record["blind"]["lacks"] or ""),
                 Cell(record["blind"].get("open", "")),
                 Cell(record.get("explanation", "")),
