@@ -36,7 +36,8 @@ class Spelling(NamedTuple):
 
     `torch`: the class. `openrlhf`: `--optim` (cli/train_sft.py of 0.11.0). `verl`: the key `optim.optimizer`
     (workers/config/optimizer.py of 0.9.1). `trl`: Transformers' names, by implementation. `slime`: Megatron-LM's
-    `--optimizer`. `swift`: ms-swift's own `--optimizer` beside Transformers' (swift/optimizers of 4.6.0).
+    `--optimizer`. `swift`: ms-swift's own `--optimizer` beside Transformers' (swift/optimizers of 4.6.0), and
+    `llamafactory` its switch (hparams/finetuning_args.py of 0.9.6).
     """
 
     torch: str
@@ -45,6 +46,7 @@ class Spelling(NamedTuple):
     trl: Mapping[str, Optim]
     slime: str = ""
     swift: str = ""
+    llamafactory: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -258,13 +260,15 @@ OPTIMIZERS: Mapping[str, Facts] = {
     "muon": Facts(
         label="Muon",
         # momentum_buffer (Emerging-Optimizers `orthogonalized_optimizer.py`; Moonlight abaa96ec
-        # `examples/toy_train.py`, which ms-swift runs)
+        # `examples/toy_train.py`, which ms-swift and LLaMA-Factory run)
         moments=1,
         orthogonal=True,
         implementations=("fused",),  # a class of its own, beside Transformer Engine's AdamW
         # in place: weight decay moves 2, the momentum 3, the update 3
         steps=dict.fromkeys(("fused", "foreach", "single"), Step(0, 8)),
-        spelled=Spelling(torch="emerging_optimizers.Muon", openrlhf="", verl="", trl={}, swift="muon"),
+        spelled=Spelling(
+            torch="emerging_optimizers.Muon", openrlhf="", verl="", trl={}, swift="muon", llamafactory="use_muon"
+        ),
     ),
     "none": Facts(  # nothing is trained
         label="none",

@@ -61,9 +61,13 @@ STAGES = {
     **{name: name for name in PREFERENCE},
 }
 TRL = re.compile(r"\btrl\b|(?:^|/|\s)(?:sft|dpo|grpo|reward_modeling|orpo|cpo|kto|gkd)\w*\.py|trl/")
+DOUBLE = (
+    "use_bnb_nested_quant", "double_quantization", "bnb_4bit_use_double_quant",
+    "bnb_config_kwargs.bnb_4bit_use_double_quant",
+)  # fmt: skip
 IGNORED = re.compile(
     r"learning_rate|^lr|warmup|output|save|logging|eval|report_to|wandb|dataset|data_|template|max_samples|epoch|seed|"
-    r"scheduler|overwrite|num_proc|preprocess|ddp_timeout|plot|do_train|do_eval|run_name|push_to|hub|weight_decay|adam_|"
+    r"scheduler|overwrite|num_proc|preprocess|ddp_timeout|plot|do_train|do_eval|run_name|push_to|hub|weight_decay|(?<!_)adam_|"
     r"max_steps|trust_remote|config_file|accelerate_config|machine_rank|main_process|master_|node_rank|rdzv|tf32|"
     r"train_on|group_by|early_stop|special_tokens|tokenizer|val_|strict|local_rank|max_grad_norm|dataloader|resume|"
     r"beta|pref_|stage$|template|temperature|top_|reward_func|epsilon|loss_type|lora_alpha|alpha|use_cpu|same_network|"
@@ -208,6 +212,8 @@ def _optimizer(flags: Flags) -> dict[str, Any]:
     """The optimizer and its implementation, by Transformers' name."""
     named, more = flags.text(*OPTIMIZER), flags.text("optim_args") or ""
     for name, facts in OPTIMIZERS.items():
+        if (named and named == facts.spelled.swift) or flags.on(facts.spelled.llamafactory or "none"):
+            return {"optimizer": name}
         for implementation, spelled in facts.spelled.trl.items():
             if named == spelled.optim and more == spelled.optim_args:
                 chosen = facts.usual if implementation not in facts.implementations else implementation
@@ -228,21 +234,20 @@ def _adapters(flags: Flags) -> dict[str, Any]:
         return {"method": None}
     named = flags.text(*TARGETS)
     everything = flags.on("lora_target_linear") or named in ("all", "all-linear", "ALL")
-    double = flags.text("use_bnb_nested_quant", "double_quantization", "bnb_4bit_use_double_quant")
+    double = flags.text(*DOUBLE)
     qlora = four or kind == "qlora"
     return {
         "method": "qlora" if qlora else "lora",
         "lora.rank": rank,
         "lora.dropout": flags.number("lora_dropout"),
         "lora.targets": "all-linear" if everything else listed(named) if named else None,
-        "double_quantization": flags.on("use_bnb_nested_quant", "double_quantization", "bnb_4bit_use_double_quant")
-        if qlora and double is not None
-        else None,
+        "double_quantization": flags.on(*DOUBLE) if qlora and double is not None else None,
+        "quantize_moe_experts": True if qlora and flags.on("quantize_moe_experts") else None,
     }
 
 
 def _full(flags: Flags) -> bool:
-    kind = flags.text("finetuning_type", "sft_type", "train_type")
+    kind = flags.text("finetuning_type", "sft_type", "train_type", "tuner_type")
     return kind in ("full", "freeze") or flags.switch("use_peft") is False
 
 

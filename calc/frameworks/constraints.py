@@ -20,6 +20,7 @@ ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a mode
 HYBRID = ("verl", "megatron", "megatron-swift")
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
 QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
+ORTHOGONAL = ("own", "ms-swift", "llamafactory")  # trainers whose Muon, of PyTorch's operations, was read
 MASKS = ("megatron",)  # trainers whose data loader makes masks of all pairs of positions where it is asked to
 MEGATRON_FSDP = ("megatron",)  # trainers whose Megatron-FSDP is modelled
 ENGINE_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")  # Transformer Engine's, of 8 bits
@@ -374,8 +375,8 @@ def states_fault(s: Scenario) -> Refusal | None:
     makes matrices orthogonal, whole ones on each rank.
     """
     if OPTIMIZERS[s.optimizer].orthogonal and s.trainer != "megatron":
-        if s.framework != "torch" or s.trainer not in ("own", "ms-swift"):
-            return Refusal("optimizer", repr(s.optimizer), "with torch and trainer own, ms-swift or megatron")
+        if s.framework != "torch" or s.trainer not in ORTHOGONAL:
+            return Refusal("optimizer", repr(s.optimizer), f"with torch and trainer {', '.join(ORTHOGONAL)}, megatron")
         if s.sharding not in ("none", "ddp"):
             return Refusal("optimizer", f"{s.optimizer!r} with sharding {s.sharding}", "with none, ddp; not modelled")
     if not OPTIMIZERS[s.optimizer].narrow or (s.precision == "bf16" and s.sharding in ("none", "ddp", *FSDP)):

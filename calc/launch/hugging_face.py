@@ -13,6 +13,7 @@ from calc.scenario.scenario import Scenario
 from calc.scenario.words import ROLES
 
 DEEPSPEED = "deepspeed.json"
+NOTHING: Mapping[str, Any] = {}
 # the fields that `use_liger_kernel` decides together
 LIGER = ("kernels", "loss")
 
@@ -93,20 +94,20 @@ def yaml(settings: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def arguments(s: Scenario, own: str = "") -> dict[str, Any]:
+def arguments(s: Scenario, own: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
     """The TrainingArguments that every trainer on it has under their own names: optimizer, accumulation, sharding.
 
-    `own`: the trainer's word for the optimizer, if it has one beside Transformers', for an argument `optimizer`.
+    `own`: the trainer's arguments for an optimizer that it has beside Transformers'.
     """
-    found = Optim(own) if own else optim(s)
+    found = None if own else optim(s)
     told: dict[str, Any] = {
         "gradient_accumulation_steps": s.accumulation,
         "gradient_checkpointing": s.checkpointing == "full",
-        "optimizer" if own else "optim": found.optim,
+        **({"optim": found.optim} if found else own),
     }
     if s.checkpointing == "full":
         told["gradient_checkpointing_kwargs"] = reentrant(s)
-    if found.optim_args:
+    if found and found.optim_args:
         told["optim_args"] = found.optim_args
     if s.sharded.family == "zero":
         told["deepspeed"] = DEEPSPEED

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.launch import hugging_face, shell
 from calc.launch.shell import Launch, LaunchError, Placeholder
 from calc.scenario.scenario import Scenario
@@ -36,6 +37,7 @@ def settings(s: Scenario) -> dict[str, Any]:
             f"precision: given {s.precision!r} with method {s.method}, allowed for a command of llamafactory: bf16, "
             "fp16, or mixed with DeepSpeed; a frozen base is loaded in 16 bits"
         )
+    own = OPTIMIZERS[s.optimizer].spelled.llamafactory
     told = {
         "model_name_or_path": shell.model_name(s.model, variable=True),
         "stage": STAGES[s.task],
@@ -55,7 +57,7 @@ def settings(s: Scenario) -> dict[str, Any]:
         "pure_bf16": pure,
         **{
             key: value
-            for key, value in hugging_face.arguments(s).items()
+            for key, value in hugging_face.arguments(s, {own: True} if own else {}).items()
             if not key.startswith("gradient_checkpointing")
         },
         **(hugging_face.fsdp(s) if s.sharded.family == "fsdp" else {}),

@@ -63,7 +63,8 @@ def flags(s: Scenario) -> Iterator[Words]:
     yield option("--padding_free", s.padding_free)
     yield option("--per_device_train_batch_size", s.micro_batch)
     yield option("--use_liger_kernel", s.loss == "fused" or s.kernels == "liger")
-    for name, value in hugging_face.arguments(s, OPTIMIZERS[s.optimizer].spelled.swift).items():
+    own = OPTIMIZERS[s.optimizer].spelled.swift
+    for name, value in hugging_face.arguments(s, {"optimizer": own} if own else {}).items():
         yield option(f"--{name}", json.dumps(value) if isinstance(value, dict) else value)
     if s.sharded.family == "fsdp":
         yield option("--fsdp", FSDP)

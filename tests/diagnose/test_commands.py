@@ -203,3 +203,13 @@ def test_the_program_that_a_launcher_starts_is_no_part_of_the_number_before_it()
     text = "torchrun --nproc_per_node 4 train.py --model_name_or_path Qwen/Qwen2.5-7B --target_modules q_proj v_proj"
     found = read(f"{text} --use_peft --lora_r 8 --per_device_train_batch_size 2", CATALOG)
     assert {"gpus": 4, "lora.targets": ["q_proj", "v_proj"], "micro_batch": 2}.items() <= found.fields.items()
+
+
+def test_an_optimizer_that_is_a_switch_is_read_and_none_is_passed_over() -> None:
+    """LLaMA-Factory's use_muon is one that is known, use_adam_mini one that is not."""
+    yaml = (
+        "model_name_or_path: Qwen/Qwen2-1.5B-Instruct\nstage: sft\nfinetuning_type: full\n{}: true\ncutoff_len: 2048\n"
+    )
+    known, unknown = (read(yaml.format(switch), CATALOG) for switch in ("use_muon", "use_adam_mini"))
+    assert known.fields["optimizer"] == "muon" and "use_muon" not in known.unread
+    assert "optimizer" not in unknown.fields and unknown.unread == ["use_adam_mini"]

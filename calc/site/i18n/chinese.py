@@ -2105,7 +2105,7 @@ REFUSALS = {
     "null; with torch, trl and trainer own, {names!}": "null；或用 torch、trl，且 trainer 为 own、{names}",
     "null, or with none, ddp; not modelled": "null，或与 none、ddp 一起；没有模拟",
     "with none, ddp; not modelled": "与 none、ddp 一起；没有模拟",
-    "with torch and trainer own, ms-swift or megatron": "用 torch，且 trainer 为 own、ms-swift 或 megatron",
+    "with torch and trainer {names!}": "用 torch，且 trainer 为 {names}",
     "false; it has none that is modelled": "false；它没有已模拟的视觉塔",
     "false; images.freeze says if it is trained": "false；是否训练由 images.freeze 说明",
     "one with the student's, {n#}": "与学生词表相同的模型，{n}",
