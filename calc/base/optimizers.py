@@ -62,8 +62,9 @@ class Facts:
     bytes an element that its step of one parameter takes, whatever the type, in place of `temporaries`. `widens`: it
     steps in fp32 copies of gradient and weight, whatever their type, once the next gradient is there. `narrow`: its
     states are bf16 whatever it steps in, which is counted for weights of that type. `orthogonal`: it steps matrices
-    alone, but for embeddings and heads, each made orthogonal; AdamW steps the rest. `trainer`: the class that
-    Transformers' Trainer builds for the name, where that is another.
+    alone, but for embeddings and heads, each made orthogonal; AdamW steps the rest. `aware`: Transformer
+    Engine steps it with masters and moments of formats of their own. `trainer`: the class that Transformers' Trainer
+    builds for the name, where that is another.
     """
 
     label: str
@@ -78,6 +79,7 @@ class Facts:
     widens: bool = False
     narrow: bool = False
     orthogonal: bool = False
+    aware: bool = False
     implementations: tuple[str, ...]
     steps: Mapping[str, Step]
     spelled: Spelling
@@ -117,6 +119,7 @@ _ADAMW = Facts(
     label="AdamW",
     moments=2,  # exp_avg, exp_avg_sq: `zeros_like(param)`
     deepspeed=True,  # FusedAdam (deepspeed ops/adam/fused_adam.py)
+    aware=True,  # FusedAdam (transformer_engine pytorch/optimizers/fused_adam.py)
     implementations=("foreach", "fused", "single"),
     # foreach holds the list of denominators (`_foreach_sqrt`), a single tensor a denominator and a quotient. The fused
     # kernel moves gradient, weight and two moments; otherwise weight decay moves 2, the moments 3 and 5, the square

@@ -319,8 +319,9 @@ def precision_fault(s: Scenario) -> Refusal | None:
         return None
     if s.trainer not in MEGATRON:
         return Refusal(field, f"true with {_loop(s)}", f"false, or with trainer {', '.join(MEGATRON)}")
-    if s.optimizer != "adamw":
-        return Refusal("optimizer", f"{s.optimizer} with {field}", "adamw")
+    if not OPTIMIZERS[s.optimizer].aware:
+        allowed = ", ".join(name for name, own in OPTIMIZERS.items() if own.aware)
+        return Refusal("optimizer", f"{s.optimizer} with {field}", allowed)
     if s.data_parallel_sharding_strategy != "no_shard":
         return Refusal(field, "true with Megatron-FSDP", "false; not modelled")
     if s.offload.states:
