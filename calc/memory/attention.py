@@ -12,6 +12,8 @@ from calc.autograd.tape import NOTHING, Course, Size, Tensor, of
 from calc.memory.linears import WIDTH, Linears
 from calc.memory.run import output_name
 
+OUTPUT = of(o=1)
+
 
 class Attention(Linears):
     """Writes the attention block of a decoder layer."""
@@ -279,10 +281,23 @@ class Attention(Linears):
         joined = joined or (arch.pieces and not self.run.packaged)
         if self.run.kernel == "flash":
             sums = self.accumulators(grouped=arch.grouped and not arch.repeated)
+            if arch.v_dim < arch.head_dim and not arch.modeling:
+                return self.filled_up(q, k, v, sums)
             out = self.kernel(q, k, v, sums, course=(None, sums))
             return tape.op("attention: contiguous", [out], of(o=1), self.c) if joined else out
         mask = [Tensor(of(**{"S": 1}), self.c)] if self.run.kernel == "masked" else []
         return self.kernel(q, k, v, of(H=4) + (of(q=4) if self.c == 2 else NOTHING), mask=mask)
+
+    def filled_up(self, q: Tensor, k: Tensor, v: Tensor, sums: Size) -> Tensor:
+        """FlashAttention on values that are narrower than queries: filled up to their width, and the output cropped.
+
+        transformers 5.23 `integrations/flash_attention.py:75`.
+        """
+        tape = self.tape
+        wide = tape.op("v: pad", [v], of(q=1), v.b)
+        out = self.kernel(q, k, wide, sums, course=(None, sums), out=of(q=1))
+        cropped = tape.op("attention: crop", [out], of(o=1), out.b, view=True)
+        return tape.op("attention: contiguous", [cropped], of(o=1), self.c)
 
     def across_ranks(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention to the positions of other ranks, too, in the way that the framework exchanges them."""
@@ -307,11 +322,12 @@ class Attention(Linears):
         scratch: Size = NOTHING,
         mask: Sequence[Tensor] = (),
         course: Course = (),
+        out: Size = OUTPUT,
     ) -> Tensor:
         """Attention in one operation, with its temporaries: `scratch` in forward, `backward` in backward."""
         lse = Tensor(of(H=1), 4)
         spared = None if self.run.packaged else [lse]
-        return self.tape.op("attention", [q, k, v], of(o=1), self.c, saves=[q, k, v, lse, *mask], saves_out=True,
+        return self.tape.op("attention", [q, k, v], out, self.c, saves=[q, k, v, lse, *mask], saves_out=True,
                             scratch=scratch, backward_scratch=backward, backward_course=course, weight=self.sinks,
                             spared=spared, multiplies=True)  # fmt: skip
 

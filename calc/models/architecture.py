@@ -660,6 +660,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             yield from linear(f"{a}.indexer.weights_proj", h, x.heads)
 
     def attention() -> Iterable[Tensor]:
+        width = arch.value_dim or arch.head_dim
         if arch.attention_sinks:
             yield tensor(f"{a}.sinks", (heads,), "sink", "attn")
         if arch.fused_qkv:
@@ -669,10 +670,10 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             if not spec.borrows:
                 yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
             if not arch.keys_as_values and not spec.borrows:
-                yield from linear(f"{a}.v_proj", h, arch.kv_heads * arch.v_dim, arch.qkv_bias)
+                yield from linear(f"{a}.v_proj", h, arch.kv_heads * width, arch.qkv_bias)
             if arch.output_gate == "apart":
                 yield from linear(f"{a}.gate_proj", h, queries)
-        yield from linear(f"{a}.{names.output}", heads * arch.v_dim, h, arch.o_bias)
+        yield from linear(f"{a}.{names.output}", heads * width, h, arch.o_bias)
         if arch.qk_norm not in ("", "bare"):
             whole = arch.qk_norm in ("each", "width")
             yield from norm(f"{a}.{names.q_norm}", queries if whole else arch.head_dim, "attn")

@@ -572,12 +572,6 @@ FAMILIES: dict[str, Family] = {
         dict(routing="narrow", routing_uncast=True, tuned=True), biases=_ATTENTION, experts="n_routed_experts",
         mla=True,
     ),
-    "minimax": Family(
-        dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=None, num_local_experts=8,
-             num_experts_per_tok=2, block_size=256),
-        dict(routing_uncast=True, normed_stream=True), window="all", experts="num_local_experts",
-        expert_size="intermediate_size", delta="lightning", refused=("router_jitter_noise",),
-    ),
     "minimax_m2": Family(
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=196608, num_local_experts=256,
              num_experts_per_tok=8),
@@ -790,6 +784,12 @@ FAMILIES: dict[str, Family] = {
              first_k_dense_replace=1, norm_topk_prob=True),
         dict(qk_norm="heads", routing="fp32", routing_uncast=True), window="period", unrotated="not-slide",
         experts="num_experts", spelled=dict(n_shared_experts="num_shared_experts"),
+    ),
+    "minimax": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=None, num_local_experts=8,
+             num_experts_per_tok=2, block_size=256),
+        dict(routing_uncast=True, normed_stream=True), window="all", experts="num_local_experts",
+        expert_size="intermediate_size", delta="lightning", refused=("router_jitter_noise",),
     ),
     "kimi_linear": Family(
         dict(num_key_value_heads=32, model_max_length=1048576, attention_bias=False, kv_lora_rank=512,

@@ -168,7 +168,9 @@ def attended(arch: Architecture, spec: LayerSpec) -> int:
     """Elements that a query and a key of all heads multiply in a layer of the kind `spec`."""
     arch = arch.at(spec)
     match spec.mixer:
-        case "attention" | "both" | "latent":
+        case "attention" | "both":
+            return arch.heads * (arch.head_dim + (arch.value_dim or arch.head_dim))
+        case "latent":
             return arch.heads * (arch.head_dim + arch.v_dim)
         case "delta" | "lightning" | "ssm" | "conv" | "none":
             return 0

@@ -79,8 +79,9 @@ def test_phi_3_beyond_its_window_keeps_the_traced_bytes() -> None:
 @pytest.mark.parametrize(
     ("kernel", "closed_form", "bytes_at_2048"),
     [
-        # q and k joined from two parts, 4q; values inside kv_b_proj's product, 2kvb; norms of two low ranks, 8 each
-        ("flash", "16h + 8c_q + 8c_kv + 4q + 2kvb + 4o + 4H + 8i + 16", 508_432),
+        # q and k joined from two parts, 4q; norms of two low ranks, 8 each; for flash values filled up to q's width and
+        # an output as wide, 4q, and what is left of that; for others values inside kv_b_proj's product, 2kvb
+        ("flash", "16h + 8c_q + 8c_kv + 8q + 2o + 4H + 8i + 16", 508_432),
         ("efficient", "16h + 8c_q + 8c_kv + 4q + 2kvb + 2o + 4H + 8i + 16", 475_664),
         ("eager", "16h + 8c_q + 8c_kv + 4q + 2kvb + 2o + 6H·S + 8i + 16", 2_048_016),
     ],
@@ -95,7 +96,7 @@ def test_latent_attention_keeps_the_bytes_that_were_traced(kernel: str, closed_f
 def test_without_a_low_rank_for_queries_one_projection_makes_them() -> None:
     """DeepSeek-V2-Lite has no q_lora_rank: neither 8c_q nor a norm's scale, 4; no sum divides weights: 2k + 4."""
     kept = terms(tape("deepseek-v2-lite", moe=True).saved())
-    assert kept == form("20h + 8c_kv + 4q + 2kvb + 4o + 4H + 4E + 36k + 4k·h + 8k·j + 8s + 12 | 4W_gate")
+    assert kept == form("20h + 8c_kv + 8q + 2o + 4H + 4E + 36k + 4k·h + 8k·j + 8s + 12 | 4W_gate")
 
 
 def test_flash_sums_keys_and_values_gradients_only_where_heads_share_them() -> None:
@@ -344,7 +345,8 @@ def test_gpt_neox_chunks_one_product_whose_gradient_is_joined_once() -> None:
 def test_latent_attention_splits_rotates_and_joins() -> None:
     """q: q_pass and q_rot are views; rotating makes 2·H·rope, with three temporaries; joining 2q.
 
-    Backward, `k: split` concatenates the gradients of k_pass and v, 2kvb, beside them.
+    Values are filled up to 2q for the kernel, whose output has that width, too, and is cropped. Backward, `k: split`
+    concatenates the gradients of k_pass and v, 2kvb, beside them.
     """
     made = tape("deepseek-v3")
     check(passing("deepseek-v3", forward_of(made)), """
@@ -355,11 +357,14 @@ def test_latent_attention_splits_rotates_and_joins() -> None:
         q: join = 2h + 4q + 2c_kv + 2rope + 2H·rope
         kv_b_proj = 2h + 2q + 2rope + 2kvb
         k: join = 2h + 4q + 2rope + 2kvb
-        attention: contiguous = 2h + 2o
+        v: pad = 2h + 6q + 2kvb
+        attention: contiguous = 2h + 2kvb + 2o
     """)  # fmt: skip
     check(passing("deepseek-v3", backward_of(made)), """
         attention: contiguous = 2h + 4o
-        attention = 2h + 8q + 4o + 4H
+        attention: crop = 2h + 2o + 2q
+        attention = 2h + 12q + 4H
+        v: pad = 2h + 6q + 2o
         k: join = 2h + 4q + 2kvb + 2rope
         k: split = 2h + 2q + 4kvb + 2rope
         kv_b_proj = 2h + 2q + 2kvb + 2c_kv + 2rope

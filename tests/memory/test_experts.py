@@ -31,7 +31,7 @@ from calc.memory.run import Adapter, Run, dimensions
         ("gpt-oss-20b", {}, "20h + 6q + 4kv + 4H + 44k + 4k·h + 14k·j + 8", 292_024),
         # the sink is a column more: 2H·(S + 1), its maximum an index of 8 bytes
         ("gpt-oss-20b", {"kernel": "eager"}, "20h + 8q + 10H + 2H·S + 44k + 4k·h + 14k·j + 8", 560_696),
-        ("deepseek-v3", {}, "20h + 8c_q + 8c_kv + 4q + 2kvb + 4o + 4H + 4E + 40k + 4k·h + 8k·j + 8s + 20 | 4W_gate",
+        ("deepseek-v3", {}, "20h + 8c_q + 8c_kv + 8q + 2o + 4H + 4E + 40k + 4k·h + 8k·j + 8s + 20 | 4W_gate",
          771_412),
         ("deepseek-v3", {"kernel": "efficient"},
          "20h + 8c_q + 8c_kv + 4q + 2kvb + 2o + 4H + 4E + 40k + 4k·h + 8k·j + 8s + 20 | 4W_gate", 738_644),

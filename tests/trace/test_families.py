@@ -222,7 +222,7 @@ def way(family: str, turn: int) -> dict[str, Any]:
     """One of three ways of running a family, in turn; flash where it has no other."""
     if family in ("deepseek_v32", "glm_moe_dsa"):  # whose mask of chosen keys only these see
         return SDPA
-    if family in ("bloom", "mpt"):  # which slope scores, and so run eagerly alone
+    if family in ("bloom", "mpt", "mimo_v2_flash"):  # which slope scores, or have sinks beside narrow values
         return {**FLASH, "attention": "eager"}
     fields = (FLASH, SDPA, EAGER)[turn % 3]
     without_q_proj = family in ("phi3", "gpt_neox", "gpt2", "falcon") or bool(OWN.get(family, {}).get("q_lora_rank"))
