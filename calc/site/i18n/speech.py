@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import cache, partial
 from html import escape, unescape
 from typing import NamedTuple
 
@@ -63,7 +63,7 @@ class Template(NamedTuple):
     """A message: the longest text that it always has, its pattern, the kinds of its placeholders, its translation."""
 
     always: str
-    pattern: re.Pattern[str]
+    pattern: str
     kinds: Mapping[str, str]
     translation: str
 
@@ -79,12 +79,16 @@ def _templates(language: str) -> list[Template]:
     ]
 
 
-def _pattern(parts: list[str]) -> re.Pattern[str]:
+def _pattern(parts: list[str]) -> str:
     """The pattern of a message that is split into its text and the names and kinds of its placeholders."""
     pattern = re.escape(parts[0])
     for name, kind, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
         pattern += f"(?P<{name}>{KINDS[kind]}){re.escape(text)}"
-    return re.compile(pattern, re.S)
+    return pattern
+
+
+# few of the messages are on any page
+_compiled = cache(partial(re.compile, flags=re.S))
 
 
 @cache
@@ -122,7 +126,7 @@ def _message(text: str, language: str) -> str | None:
     if found is not None:
         return found
     for template in _templates(language):
-        if template.always in text and (match := template.pattern.fullmatch(text)):
+        if template.always in text and (match := _compiled(template.pattern).fullmatch(text)):
             said = {name: _put(text, template.kinds[name], language) for name, text in match.groupdict().items()}
             if None not in said.values():
                 return PLACEHOLDER.sub(lambda place, said=said: said[place[1]], template.translation)  # type: ignore[misc]
