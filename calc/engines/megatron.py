@@ -86,6 +86,10 @@ class Megatron(Holder):
 
         Parameters that are frozen stay where they are (`distributed_data_parallel.py`, `DistributedDataParallel`).
         """
+        return [*self._weights]
+
+    @cached_property
+    def _weights(self) -> list[Line]:
         r = self.replica
         if r.adapter:
             own = [weights.adapter(r.role, buffer.elements, r.adapter_bytes) for buffer in self.buffers]
@@ -155,6 +159,10 @@ class Megatron(Holder):
         `linear.py`, `layernorm_linear.py`, `grouped_linear.py`; the head: Megatron-core 0.16.1
         `core/tensor_parallel/layers.py`).
         """
+        return [*self._placeholders]
+
+    @cached_property
+    def _placeholders(self) -> list[Line]:
         r = self.replica
         if not (self.fuses and r.optimizer and r.run.trained):
             return []
@@ -168,10 +176,14 @@ class Megatron(Holder):
 
     def states(self) -> list[Line]:
         """The buffers of gradients, fp32 masters, and the optimizer's moments."""
+        return [*self._states]
+
+    @cached_property
+    def _states(self) -> list[Line]:
         r = self.replica
         if not r.optimizer:
             return []
-        lines = []
+        lines: list[Line] = []
         for own in self.buffers:
             lines.append(self.accumulated(own))
             here = self.here(own.elements)

@@ -78,8 +78,10 @@ class GpuGroup:
     def others(self) -> int:
         """Bytes on the GPU that are not vLLM's, when vLLM measures it."""
         before = self.names[: self.names.index("rollout")]
-        lines = [*self.processes(before), *[line for name in before for line in self.stages.arrived(name)]]
-        return total(lines)
+        arrived = self.job.roles.serving.once(
+            ("arrived", before), lambda: total([line for name in before for line in self.stages.arrived(name)])
+        )
+        return total(self.processes(before)) + arrived
 
     @cached_property
     def training(self) -> list[Sums]:

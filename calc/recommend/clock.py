@@ -16,6 +16,7 @@ from calc.throughput.traffic import BUBBLE
 from calc.throughput.work import SELECTION
 
 ROLLOUT = "rollout: "
+TAILS = (SWAP, BUBBLE, SELECTION)  # of the names of terms that stand apart
 # The least relative difference at which an estimate tells which of two configurations is faster: its median error on
 # published step times, which tests/accuracy reads off the records.
 TOLERANCE = 0.12
@@ -96,12 +97,14 @@ class Clock:
         except Unrated:
             return Split(0.0 if self.unrated(s) else inf, 0.0, 0.0)
         vllm = s.rollout is not None and s.rollout.serves
-        rollout = sum([t.seconds for t in terms if vllm and t.name.startswith(ROLLOUT)])
-        swap = sum([t.seconds for t in terms if t.name.endswith(SWAP)])
+        parts: dict[str, float] = {}
+        for t in terms:
+            kind = ROLLOUT if vllm and t.name.startswith(ROLLOUT) else next(filter(t.name.endswith, TAILS), "")
+            parts[kind] = parts.get(kind, 0.0) + t.seconds
         longer = 1 - least / s.micro_batch if least else 0.0
-        idle = longer * sum([t.seconds for t in terms if longer and t.name.endswith(BUBBLE)])
-        known = sum([t.seconds for t in terms if not t.name.endswith(SELECTION)])
-        return Split(rollout, swap, known - idle - rollout - swap, idle)
+        bubble = parts.get(BUBBLE, 0.0)
+        rest = parts.get("", 0.0) + (1 - longer) * bubble
+        return Split(parts.get(ROLLOUT, 0.0), parts.get(SWAP, 0.0), rest, longer * bubble)
 
     def bound(
         self, rollout: Hashable, rest: Hashable, swap: Hashable, of: Callable[[], Scenario | None], least: int

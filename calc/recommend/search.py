@@ -3,8 +3,9 @@
 Six properties let configurations be passed over, and tests hold each:
 
 - Along every axis of a branch the step time never falls, but for the time that pipeline stages idle: of that, a bound
-  has what smallest micro batches leave. So a place's bound is one for all places behind it: places are taken in the
-  order of their bounds, and once the best found is below all bounds it is the fastest.
+  has what smallest micro batches leave, or once a place's turn comes the least of all micro batches that are left. So a
+  place's bound is one for all places behind it: places are taken in the order of their bounds, and once the best found
+  is below all bounds it is the fastest.
 - Along the lean axes no peak grows, and vLLM never runs short of room to start. So with the other settings unchanged,
   nothing fits if the leanest place does not; and a value that does not fit with the other axes at their leanest fits
   with none of their values.
@@ -333,9 +334,9 @@ class Search:
         return found
 
     def staying(self, b: int, place: Place) -> Place:
-        """The place where nothing leaves the GPUs between the phases of a role that has them for itself."""
+        """The place where nothing leaves the GPUs between the phases of any role."""
         branch = self.branches[b]
-        return (*branch.own(place[: branch.turns]), *place[branch.turns :])
+        return (*branch.timed(place[: branch.turns]), *place[branch.turns :])
 
     def judged(self, b: int, place: Place) -> Judged | None:
         """The memory of a place, line by line; None if the framework refuses it."""
@@ -383,7 +384,7 @@ class Search:
         return b, branch.kept(place[: branch.turns]), place[branch.turns : -1]
 
     def updater(self, b: int, place: Place, *, one_rank: bool = False) -> Hashable:
-        """The key that decides the memory of updates, and the time of scoring, too; otherwise as `trainer`."""
+        """The key that decides the memory of updates; otherwise as `trainer`."""
         kin, alone, turn, micro = self.trainer(b, place, one_rank=one_rank)
         return kin, alone, self.branches[b].own(turn), micro
 
@@ -393,6 +394,14 @@ class Search:
         If no rate is known, steps along the lean axes stand for time.
         """
         return self.bounds(b, place).least
+
+    def soonest(self, b: int, place: Place, known: float) -> float:
+        """The bound of a place; where that is at most `known`, the least `time` with a micro batch that is left."""
+        least, here = self.bounds(b, place)
+        if least > known or here <= least:
+            return least
+        smaller = range(place[-1] + 1, self.branches[b].leanest[-1] + 1)
+        return min([here, *[self.time(b, (*place[:-1], n)) or here for n in smaller]])
 
     def time(self, b: int, place: Place) -> float:
         """The step time at a place as if vLLM had its card alone: its bound, with all that pipeline stages idle."""
@@ -424,7 +433,7 @@ class Search:
         asleep = leans[: len(leans) - bool(branch.shares)]
         return self.clock.bound(
             (rollout.gpus, rollout.tensor_parallel, leans),
-            (self.updater(b, place, one_rank=True), asleep),
+            (branch.kin, branch.timed(place[: branch.turns]), branch.micro(place)),
             (branch.kin, branch.kept(place[: branch.turns]), asleep),
             lambda: self.scenario(b, place),
             least,
@@ -531,7 +540,7 @@ class Search:
         while heap and heap[0][0] < inf and heap[0][0] <= limit:
             bound, turn, b, place, cut = heapq.heappop(heap)
             # until its turn comes a place has the bound of one before it; one that is only passed through keeps that
-            if not self.known_overfull(b, place) and bound < (own := self.bound(b, place)):
+            if not self.known_overfull(b, place) and bound < (own := self.soonest(b, place, bound)):
                 heapq.heappush(heap, (own, turn, b, place, cut))
                 continue
             turns, axes = self.branches[b].turns, len(place)

@@ -127,7 +127,7 @@ FROZEN = "offload.parameters of the frozen roles"
 class Axis:
     """A setting with its values, each of them a change of fields, from hungry to lean.
 
-    `between`: it says only what leaves the GPUs between the phases of a role that shares them with no other model.
+    `between`: it says only what leaves the GPUs between the phases of each role, during which all of that is there.
     """
 
     name: str
@@ -152,12 +152,14 @@ class Branch:
     training: dict[Hashable, Memo] = field(repr=False, compare=False)
     alone: bool = False
     leanest: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    single: bool = field(init=False, repr=False, compare=False)
     _serving: dict[Hashable, Memo] = field(default_factory=dict, init=False, repr=False, compare=False)
     _made: dict[tuple[int, ...], Roles | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Finds the `leanest` place, where every axis has its last value."""
+        """Finds the `leanest` place, where every axis has its last value, and whether the job has a `single` model."""
         object.__setattr__(self, "leanest", tuple([len(axis.values) - 1 for axis in self.axes]))
+        object.__setattr__(self, "single", len({role.model or role.name for role in self.base.keeps.roles}) == 1)
 
     @property
     def size(self) -> int:
@@ -178,7 +180,14 @@ class Branch:
         return tuple([n for axis, n in zip(self.axes, turn, strict=False) if axis.name != "checkpointing"])
 
     def own(self, turn: tuple[int, ...]) -> tuple[int, ...]:
-        """`turn` with the first values of the axes that change nothing within a role's own phases."""
+        """`turn` with the first values of the axes that change nothing on the GPUs within a role's own phases.
+
+        What stays there between its phases is beside every other model.
+        """
+        return self.timed(turn) if self.single else turn
+
+    def timed(self, turn: tuple[int, ...]) -> tuple[int, ...]:
+        """`turn` with the first values of the axes that change no time of a role's own phases."""
         return tuple([0 if axis.between else n for axis, n in zip(self.axes, turn, strict=False)])
 
     def at(self, place: tuple[int, ...]) -> Scenario | None:
@@ -202,9 +211,10 @@ class Branch:
             return None
         turn, asleep = place[: self.turns], s.rollout and s.rollout.sleep
         training = self.training.setdefault((self.own(turn), s.micro_batch, asleep), Memo())
+        within = self.training.setdefault((self.timed(turn), s.micro_batch), Memo())
         # an engine has a batch of its own; a model that generates by itself does so for a micro batch
         served = None if s.rollout and s.rollout.serves else s.micro_batch
-        return Roles(s, training, self._serving.setdefault((self.kept(turn), asleep, served), Memo()))
+        return Roles(s, training, self._serving.setdefault((self.kept(turn), asleep, served), Memo()), within)
 
     def places(self) -> Iterator[tuple[int, ...]]:
         """All places of the branch, the fastest first."""
@@ -609,19 +619,23 @@ def _turns(base: Scenario, given: Fields) -> Iterator[Axis]:
 
 
 def _between(base: Scenario, axis: Axis) -> bool:
-    """See `Axis`: whether the only model's engines are the same at every value, but for what leaves them."""
-    if base.rollout is None or len({role.model or role.name for role in base.keeps.roles}) > 1:
+    """See `Axis`: whether the engines of all roles are the same at every value, but for what leaves them."""
+    if base.rollout is None:
+        return False
+
+    try:
+        first, *others = [vary(base, value) for value in axis.values]
+    except ScenarioError:
+        return False
+    if all([role.leaves for role in s.keeps.roles] == [role.leaves for role in first.keeps.roles] for s in others):
         return False
 
     def within(s: Scenario) -> tuple[Any, ...]:
         engines: list[Any] = [placement.place(s, role, s.keeps).engine for role in s.keeps.roles]
         return s.checkpointing, [replace(e, replica=replace(e.replica, leaves=frozenset())) for e in engines]
 
-    try:
-        first, *others = [within(vary(base, value)) for value in axis.values]
-    except ScenarioError:
-        return False
-    return all(other == first for other in others)
+    kept = within(first)
+    return all(within(other) == kept for other in others)
 
 
 def _leans(base: Scenario, given: Fields) -> Iterator[Axis]:

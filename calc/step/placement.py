@@ -395,12 +395,19 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
 
 @dataclass(frozen=True)
 class Placed:
-    """A role on its GPUs: its view of the scenario, the engine that holds its model, and the plan it belongs to."""
+    """A role on its GPUs: its view of the scenario, and the plan it belongs to."""
 
     role: Role
     s: Scenario
-    engine: TrainingEngine
     keeps: Keeps
+
+    @cached_property
+    def engine(self) -> TrainingEngine:
+        """The engine that holds its model."""
+        stages = [stage for stage in self.keeps.stages if stage.does == "train"]
+        trained = any(self.role.name in (stage.role, stage.beside, stage.joint) for stage in stages)
+        model = replica(self.s, self.role, trained=trained)
+        return engine(self.s, model, self.keeps, unused=self.role.finds_unused)
 
     @cached_property
     def scorer(self) -> TrainingEngine:
@@ -419,21 +426,17 @@ class Placed:
 
     def workspaces(self) -> list[Line]:
         """The memory outside PyTorch's allocator in which the role's ranks exchange parts of layers."""
-        s, run = self.s, self.engine.replica.run
-        if not run.within:
+        s = self.s
+        if not s.async_tensor_parallel:
             return []
+        run = self.engine.replica.run
         tokens = self.role.rows * s.held_len(self.role.rows) // s.context_parallel
         return [symmetric("process", tokens * run.arch.hidden, run.compute, s.tensor_parallel)]
 
 
 def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
-    """`role` of the job `s` under its engine."""
-    own = s.role(role.model or role.name) or s
-    trained = any(
-        role.name in (stage.role, stage.beside, stage.joint) for stage in keeps.stages if stage.does == "train"
-    )
-    holds = engine(own, replica(own, role, trained=trained), keeps, unused=role.finds_unused)
-    return Placed(role, own, holds, keeps)
+    """`role` of the job `s` on its GPUs."""
+    return Placed(role, s.role(role.model or role.name) or s, keeps)
 
 
 def around(s: Scenario, keeps: Keeps, gpu: GPU) -> list[Line]:

@@ -64,13 +64,17 @@ class Roles(Memo):
 
     `training` caches what the training and scoring roles need, and `serving` what they need in the phases of vLLM:
     scenarios that differ only in vLLM's settings may share the first, and those that differ only in its share of the
-    card and in the micro batch the second.
+    card and in the micro batch the second. `within` caches what a role adds in its own phases: those that differ only
+    in what leaves the GPUs between these may share it, too.
     """
 
-    def __init__(self, s: Scenario, training: Memo | None = None, serving: Memo | None = None) -> None:
+    def __init__(
+        self, s: Scenario, training: Memo | None = None, serving: Memo | None = None, within: Memo | None = None
+    ) -> None:
         """The roles of `s`, whose card does not matter."""
         super().__init__()
         self.s, self.training, self.serving = s, training or Memo(), serving or Memo()
+        self.within = within or Memo()
         self.keeps, self.placed = s.keeps, Places(s)
 
     def batch(self, s: Scenario, rows: int, length: int = 0) -> Batch:

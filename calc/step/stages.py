@@ -202,6 +202,9 @@ class Stages:
 
     def _resident(self, stage: Stage) -> int:
         """Bytes that are resident as the roles of a stage train."""
+        return self.roles.training.once(("resident", stage, *self.names), lambda: self._residing(stage))
+
+    def _residing(self, stage: Stage) -> int:
         there = self.beside(stage, stage.role, stage.beside, stage.joint)
         for name in dict.fromkeys(filter(None, (stage.role, stage.beside, stage.joint))):
             there += self.unjoined(name, self.placed[name].engine.resident())
@@ -226,7 +229,7 @@ class Stages:
         """The peak instant of a forward without gradient."""
         # a root FSDP unit that is gathered already leaves no buffer to the first layer
         there = placed.role.shares or placed.role.name in self.gathered
-        return self.roles.training.once(("score", placed.role.name, there), lambda: self._scoring(placed, there))
+        return self.roles.within.once(("score", placed.role.name, there), lambda: self._scoring(placed, there))
 
     def _scoring(self, placed: Placed, there: bool) -> tuple[str, list[Line]]:
         scored = self.roles.step(placed.scorer.replica, placed.s, self.roles.batch(placed.s, placed.role.scoring_rows))
@@ -257,7 +260,9 @@ class Stages:
         if stage.joint:
             other = self.roles.placed[stage.joint]
             return self.roles.training.once(what, lambda: [*self._together(placed, other)])
-        return self.roles.training.once(what, lambda: [*self._training(placed, stage)])
+        # what a role scores inside is there as far as it stays on the GPU
+        memo = self.roles.training if stage.inside else self.roles.within
+        return memo.once(what, lambda: [*self._training(placed, stage)])
 
     def _together(self, placed: Placed, other: Placed) -> Moments:
         """The peak instant of each phase of two forwards in one graph: the `other`'s comes first, its backward last.
