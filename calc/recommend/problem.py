@@ -238,7 +238,8 @@ class Problem:
         for later, rung in enumerate(self.rungs[index + 1 :], index + 1):
             other = self.asked(rung)
             full = rung["method"] == "full"
-            limit = found.seconds / (SENSIBLE if full and rung["optimizer"] in EIGHT_BITS else PATIENCE)
+            packed = full and rung["optimizer"] in EIGHT_BITS and "precision" not in rung
+            limit = found.seconds / (SENSIBLE if packed else PATIENCE)
             if not other or not other.within(limit):
                 continue
             at = other.best()

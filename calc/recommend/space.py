@@ -1,10 +1,10 @@
 """The configurations of a job that a framework may run: the settings that a user left open, spelled out.
 
 A setting that changes what the model learns is no axis but a rung: full fine-tuning with AdamW, with 8-bit AdamW, with
-weights of 16 bits alone, with paged 8-bit AdamW that steps in backward, LoRA, QLoRA, each of the two then with adapters
-of 16 bits. Time decides within a rung, never between two. Each rung is followed by the same with Liger's kernels, where
-a trainer has a switch for them, and with GPUs that share a sequence, which pay for communication: both are asked only
-if nothing fits without.
+weights of 16 bits alone, with both, with paged 8-bit AdamW that steps in backward, LoRA, QLoRA, each of the two then
+with adapters of 16 bits. Time decides within a rung, never between two. Each rung is followed by the same with Liger's
+kernels, where a trainer has a switch for them, and with GPUs that share a sequence, which pay for communication: both
+are asked only if nothing fits without.
 
 Within a rung a *branch* holds everything on which other defaults depend (sharding, placement and who generates), with
 one tensor parallelism of vLLM, and with or without accumulation of gradients. A branch is a lattice of *axes*. Along
@@ -52,12 +52,16 @@ from calc.throughput.rates import threads_of
 Fields = Mapping[str, Any]
 
 EIGHT_BITS = ("adamw-8bit", "adamw-torchao-8bit")  # the optimizers whose states stay on the card in 8 bits
-RUNGS: tuple[Fields, ...] = (
-    {"method": "full", "optimizer": "adamw"},
+PACKED: tuple[Fields, ...] = (
     {"method": "full", "optimizer": "adamw-8bit"},
     # for FSDP 2, whose DTensors bitsandbytes does not take; DeepSpeed's offload takes its own CPU Adam alone
     {"method": "full", "optimizer": "adamw-torchao-8bit", "offload.optimizer": False, "offload.parameters": False},
+)
+RUNGS: tuple[Fields, ...] = (
+    {"method": "full", "optimizer": "adamw"},
+    *PACKED,
     {"method": "full", "optimizer": "adamw", "precision": "bf16"},  # unless that is the default anyway
+    *({**rung, "precision": "bf16"} for rung in PACKED),
     # torchtune's recipe for one card (recipes/configs/llama3_1/8B_full_single_device.yaml)
     {"method": "full", "optimizer": "adamw-paged-8bit", "optimizer_in_backward": True},
     {"method": "lora", "optimizer": "adamw"},

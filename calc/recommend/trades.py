@@ -12,7 +12,7 @@ from calc.catalog.catalog import GPU
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.problem import SENSIBLE, Configuration, Problem, configured
 from calc.recommend.search import Found, Judged, Search
-from calc.recommend.space import KEPT, MEGATRON, Branch, Fields, attention
+from calc.recommend.space import EIGHT_BITS, KEPT, MEGATRON, Branch, Fields, attention
 from calc.scenario.scenario import Scenario
 
 # The share of the card that an alternative with more margin leaves free beside the peak and its error.
@@ -81,7 +81,8 @@ def _kept_small(rung: Fields) -> str:
     if "lora.dtype" in rung:
         kept = "adapters of 16 bits"
     else:
-        kept = "weights of 16 bits alone" if "precision" in rung else "states of 8 bits"
+        narrow = {"weights of 16 bits alone": "precision" in rung, "states of 8 bits": rung["optimizer"] in EIGHT_BITS}
+        kept = " and ".join([words for words, so in narrow.items() if so])
     return f"{kept}, which stay on the card"
 
 

@@ -201,6 +201,11 @@ def test_adam_on_the_host_gets_the_cores_of_the_node() -> None:
     told = next(note for note in r.notes if note.startswith("cpu_threads 14"))
     assert "HGX H100" in told and say(told, "zh") != told
     assert seconds(best(f"{words} --cpu-threads 1")) > 3 * seconds(r.recommended)
+    lighter = r.alternatives[0]
+    assert lighter.trades == "weights of 16 bits alone and states of 8 bits, which stay on the card"
+    assert say(lighter.trades, "zh") != lighter.trades
+    assert (lighter.scenario.precision, lighter.scenario.cpu_threads) == ("bf16", 1)
+    assert seconds(lighter) < 0.5 * seconds(r.recommended)
     on_card = "--model llama-3.2-1b --task sft --gpu h100-sxm --gpus 8 --seq-len 2048 --framework trl"
     assert run(on_card).cpu_threads == 1 and "OMP_NUM_THREADS" not in made(on_card).command
     back = run("--model qwen2.5-7b --task grpo --gpu a100-80-sxm --gpus 4 --framework verl")

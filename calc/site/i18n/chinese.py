@@ -807,6 +807,9 @@ ADVICE = {
     "{optimizer!} with precision {precision!} fits, too, with its optimizer offloaded, and takes {times#} times as "
     "long": ("{optimizer}、精度 {precision} 卸载优化器后也放得下，但耗时是它的 {times} 倍"),
     "weights of 16 bits alone, which stay on the card": "只留 16 位权重，放在卡上",
+    "weights of 16 bits alone and states of 8 bits, which stay on the card": (
+        "只留 16 位权重和 8 位优化器状态，放在卡上"
+    ),
     "adapters of 16 bits, which stay on the card": "16 位适配器，放在卡上",
     "states of 8 bits, which stay on the card": "8 位优化器状态，放在卡上",
     "paged states of 8 bits that step in backward": "分页的 8 位优化器状态，在反向传播中更新",
