@@ -210,6 +210,7 @@ LENGTHS = st.one_of(
 )
 NAMED: dict[str, st.SearchStrategy[Any]] = {
     "host_memory": st.sampled_from((64, 256, 512.5, 2048)),
+    "checkpoint_gb": st.sampled_from((1.5, 6.5, 25.0)),
     "gpus": st.sampled_from((1, 2, 4, 6, 8, 16, 64)),
     "gpus_per_node": st.sampled_from((1, 2, 4, 8, 16, 72)),
     "seq_len": LENGTHS,
