@@ -400,6 +400,32 @@ def test_a_batch_without_padding_has_the_tokens_of_its_sequences() -> None:
         run("own", padding_free=True)
 
 
+def test_unsloth_pads_no_batches_from_a_release_on_but_of_some_models() -> None:
+    """Eight sequences of 300 tokens on average and 2,000 at most, padded: 16,000; others hold what sequences have."""
+    real = {"micro_batch": 8, "lengths": {"mean": 300, "longest": 2000}}
+
+    def held(version: str, model: str = "llama-3.1-8b", **fields: Any) -> int:
+        s = run("unsloth", versions__unsloth=version, model=model, method="qlora", **real, **fields)
+        return s.held_len(s.rows) * s.rows
+
+    assert held("2025.8.9") == held("2025.12.1") == held("2026.1.2", padding_free=False) == 16_000
+    assert 2_400 < held("2025.12.4") == held("2026.10.9") == held("2025.8.9", padding_free=True) < 9_000
+    for model in ("gpt-oss-20b", "gemma-2-9b"):
+        assert held("2026.1.2", model) == held("2026.10.9", model) == 16_000
+    # what can read images is padded at first, later with images alone
+    for model in ("gemma-3-4b", "gemma-4-e4b", "gemma-3n-e4b"):
+        new = {"versions__transformers": "5.10.1"}
+        assert held("2026.7.3", model, **new) == 16_000 > held("2026.7.4", model, **new)
+    images = {"width": 320, "height": 64}
+    assert held("2026.7.4", "gemma-3-4b", images=images) == 16_000
+    # states that pass through positions
+    assert held("2026.7.4", "granite-4-h-micro", linear_attention="torch") == 16_000
+    assert held("2026.7.4", "granite-4-h-micro") == held("2026.7.3", "granite-4-h-micro") < 9_000
+    for field in ("padding_free", "packing"):
+        with pytest.raises(ScenarioError, match=f"{field}: given true, allowed with this trainer: false; batches of"):
+            held("2026.1.2", "gpt-oss-20b", **{field: True})
+
+
 def test_what_is_trained_at_the_ends_is_refused_where_it_is_not_modelled() -> None:
     named = {"rank": 8, "targets": ["q_proj", "lm_head"]}
     assert run("torchtune", method="lora", lora=named, loss="full").lora
