@@ -155,6 +155,27 @@ def test_ms_swift_compares_distributions_in_turn() -> None:
     assert (old.kind, old.tile) == ("divergence", 0)
 
 
+def test_distributions_of_answers_alone_are_compared() -> None:
+    """Sequences of 1,000 tokens of which a prompt has 600: 400 of each row, of 2 rows 800, in turns of 512."""
+    said = {"mean": 1000, "longest": 1000}
+    fields: dict[str, Any] = {"task": "gkd", "micro_batch": 2, "seq_len": 2048}
+    whole, answers = (run("ms-swift", **fields, lengths=said | own) for own in ({}, {"prompt": 600}))
+    student, _ = (role.path for role in whole.keeps.roles)
+    assert (student.kept, student.picked, student.turns) == (0.999, False, 4)
+    student, teacher = (role.path for role in answers.keeps.roles)
+    assert (student.kept, student.picked, student.turns, student.copied) == (0.4, True, 2, False)
+    assert (teacher.kept, teacher.picked) == (0.4, True)
+    old = {"versions": {"ms-swift": "3.9.0"}}
+    assert run("ms-swift", **fields, lengths=said, **old).keeps.roles[0].path.copied
+    # a model that sees makes all logits, until Transformers 5
+    seen = {"model": "qwen2.5-vl-3b", "images": {"width": 280, "height": 280}, "attention": "flash"}
+    for transformers, picked in (("4.57", False), ("5.2", True)):
+        s = run("ms-swift", **fields, **seen, lengths=said | {"prompt": 600}, versions={"transformers": transformers})
+        assert (s.keeps.roles[0].path.kept, s.keeps.roles[0].path.picked) == (0.4, picked)
+    with pytest.raises(ScenarioError, match=r"lengths\.prompt: given 1000, allowed: less than the mean of 1000 tokens"):
+        run("ms-swift", **fields, lengths=said | {"prompt": 1000})
+
+
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_what_is_said_goes_before_a_habit(trainer: str) -> None:
     """A setting that the user names is never overwritten."""

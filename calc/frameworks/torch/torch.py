@@ -292,7 +292,7 @@ def _plan(s: Scenario) -> Keeps:
         before = s.sharding == "megatron"  # ms-swift's `forward_step`, for each micro batch
         return supervised("actor", path, s.rows, scored=reference, before=before, deepspeed=deepspeed, **own)
     if s.has("teacher"):
-        logits = Path("flash", head_fp32=path.head_fp32)
+        logits = Path("flash", head_fp32=path.head_fp32, kept=path.kept if path.picked else 1, picked=path.picked)
         teacher = Role("teacher", logits, logits, s.rows, s.rows, root_stays=True, **alike)
         plan = supervised("actor", path, s.rows, scored=teacher, deepspeed=deepspeed, **own)
         return trainer.distilled(s, plan)
@@ -350,7 +350,7 @@ def _loss_path(s: Scenario) -> Path:
         path = Path(kind, head_fp32=wide, upcast=s.logprob == "log-softmax-fp32", kept=kept)
         return trainer.likelihood(s, path) if s.task == "orpo" else path
     if s.task == "gkd":
-        return Path("divergence", head_fp32=wide, kept=trainer.predicting(s), held="inside")
+        return trainer.divergence(s, wide=wide)
     if s.loss != "full":
         return Path(s.loss)
     return _kept(s, trainer.own_loss(s))
