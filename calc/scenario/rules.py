@@ -521,7 +521,8 @@ def joined(values: dict[str, Any], given: Mapping[str, Any], *, padded: bool) ->
     """Pads batches of a model that are `padded` in any case; refuses to have such a model's padding removed."""
     for field in ("packing", "padding_free") if padded else ():
         if given.get(field):
-            raise Objection(Refusal(field, "true", "false; batches of this model are padded", "with this trainer"))
+            allowed = f"false; batches of {values['model']} are padded"
+            raise Objection(Refusal(field, "true", allowed, f"with trainer {values['trainer']}"))
     values["padding_free"] &= not padded
 
 

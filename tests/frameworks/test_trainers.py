@@ -443,7 +443,9 @@ def test_unsloth_pads_no_batches_from_a_release_on_but_of_some_models() -> None:
     assert held("2026.7.4", "granite-4-h-micro", linear_attention="torch") == 16_000
     assert held("2026.7.4", "granite-4-h-micro") == held("2026.7.3", "granite-4-h-micro") < 9_000
     for field in ("padding_free", "packing"):
-        with pytest.raises(ScenarioError, match=f"{field}: given true, allowed with this trainer: false; batches of"):
+        with pytest.raises(
+            ScenarioError, match=f"{field}: given true, allowed with trainer unsloth: false; batches of"
+        ):
             held("2026.1.2", "gpt-oss-20b", **{field: True})
 
 
