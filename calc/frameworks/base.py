@@ -15,6 +15,7 @@ from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, TOGETHER, Generates, Sharding
 
 Cut = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
+Pads = Callable[[Mapping[str, Any], Architecture, bool], bool]
 
 
 class Choices(NamedTuple):
@@ -35,6 +36,7 @@ class Choices(NamedTuple):
     `engines`: what may generate the responses of RL, beside nothing that does.
     `shared`: the degree by which its trainer lets GPUs share a sequence, "" for none; `cuts` tells from a job's fields
     and a rung of them whether sequences are cut.
+    `pads` tells from fields, a model and whether it can read images if batches of that model are padded in any case.
     """
 
     own_loop: bool = False
@@ -53,6 +55,7 @@ class Choices(NamedTuple):
     engines: tuple[Generates, ...] = ("vllm", "hf")
     shared: str = ""
     cuts: Cut = lambda job, rung: True
+    pads: Pads = lambda values, architecture, sees: False
 
 
 class Framework(Protocol):

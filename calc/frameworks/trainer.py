@@ -127,6 +127,24 @@ def predicting(s: Scenario) -> float:
     return (s.longest_len - 1) / s.longest_len
 
 
+def compared(s: Scenario) -> int:
+    """Tokens of a micro batch whose distributions GKD compares: answers', or all but each row's first.
+
+    A distribution stands at the position before its token's; `lengths.prompt` tells where answers begin.
+    """
+    prompt = max(1, s.lengths.prompt if s.lengths else 0)
+    return s.rows * max(1, s.held_len(s.rows) - prompt)
+
+
+def divergence(s: Scenario, *, wide: bool) -> Path:
+    """The loss of GKD, of tokens that a slice leaves of all logits.
+
+    trl 0.24 `trainer/gkd_trainer.py`, compute_loss: `logits[:, prompt_lengths - 1 : -1, :]`.
+    """
+    share = compared(s) / (s.rows * s.held_len(s.rows))
+    return Path("divergence", head_fp32=wide, kept=share, held="inside")
+
+
 def own_loss(s: Scenario) -> Path:
     """The loss of Transformers' models, `ForCausalLMLoss` (`loss/loss_utils.py`).
 

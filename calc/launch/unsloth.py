@@ -15,6 +15,7 @@ from calc.scenario.scenario import Scenario
 
 FIRST = "2026.10"
 FILE = "unsloth.yaml"
+PADS = "UNSLOTH_DISABLE_AUTO_PADDING_FREE=1 "  # unsloth/trainer.py:193
 CHECKPOINTING = {("full", True): "unsloth", ("full", False): "true", ("none", False): "none"}
 
 
@@ -23,7 +24,8 @@ def launch(s: Scenario) -> Launch:
     train = f"unsloth train --config {FILE} --dataset {Placeholder('DATASET', 'name of the training data')}"
     files = {FILE: hugging_face.yaml(settings(s))}
     start = shell.command("torchrun", [*shell.torchrun(s), ("--no-python", train)]) if s.gpus > 1 else train
-    return Launch(shell.setting(s, start, switches_segments=True), files, tuple(notes(s, files)))
+    padded = "" if s.unpadded else PADS
+    return Launch(padded + shell.setting(s, start, switches_segments=True), files, tuple(notes(s, files)))
 
 
 def settings(s: Scenario) -> dict[str, Any]:

@@ -461,27 +461,31 @@ class Head(Program):
         Both logits are divided by a temperature, which copies them; both halves of the divergence, each a product of
         probabilities and differences, are taken from a mixture, the logsumexp of a stack. All of it are variables until
         the loss is there. trl 1.16 `experimental/gkd/gkd_trainer.py:generalized_jsd_loss`, torch `native/Loss.cpp`.
+        Tokens that count are picked at the end, or where logits are `copied`, before.
         """
         tape = self.tape
         self.before = tape.saved()
-        teacher = tape.hold(tape.op("teacher: logits", [], V, x.b))
+        teacher = tape.hold(tape.op("teacher: logits", [], self.whole_logits(path), x.b))
+        index = Tensor(ONE * path.kept, 16)  # row and column of each label
+        if path.tile or path.copied:
+            x, teacher = (tape.hold(tape.op("logits: pick", [t], x.width, x.b, saves=[index])) for t in (x, teacher))
         if path.tile:
             return self.in_turn(x, teacher, path)
-        index = Tensor(ONE * path.kept, 16)  # row and column of each label
         one = self.jensen_shannon(x, teacher)
-        tape.op("divergence", [one], ONE, 4, saves=[index], scratch=one.size, backward_scratch=NOTHING)
+        if path.copied:
+            tape.op("divergence", [one], ONE, 4)
+        else:
+            tape.op("divergence", [one], ONE, 4, saves=[index], scratch=one.size, backward_scratch=NOTHING)
 
     def in_turn(self, x: Tensor, teacher: Tensor, path: Path) -> None:
         """The divergence of a few tokens at a time; backward needs seven tensors for all of them.
 
-        Tokens that count are picked, which copies them. Of a turn's own tensors three are freed when its mixture's
+        Of a turn's own tensors three are freed when its mixture's
         backward, which takes eight, begins. Each turn's slice makes a gradient of all tokens, which is added to the one
         so far. ms-swift 4.6 `rlhf_trainers/gkd_loss.py:jsd_loss`.
         """
-        tape, w, b = self.tape, x.width, x.b
-        index, turn = Tensor(ONE * path.kept, 16), Size({}, {"V": path.tile * b})
-        student, other = (tape.hold(tape.op("logits: pick", [t], w, b, saves=[index])) for t in (x, teacher))
-        student, _ = (tape.hold(tape.op("logits: divide", [t], w, b)) for t in (student, other))
+        tape, w, b, turn = self.tape, x.width, x.b, Size({}, {"V": path.tile * x.b})
+        student, _ = (tape.hold(tape.op("logits: divide", [t], w, b)) for t in (x, teacher))
         whole, turns = w * b, path.turns
         # in the first turn, in the second's mixture, in the second's slice; as turns count
         peaks = {5: turn * 5, turns - 2: whole + turn * -2, 2 * turns - 13: whole * 2 + turn * -13}

@@ -253,6 +253,7 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     model = catalog.model(given["model"])
     sees = "images.width" in values or values["vision_tower"]
     rules.tower_loads(values, model)
+    rules.joined(values, given, padded=module.CHOICES.pads(values, model.architecture, model.seeing is not None))
     modelled = partial(module.modelled, values=values | {"version": known})
     architecture = modelled(model.reading(images=sees))
     card = catalog.gpu(given["gpu"])

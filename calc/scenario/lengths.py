@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import ceil, exp, log, sqrt
@@ -39,7 +39,8 @@ Sum = tuple[int, list[float]]  # the distribution of a sum by cells: the first o
 class Lengths:
     """Lengths in tokens: `counts` of (length, sequences), shortest first, or `mean` and `longest` of `samples`.
 
-    `deviation` is the standard deviation, None where it is not known.
+    `deviation` is the standard deviation, None where it is not known; `prompt` has the tokens of each sequence that
+    come before its answer.
     """
 
     mean: float
@@ -48,12 +49,14 @@ class Lengths:
     counts: tuple[tuple[int, int], ...] = ()
     deviation: float | None = None
     shortest: int = 1
+    prompt: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """The field `lengths` of a scenario, from which the same is read."""
+        own = {"prompt": self.prompt} if self.prompt else {}
         if self.counts:
-            return {"counts": [list(pair) for pair in self.counts]}
-        told = {"mean": self.mean, "longest": self.longest, "samples": self.samples}
+            return {"counts": [list(pair) for pair in self.counts], **own}
+        told = {"mean": self.mean, "longest": self.longest, "samples": self.samples, **own}
         if self.shortest > 1:
             told["shortest"] = self.shortest
         return told if self.deviation is None else {**told, "deviation": self.deviation}
@@ -79,6 +82,15 @@ class Lengths:
 
 def known(said: Mapping[str, Any]) -> Lengths:
     """The lengths that the field `lengths` of a scenario describes; ValueError, one line, where that cannot be."""
+    prompt = said.get("prompt", 0)
+    found = _known({name: value for name, value in said.items() if name != "prompt"})
+    if prompt >= found.mean:
+        raise ValueError(f"lengths.prompt: given {prompt}, allowed: less than the mean of {found.mean:.0f} tokens")
+    return replace(found, prompt=prompt)
+
+
+def _known(said: Mapping[str, Any]) -> Lengths:
+    """The lengths without what of them are prompts."""
     if "counts" in said:
         if len(said) > 1:
             raise ValueError("lengths: given counts and more, allowed: counts alone, data alone, or mean and longest")

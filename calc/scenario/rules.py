@@ -517,6 +517,15 @@ def tower_loads(values: Mapping[str, Any], model: Model) -> None:
         raise Objection(Refusal("vision_tower", "true with images", "false; images.freeze says if it is trained"))
 
 
+def joined(values: dict[str, Any], given: Mapping[str, Any], *, padded: bool) -> None:
+    """Pads batches of a model that are `padded` in any case; refuses to have such a model's padding removed."""
+    for field in ("packing", "padding_free") if padded else ():
+        if given.get(field):
+            allowed = f"false; batches of {values['model']} are padded"
+            raise Objection(Refusal(field, "true", allowed, f"with trainer {values['trainer']}"))
+    values["padding_free"] &= not padded
+
+
 def warnings_of(
     values: Mapping[str, Any],
     architecture: Architecture,

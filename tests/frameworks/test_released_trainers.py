@@ -24,6 +24,7 @@ from calc.frameworks.torch.trainers import (
     unsloth,
 )
 from calc.frameworks.torch.trainers.registry import RELEASED
+from calc.launch.unsloth import PADS
 
 Released = Callable[[str, str], Release]
 MODULES: Mapping[str, Any] = RELEASED
@@ -397,6 +398,14 @@ def test_unsloth_makes_segments_expandable_and_keeps_tables_for_its_positions(re
     assert unsloth.POSITIONS == 4 * 8192
 
 
+def test_unsloth_pads_the_models_that_are_stated(released: Released) -> None:
+    text = released("unsloth", unsloth.NEWEST).text("unsloth/trainer.py")
+    found = re.search(r"^PADDING_FREE_BLOCKLIST = \{(.*?)^\}", text, re.MULTILINE | re.DOTALL)
+    assert found and tuple(re.findall(r'^ *"(\w+)"', found[1], re.MULTILINE)) == unsloth.PADDED
+    assert "configure_padding_free(config_arg)" in text and PADS.partition("=")[0] in text
+    assert "padding_free" not in released("unsloth", unsloth.FUSED).text("unsloth/trainer.py")
+
+
 @pytest.mark.parametrize("trainer", ["llamafactory", "axolotl", "ms-swift", "unsloth"])
 def test_a_trainer_states_a_transformers_that_it_allows(released: Released, trainer: str) -> None:
     for version, pins in MODULES[trainer].RELEASES.items():
@@ -420,7 +429,12 @@ IN_CODE = {
 }
 IN_CODE |= {"lora.dtype", "lora.units", "lora.targets", "double_quantization", "expandable_segments", "global_batch"}
 IN_CODE |= {"create_attention_mask_in_dataloader"}
-UNTOLD = {"llamafactory": {"micro_batch"}, "torchtune": {"packing"}, "torchtitan": {"packing"}}
+UNTOLD = {
+    "llamafactory": {"micro_batch"},
+    "torchtune": {"packing"},
+    "torchtitan": {"packing"},
+    "unsloth": {"padding_free"},
+}
 
 
 @pytest.mark.parametrize("trainer", MODULES)

@@ -155,6 +155,27 @@ def test_ms_swift_compares_distributions_in_turn() -> None:
     assert (old.kind, old.tile) == ("divergence", 0)
 
 
+def test_distributions_of_answers_alone_are_compared() -> None:
+    """Sequences of 1,000 tokens of which a prompt has 600: 400 of each row, of 2 rows 800, in turns of 512."""
+    said = {"mean": 1000, "longest": 1000}
+    fields: dict[str, Any] = {"task": "gkd", "micro_batch": 2, "seq_len": 2048}
+    whole, answers = (run("ms-swift", **fields, lengths=said | own) for own in ({}, {"prompt": 600}))
+    student, _ = (role.path for role in whole.keeps.roles)
+    assert (student.kept, student.picked, student.turns) == (0.999, False, 4)
+    student, teacher = (role.path for role in answers.keeps.roles)
+    assert (student.kept, student.picked, student.turns, student.copied) == (0.4, True, 2, False)
+    assert (teacher.kept, teacher.picked) == (0.4, True)
+    old = {"versions": {"ms-swift": "3.9.0"}}
+    assert run("ms-swift", **fields, lengths=said, **old).keeps.roles[0].path.copied
+    # a model that sees makes all logits, until Transformers 5
+    seen = {"model": "qwen2.5-vl-3b", "images": {"width": 280, "height": 280}, "attention": "flash"}
+    for transformers, picked in (("4.57", False), ("5.2", True)):
+        s = run("ms-swift", **fields, **seen, lengths=said | {"prompt": 600}, versions={"transformers": transformers})
+        assert (s.keeps.roles[0].path.kept, s.keeps.roles[0].path.picked) == (0.4, picked)
+    with pytest.raises(ScenarioError, match=r"lengths\.prompt: given 1000, allowed: less than the mean of 1000 tokens"):
+        run("ms-swift", **fields, lengths=said | {"prompt": 1000})
+
+
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_what_is_said_goes_before_a_habit(trainer: str) -> None:
     """A setting that the user names is never overwritten."""
@@ -398,6 +419,34 @@ def test_a_batch_without_padding_has_the_tokens_of_its_sequences() -> None:
         run("ms-swift", padding_free=True)
     with pytest.raises(ScenarioError, match="padding_free: given true, allowed"):
         run("own", padding_free=True)
+
+
+def test_unsloth_pads_no_batches_from_a_release_on_but_of_some_models() -> None:
+    """Eight sequences of 300 tokens on average and 2,000 at most, padded: 16,000; others hold what sequences have."""
+    real = {"micro_batch": 8, "lengths": {"mean": 300, "longest": 2000}}
+
+    def held(version: str, model: str = "llama-3.1-8b", **fields: Any) -> int:
+        s = run("unsloth", versions__unsloth=version, model=model, method="qlora", **real, **fields)
+        return s.held_len(s.rows) * s.rows
+
+    assert held("2025.8.9") == held("2025.12.1") == held("2026.1.2", padding_free=False) == 16_000
+    assert 2_400 < held("2025.12.4") == held("2026.10.9") == held("2025.8.9", padding_free=True) < 9_000
+    for model in ("gpt-oss-20b", "gemma-2-9b"):
+        assert held("2026.1.2", model) == held("2026.10.9", model) == 16_000
+    # what can read images is padded at first, later with images alone
+    for model in ("gemma-3-4b", "gemma-4-e4b", "gemma-3n-e4b"):
+        new = {"versions__transformers": "5.10.1"}
+        assert held("2026.7.3", model, **new) == 16_000 > held("2026.7.4", model, **new)
+    images = {"width": 320, "height": 64}
+    assert held("2026.7.4", "gemma-3-4b", images=images) == 16_000
+    # states that pass through positions
+    assert held("2026.7.4", "granite-4-h-micro", linear_attention="torch") == 16_000
+    assert held("2026.7.4", "granite-4-h-micro") == held("2026.7.3", "granite-4-h-micro") < 9_000
+    for field in ("padding_free", "packing"):
+        with pytest.raises(
+            ScenarioError, match=f"{field}: given true, allowed with trainer unsloth: false; batches of"
+        ):
+            held("2026.1.2", "gpt-oss-20b", **{field: True})
 
 
 def test_what_is_trained_at_the_ends_is_refused_where_it_is_not_modelled() -> None:

@@ -92,6 +92,9 @@ def test_gkd_has_a_teacher_beside_the_student() -> None:
     student, other = s.keeps.roles
     assert (student.path.kind, student.path.held, other.scoring.kind) == ("divergence", "inside", "flash")
     assert [stage.does for stage in s.keeps.stages] == ["generate", "train"]  # lmbda 0.5
+    # `logits[:, prompt_lengths - 1 : -1, :]` of trl 0.24 trainer/gkd_trainer.py:370: a quarter is answers
+    student, _ = run(task="gkd", lengths={"mean": 800, "longest": 800, "prompt": 600}).keeps.roles
+    assert (student.path.kept, student.path.picked, student.path.copied) == (0.25, False, False)
     sharded = run(task="gkd", gpus=8, sharding="zero3")
     assert sharded.keeps.stages[0].holds == ("whole",)
     assert [stage.does for stage in run(task="gkd", on_policy=0).keeps.stages] == ["train"]

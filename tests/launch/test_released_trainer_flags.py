@@ -547,6 +547,8 @@ def check_unsloth(packages: Packages, s: Scenario, found: Launch) -> dict[str, A
         assert words[:4] == ["torchrun", "--nproc_per_node", str(s.gpus // s.nodes), "--no-python"]
         assert "def _launch_rank" in release.text(train)
         assert "under torchrun / accelerate launch" in release.text("unsloth/models/loader.py")
+    switched = found.command.startswith("UNSLOTH_DISABLE_AUTO_PADDING_FREE=1 ")
+    assert '"UNSLOTH_DISABLE_AUTO_PADDING_FREE", ""' in release.text("unsloth/trainer.py")
     program, command, flag, file, *data = words[words.index("unsloth") :]
     assert (program, command, flag, data) == ("unsloth", "train", "--config", ["--dataset", "${DATASET}"])
     assert '"--config"' in release.text(train)
@@ -564,6 +566,7 @@ def check_unsloth(packages: Packages, s: Scenario, found: Launch) -> dict[str, A
         "seq_len": own["max_seq_length"],
         "micro_batch": own["batch_size"],
         "packing": own["packing"],
+        "padding_free": not switched,
         "checkpointing": {"unsloth": "full", "true": "full", "none": "none"}[own["gradient_checkpointing"]],
         "offload.activations": own["gradient_checkpointing"] == "unsloth",
         "method": "full" if own["training_type"] == "full" else "qlora" if own["load_in_4bit"] else "lora",

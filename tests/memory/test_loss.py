@@ -841,6 +841,10 @@ def test_verls_fused_head_has_no_logits() -> None:
         (Path("divergence", held="inside"), 34, 14),
         # logits 2 + 2, picked 2 + 2, divided 2 + 2, and what is kept, of one turn after another
         (Path("divergence", held="inside", tile=512, turns=8), 26, 14),
+        # the same picked first, of a quarter of the tokens: all logits 2 + 2, and 2 + 2 + 30 of those
+        (Path("divergence", held="inside", kept=0.25, copied=True), 4 + 34 / 4, 14 / 4),
+        # of which alone there are logits
+        (Path("divergence", held="inside", kept=0.25, copied=True, picked=True), 38 / 4, 14 / 4),
         # and the model's own loss before, of which an fp32 log-softmax stays
         (Path("divergence", held="inside", nll=1), 34 + 4, 14 + 4),
     ],

@@ -52,7 +52,9 @@ CHOICES = Choices(own_loop=True, trainers=frozenset({*RELEASED, "megatron"}), fp
                   fixed={"unsloth": unsloth.FIXED, "torchtune": torchtune.FIXED, "torchtitan": torchtitan.FIXED},
                   liger=frozenset({"llamafactory", "axolotl", "ms-swift"}), pure=frozenset({"llamafactory"}),
                   adapters=frozenset({"own", "axolotl", "ms-swift"}),
-                  cuts=lambda job, rung: rung["method"] == "full")  # fmt: skip
+                  cuts=lambda job, rung: rung["method"] == "full",
+                  pads=lambda values, arch, sees: values["trainer"] == "unsloth" and values["task"] not in RL
+                  and unsloth.pads(values, arch, sees=sees))  # fmt: skip
 
 # Loops that can step each parameter in backward, torchtitan to 0.2 (`early_step_in_backward`); for others some
 # optimizers do so by themselves, such as LOMO.
@@ -82,7 +84,8 @@ def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architect
             return torchtune.modelled(architecture, str(values["versions.torchtune"]), packing=bool(values["packing"]))
         case "unsloth":
             release, library = (str(values[f"versions.{name}"]) for name in ("unsloth", "transformers"))
-            own = unsloth.modelled(architecture, release, library, str(values["method"]))
+            joined = bool(values["packing"] or values["padding_free"])
+            own = unsloth.modelled(architecture, release, library, str(values["method"]), joined=joined)
             return as_published(own, values)
         case _:
             return as_published(architecture, values)
@@ -289,7 +292,7 @@ def _plan(s: Scenario) -> Keeps:
         before = s.sharding == "megatron"  # ms-swift's `forward_step`, for each micro batch
         return supervised("actor", path, s.rows, scored=reference, before=before, deepspeed=deepspeed, **own)
     if s.has("teacher"):
-        logits = Path("flash", head_fp32=path.head_fp32)
+        logits = Path("flash", head_fp32=path.head_fp32, kept=path.kept if path.picked else 1, picked=path.picked)
         teacher = Role("teacher", logits, logits, s.rows, s.rows, root_stays=True, **alike)
         plan = supervised("actor", path, s.rows, scored=teacher, deepspeed=deepspeed, **own)
         return trainer.distilled(s, plan)
@@ -347,7 +350,7 @@ def _loss_path(s: Scenario) -> Path:
         path = Path(kind, head_fp32=wide, upcast=s.logprob == "log-softmax-fp32", kept=kept)
         return trainer.likelihood(s, path) if s.task == "orpo" else path
     if s.task == "gkd":
-        return Path("divergence", head_fp32=wide, kept=trainer.predicting(s), held="inside")
+        return trainer.divergence(s, wide=wide)
     if s.loss != "full":
         return Path(s.loss)
     return _kept(s, trainer.own_loss(s))

@@ -176,8 +176,7 @@ def whole(s: Scenario) -> Path:
 
 def compared(s: Scenario) -> Path:
     """The path of GKDTrainer: the student's whole logits, which wait for the teacher's (experimental/gkd/)."""
-    kept = trainer.predicting(s)
-    return Path("divergence", head_fp32=wide(s), kept=kept, held="inside")
+    return trainer.divergence(s, wide=wide(s))
 
 
 def trained(s: Scenario) -> Path:

@@ -2122,6 +2122,8 @@ REFUSALS = {
     "false; the ring knows no borders between sequences": "false；环形注意力不区分序列边界",
     "1; a state passes through all positions": "1；状态要依次经过所有位置",
     "fla; only its kernels keep sequences apart": "fla；只有它的 kernel 能分开各个序列",
+    "false; batches of {model!} are padded": "false；{model} 的批次总会填充",
+    "less than the mean of {n#} tokens": "小于平均长度 {n} 个 token",
     "fla, which it needs": "fla；没有它就不能运行",
     "a divisor of the {n} key heads of linear attention that a tensor-parallel rank has": (
         "张量并行下每张卡上线性注意力的 {n} 个键头的约数"

@@ -103,18 +103,28 @@ def keeps(s: Scenario) -> dict[str, Any]:
 def path(s: Scenario, usual: Path) -> Path:
     """The loss path: the model's own; for preferences TRL's, see `trainer.selective`.
 
-    SimPO is CPO's: cpo_alpha, 1, adds the chosen half's cross entropy (arguments/rlhf_args.py:251). GKD compares
+    SimPO is CPO's: cpo_alpha, 1, adds the chosen half's cross entropy (arguments/rlhf_args.py:251). GKD picks the
+    answers' logits (rlhf_trainers/gkd_loss.py:208; `logits[mask]` in gkd_trainer.py:104 of 3.8.0), and compares
     distributions in turn, `TURN` tokens at once; `sft_alpha` adds the model's own loss, of labels that it is given
     (rlhf_trainers/gkd_trainer.py:93 of 3.9.0).
     """
     if s.task == "gkd":
-        usual = replace(usual, nll=1) if s.sft_alpha else usual
+        usual = replace(usual, nll=1 if s.sft_alpha else 0, picked=picks(s))
         if not at_least(s.versions["ms-swift"], TURNS_SINCE):
-            return usual
-        tokens = trainer.targets(s)
+            return replace(usual, copied=True)
+        tokens = trainer.compared(s)
         return replace(usual, tile=min(TURN, tokens), turns=-(-tokens // TURN))
     path = trainer.selective(usual)
     return trainer.likelihood(s, path) if s.task == "simpo" else path
+
+
+def picks(s: Scenario) -> bool:
+    """True if GKD has no logits of prompts, which a model that reads images makes until Transformers 5.
+
+    trainers/mixin.py:213, `get_use_logits_to_keep`.
+    """
+    sees = s.architecture.vision is not None and not at_least(s.versions["transformers"], "5")
+    return s.task == "gkd" and s.lengths is not None and s.lengths.prompt > 0 and not sees
 
 
 def notes(s: Scenario) -> Iterator[str]:

@@ -39,6 +39,10 @@ GROWS = "2024.7"  # tables that begin with POSITIONS (commit 54dd81de67 of 2024-
 # models in whose source no pattern found the loss, since they cast logits themselves, and the first release to find it
 # (unsloth_zoo compiler.py, `apply_fused_lm_head`, run over Transformers' models from 4.54 to 5.5)
 UNMATCHED, MATCHED = ("granitemoehybrid",), "2026.5.2"
+FREE = "2025.12.4"  # puts rows end to end by itself (trainer.py:78 and :352 of it)
+TEXTS = "2026.7.4"  # what pads other batches than these (trainer.py:225 and :742 of it)
+PADDED = ("gemma2", "gpt_oss")  # PADDING_FREE_BLOCKLIST (trainer.py:197)
+SEE = ("gemma3n_text", "gemma4_text")  # families whose models all read images, with towers that are not all modelled
 WHOLE = 1024  # tokens of a micro batch up to which logits were made all the same (models/llama.py:1092 of 2025.3.19)
 FIXED = {"optimizer": "adamw-8bit"}  # what its command sets for good (unsloth_cli/commands/train.py:63)
 ACCUMULATION = 4  # gradient_accumulation_steps (unsloth_cli/config.py:36)
@@ -66,15 +70,18 @@ ADAPTERS = Table(
 )  # fmt: skip
 
 
-def modelled(arch: Architecture, version: str, transformers: str, method: str) -> Architecture:
+def modelled(arch: Architecture, version: str, transformers: str, method: str, *, joined: bool) -> Architecture:
     """The model with the cos and sin that each of its own attention layers keeps (models/llama.py:1004 of 2024.8).
 
     They have room for 32,768 positions at first, before 2024.7 for all. Where Transformers has one table for the model,
     so has Unsloth (models/llama.py:2250 of 2025.9.1). Phi-3 and Phi-4 are copies of its own with the weights of Llama's
     layers, q, k, v, gate and up apart (models/mapper.py): it runs none that joins them (models/loader.py:203-257 of
     2024.8). Beside four bits GPT-OSS's experts are linears, which bitsandbytes takes, and run one after another
-    (unsloth_zoo 2025.9.1 temporary_patches/gpt_oss.py:325, `GptOssExperts`).
+    (unsloth_zoo 2025.9.1 temporary_patches/gpt_oss.py:325, `GptOssExperts`). Rows that are `joined` lie end to end, and
+    SDPA gets a mask of their positions (utils/packing.py:254 of 2025.12.8, `build_sdpa_packed_attention_mask`).
     """
+    if joined and at_least(version, FREE):
+        arch = replace(arch, masked=True, end_to_end=True)
     if arch.experts_clamped and method == "qlora":
         return replace(arch, experts_input_first=False)
     if arch.family == "phi3" and not arch.rotary_dim:  # Llama rotates whole heads
@@ -96,10 +103,27 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         "sharding": shared.sharded(given),
         "precision": "bf16",
         "expandable_segments": at_least(str(given.get("versions.unsloth", version)), MAPS),
+        "padding_free": at_least(str(given.get("versions.unsloth", version)), FREE),
         # the checkpointing named unsloth (unsloth_zoo/gradient_checkpointing.py): of the reentrant kind
         "offload.activations": given.get("checkpointing", values["checkpointing"]) == "full",
         "reentrant": True,
     }
+
+
+def pads(values: Mapping[str, Any], arch: Architecture, *, sees: bool) -> bool:
+    """True if it pads the batches of a model whatever is asked, as it does with a collator of the user's own.
+
+    Until 2026.7.4 it does so if the model can read images (`is_vlm`: trainer.py:316-329 of 2025.12.4), which `sees`
+    says; since, if images are read, and if a state passes through positions without kernels that keep rows apart.
+    """
+    version = str(values["versions.unsloth"])
+    if not at_least(version, FREE):
+        return False
+    if arch.family in PADDED or "images.width" in values:
+        return True
+    if at_least(version, TEXTS):
+        return bool(arch.recurrent) and values["linear_attention"] == "torch"
+    return sees or arch.family in SEE
 
 
 def refuse(s: Scenario) -> Refusal | None:

@@ -187,8 +187,8 @@ def fields() -> Table:
 # The fields in which trainers differ where a job leaves them open.
 HABITS = (
     "seq_len", "micro_batch", "global_batch", "precision", "grad_dtype", "optimizer", "optimizer_impl", "sharding",
-    "no_sync", "checkpointing", "reentrant", "attention", "loss", "packing", "expandable_segments", "lora.rank",
-    "lora.targets", "lora.dropout", "lora.dtype",
+    "no_sync", "checkpointing", "reentrant", "attention", "loss", "packing", "padding_free", "expandable_segments",
+    "lora.rank", "lora.targets", "lora.dropout", "lora.dtype",
 )  # fmt: skip
 
 
