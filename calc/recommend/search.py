@@ -607,6 +607,8 @@ class Search:
                     if looking:
                         self._fits.setdefault((b, at), Unmade(self._beside[self.held(b, at)]))
                     continue
+                if not looking and self.too_much_for_the_host(b, at):
+                    continue  # which takes less to tell than what roles need as they train
                 if not self.possible(b, at, looking=looking) or self.too_much_for_the_host(b, at):
                     continue
                 found = self.starting(b, at)
@@ -723,7 +725,7 @@ class Search:
             job = self.job(b, first) if any(role.offload.trained for role in roles) else None
             lacks = most(Hosts(job).phases()) - self.host.bytes if job else 0
             self._hostless[key] = lacks > 0
-            if 0 < lacks <= self._least:
+            if self.names and 0 < lacks <= self._least:
                 # places that lack least are looked at, so that one can be named if nothing fits
                 self._least = lacks
                 self.fit(b, branch.leanest)
