@@ -438,13 +438,14 @@ def _searched(tried: Tried) -> Iterator[Remedy]:
         ({**loose, **roles, "method": s.method}, "nothing"),
         ({**loose, **roles}, "what is learned"),
     )
+    failed = set[str]()
     for fields, learns in searches:
         for gpus in (s.gpus, s.gpus * 2, s.gpus * 4):
             asked = {**fields, "framework": name, "gpus": gpus}
             if gpus != s.gpus:
                 asked.pop("gpus_per_node", None)
             try:
-                found = fitting(asked, tried.catalog)
+                found = fitting(asked, tried.catalog, failed=failed)
             except InputError:
                 continue
             if found:

@@ -220,19 +220,24 @@ class GpuGroup:
         """True if a bound shows that a role cannot train; the cheaper one first."""
         return self.beside_resident < 0 or self.free_at_most < 0
 
+    @cached_property
+    def perhaps_trains(self) -> bool:
+        """False if the phases without vLLM do not fit, even if PyTorch reserved no more than its tensors take.
+
+        It takes no replay. Without one to make it is `trains` itself.
+        """
+        if self._hopeless:
+            return False
+        return self._enough(0) if self.act else self.room(serving=False) >= 0
+
     @property
     def trains(self) -> bool:
         """True if the phases without vLLM fit; cheaper than `room`."""
-        if self._hopeless:
-            return False
-        if not self.act:
-            return self.room(serving=False) >= 0
+        return self.perhaps_trains and (not self.act or self.reserve.meets(self._enough))
 
-        def enough(reserved: int) -> bool:
-            return self._leaves_room(self.replayed(reserved))
-
-        # where tensors alone leave no room, nothing has to be replayed
-        return enough(0) and self.reserve.meets(enough)
+    def _enough(self, reserved: int) -> bool:
+        """True if the job fits where PyTorch reserves so many bytes."""
+        return self._leaves_room(self.replayed(reserved))
 
     @property
     def updates(self) -> bool:

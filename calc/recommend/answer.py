@@ -96,9 +96,12 @@ def _whole(answer: Recommendation, problem: Problem, notes: Sequence[str]) -> Re
     return replace(answer, considered=considered, pruned=pruned, notes=(*problem.notes, *notes), whole=True)
 
 
-def fitting(job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario") -> Configuration | None:
-    """The configuration that `recommend` gives for `job` if one fits, without alternatives."""
-    first = Problem(given(job, where=where, catalog=catalog), catalog, where, names=False).first()
+def fitting(
+    job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario", failed: set[str] | None = None
+) -> Configuration | None:
+    """The configuration that `recommend` gives for `job` if one fits, nothing beside it; `failed` as in `Problem`."""
+    problem = Problem(given(job, where=where, catalog=catalog), catalog, where, names=False, failed=failed)
+    first = problem.first()
     return configured(first[1], first[1].chosen(first[2])) if first else None
 
 

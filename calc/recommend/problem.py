@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -77,9 +78,20 @@ def _alias(job: Fields, catalog: Catalog) -> Iterator[str]:
 class Problem:
     """One job on one machine: its rungs, each searched at most once, and how many configurations were looked at."""
 
-    def __init__(self, job: Fields, catalog: Catalog, where: str = "scenario", *, names: bool = True) -> None:
-        """Raises ScenarioError where no configuration of the job can be run; see `Search` for `names`."""
-        self.catalog, self.names = catalog, names
+    def __init__(
+        self,
+        job: Fields,
+        catalog: Catalog,
+        where: str = "scenario",
+        *,
+        names: bool = True,
+        failed: set[str] | None = None,
+    ) -> None:
+        """Raises ScenarioError where no configuration of the job can be run; see `Search` for `names`.
+
+        `failed`: the rungs on which nothing fitted in earlier problems, which are not searched again; it grows.
+        """
+        self.catalog, self.names, self.failed = catalog, names, failed if failed is not None else set[str]()
         self.notes: list[str] = [*_alias(job, catalog)]
         self.job = job = self._grouped(self._framed(job, catalog, where))
         self.fields = seed(job, catalog, where)
@@ -155,6 +167,8 @@ class Problem:
     def first(self) -> tuple[Fields, Search, Found] | None:
         """The first rung on which something fits, or a later one of 4-bit weights that need not leave the card."""
         for index, rung in enumerate(self.rungs):
+            if (words := self._words(rung)) in self.failed:
+                continue
             search = self.asked(rung)
             found = search.best() if search else None
             if search and found:
@@ -165,7 +179,12 @@ class Problem:
                 return self._sooner(index, search, found) or self._on_card(index, search, found) or kept
             if search:
                 self.misses.append(search)
+            self.failed.add(words)
         return None
+
+    def _words(self, rung: Fields) -> str:
+        """A rung of the job as a key; it has a method, whether that was open or not."""
+        return json.dumps([{**self.fields, "method": rung["method"]}, rung], sort_keys=True)
 
     def slowed(self, at: tuple[Fields, Search, Found]) -> float:
         """The step time of an answer of `first` over that of its method on the machine if memory did not count.

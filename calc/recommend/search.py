@@ -84,6 +84,12 @@ class Fit:
         """True if the training phases fit; cheaper than `training`."""
         return all(each.trains for each in self._sets) if self._trains is None else self._trains
 
+    @property
+    def perhaps_trains(self) -> bool:
+        """False if `trains` is; takes no replay."""
+        known = self._trains if self._trains is not None else self.__dict__.get("trains")
+        return all(each.perhaps_trains for each in self._sets) if known is None else known
+
     @cached_property
     def updates(self) -> bool:
         """False if the update of a role does not fit, whatever leaves the GPUs before it."""
@@ -175,6 +181,11 @@ class Fit:
     def on_device(self) -> bool:
         """False if a GPU limit rules the configuration out, and with it all hungrier ones."""
         return self.trains and self.serves
+
+    @property
+    def perhaps_on_device(self) -> bool:
+        """False if `on_device` is; takes no replay."""
+        return self.perhaps_trains and self.serves
 
     @property
     def serves(self) -> bool:
@@ -596,6 +607,8 @@ class Search:
                     if looking:
                         self._fits.setdefault((b, at), Unmade(self._beside[self.held(b, at)]))
                     continue
+                if not looking and self.too_much_for_the_host(b, at):
+                    continue  # which takes less to tell than what roles need as they train
                 if not self.possible(b, at, looking=looking) or self.too_much_for_the_host(b, at):
                     continue
                 found = self.starting(b, at)
@@ -623,10 +636,11 @@ class Search:
         return self.fit(b, (*lean[:axis], max(first - 1, 0), *lean[axis + 1 :]))
 
     def cut(self, b: int, place: Place, axis: int, limit: float) -> Place | None:
-        """`place` with the hungriest value of a lean axis that fits with the others at their leanest, or None.
+        """`place` with the hungriest value of a lean axis that may fit with the others at their leanest, or None.
 
-        Only values count that take at most `limit` seconds. The micro batch comes first, as other branches may already
-        know where it begins to fit.
+        The allocator is not replayed for that: it tells whether a place fits when the turn of that place comes. Only
+        values count that take at most `limit` seconds. The micro batch comes first, as other branches may already know
+        where it begins to fit.
         """
         branch = self.branches[b]
         lean = (*place[: branch.turns], *branch.leanest[branch.turns :])
@@ -634,7 +648,7 @@ class Search:
         def fits(value: int) -> bool:
             at = (*lean[:axis], value, *lean[axis + 1 :])
             trains = self._trains.get(self.trainer(b, at, one_rank=True)) if axis == len(place) - 1 else None
-            return self.possible(b, at) if trains is None else trains
+            return self.possible(b, at, replaying=False) if trains is None else trains
 
         last = branch.leanest[axis]
         if limit < inf:
@@ -658,10 +672,11 @@ class Search:
             if place[axis] < branch.leanest[axis] and not (starved and branch.axes[axis].name == SHARE):
                 yield (*place[:axis], place[axis] + 1, *place[axis + 1 :])
 
-    def possible(self, b: int, place: Place, *, looking: bool = False) -> bool:
+    def possible(self, b: int, place: Place, *, looking: bool = False, replaying: bool = True) -> bool:
         """True unless the device rules out a place and all that are hungrier.
 
-        With `looking`, a place is looked at although another that leaves the GPUs otherwise has ruled it out.
+        With `looking`, a place is looked at although another that leaves the GPUs otherwise has ruled it out. Without
+        `replaying`, only what needs no replay of the allocator rules it out.
         """
         if not looking and self._updates.get(self.updater(b, place)) is False:
             return False
@@ -672,7 +687,7 @@ class Search:
         if trains is not None and serves is not None:
             return serves.serves
         found = self.fit(b, place)
-        return found is None or found.on_device
+        return found is None or (found.on_device if replaying else found.perhaps_on_device)
 
     def held(self, b: int, place: Place) -> Hashable:
         """The key that decides what is resident as roles train: a branch has all its micro batches for that."""
@@ -710,7 +725,7 @@ class Search:
             job = self.job(b, first) if any(role.offload.trained for role in roles) else None
             lacks = most(Hosts(job).phases()) - self.host.bytes if job else 0
             self._hostless[key] = lacks > 0
-            if 0 < lacks <= self._least:
+            if self.names and 0 < lacks <= self._least:
                 # places that lack least are looked at, so that one can be named if nothing fits
                 self._least = lacks
                 self.fit(b, branch.leanest)

@@ -16,7 +16,7 @@ given, or at the framework's default.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
@@ -440,8 +440,7 @@ def _branches(asked: Question) -> tuple[Branch, ...]:
         base = _started(base, given)
         kind = (base.sharding, base.placement, base.rollout.engine if base.rollout else "")
         if kind not in axes:
-            turns = [replace(axis, between=_between(base, axis)) for axis in _turns(base, given)]
-            axes[kind] = turns, list(_leans(base, given))
+            axes[kind] = list(_turns(base, given)), list(_leans(base, given))
         turns, leans = axes[kind]
         turned = list(_by_ranks(base, given))
         training: dict[Hashable, Memo] = {}
@@ -613,23 +612,20 @@ def _turns(base: Scenario, given: Fields) -> Iterator[Axis]:
     )
     for name, values in TURNS.items():
         if name not in given and not (together and name in OFFLOADS):
-            yield from _accepted(base, name, [{name: value} for value in values])
+            yield from _accepted(base, name, [{name: value} for value in values], turn=True)
     if together:
-        yield from _accepted(base, "offload", [dict.fromkeys(OFFLOADS, x) for x in (False, True)])
+        yield from _accepted(base, "offload", [dict.fromkeys(OFFLOADS, x) for x in (False, True)], turn=True)
     frozen = [f"roles.{name}.offload.parameters" for name in ("reference", "reward", "teacher") if base.has(name)]
     movable = [place for place in frozen if place not in given]
     if movable and base.sharding == "zero3":
-        yield from _accepted(base, FROZEN, [dict.fromkeys(movable, x) for x in (False, True)])
+        yield from _accepted(base, FROZEN, [dict.fromkeys(movable, x) for x in (False, True)], turn=True)
 
 
-def _between(base: Scenario, axis: Axis) -> bool:
-    """See `Axis`: whether the engines of all roles are the same at every value, but for what leaves them."""
-    if base.rollout is None:
-        return False
-
-    try:
-        first, *others = [vary(base, value) for value in axis.values]
-    except ScenarioError:
+def _between(first: Scenario, others: Sequence[Scenario]) -> bool:
+    """See `Axis`, of the scenarios at its values: whether the engines of all roles are the same, but for what leaves
+    them.
+    """
+    if first.rollout is None:
         return False
     if all([role.leaves for role in s.keeps.roles] == [role.leaves for role in first.keeps.roles] for s in others):
         return False
@@ -651,17 +647,20 @@ def _leans(base: Scenario, given: Fields) -> Iterator[Axis]:
             yield from _accepted(base, name, [{name: value} for value in values])
 
 
-def _accepted(base: Scenario, name: str, values: list[dict[str, Any]]) -> Iterator[Axis]:
-    """The axis with the values that the framework accepts; none if that is only the one that `base` has."""
-    allowed = []
+def _accepted(base: Scenario, name: str, values: list[dict[str, Any]], *, turn: bool = False) -> Iterator[Axis]:
+    """The axis with the values that the framework accepts; none if that is only the one that `base` has.
+
+    `turn`: it is no lean axis, so that it may be one of those that `between` marks.
+    """
+    allowed, made = list[Fields](), list[Scenario]()
     for value in values:
         try:
-            vary(base, value)
+            made.append(vary(base, value))
         except ScenarioError:
             continue
         allowed.append(value)
     if len(allowed) > 1:
-        yield Axis(name, tuple(allowed))
+        yield Axis(name, tuple(allowed), turn and _between(made[0], made[1:]))
 
 
 def _micro_batches(base: Scenario, given: Fields) -> Iterator[Axis]:
