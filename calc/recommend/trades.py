@@ -233,10 +233,9 @@ def _roomier(search: Search, found: Found) -> Configuration | None:
         seconds, place = ahead.pop(0)
         if search.rated and seconds > SENSIBLE * found.seconds:
             break
-        fit = search.fit(found.branch, place)
-        judged = search.judged(found.branch, place) if fit and fit.fits and fit.slack >= wanted else None
-        if judged:
-            return configured(search, judged, f"{gib(judged.slack)} free beside the peak and its error")
+        at = search.found(found.branch, place)
+        if at and at.slack >= wanted and not (search.rated and at.seconds > SENSIBLE * found.seconds):
+            return configured(search, search.chosen(at), f"{gib(at.slack)} free beside the peak and its error")
         for following in search.behind(found.branch, place, range(len(place))):
             if following not in seen:
                 seen.add(following)

@@ -91,6 +91,7 @@ def quickest(job: dict[str, Any], best: Configuration, changes: dict[str, Any]) 
     same: dict[str, Any] = {name: getattr(s, name) for name in KEPT}
     same |= {"offload.optimizer": s.offload.optimizer, "offload.parameters": s.offload.parameters}
     same |= {name: getattr(s, name) for name in ("tensor_parallel", "context_parallel")}
+    same |= {"lora.dtype": s.lora.dtype} if s.lora else {}  # adapters of 16 bits are another training
     for name in ("reference", "reward"):
         if (own := s.role(name)) and s.sharding == "zero3":  # FSDP's offload moves all models together
             same[f"roles.{name}.offload.parameters"] = own.offload.parameters
