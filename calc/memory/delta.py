@@ -152,12 +152,13 @@ class DeltaRule(Linears):
         tape.returns(v, beta, decay, v_beta, k_beta, sums, pairs, system, within, decayed, values, keys, q, k)
         return out
 
-    def unit(self, x: Tensor, name: str) -> Tensor:
-        """`l2norm`: keeps its input and the scale of each head."""
+    def unit(self, x: Tensor, name: str, scale: str = "rsqrt") -> Tensor:
+        """`l2norm`: keeps its input and the scale of each head, which it multiplies by, or the `root` it divides by."""
         tape, wide = self.tape, x.size
         total = tape.op(f"delta: {name}: square", [x], GATES, 4, saves=[x], scratch=wide, backward_scratch=wide)
-        scale = tape.op(f"delta: {name}: rsqrt", [total], GATES, 4, saves_out=True)
-        return tape.op(f"delta: {name}: norm", [x, scale], x.width, 4, saves=[x, scale], backward_scratch=wide)
+        by = tape.op(f"delta: {name}: {scale}", [total], GATES, 4, saves_out=True)
+        back = wide * 2 if scale == "root" else wide
+        return tape.op(f"delta: {name}: norm", [x, by], x.width, 4, saves=[x, by], backward_scratch=back)
 
     def weighed_by(self, x: Tensor, gate: Tensor, name: str) -> Tensor:
         """A product with a number for each head and position; the number's gradient is a sum over a whole product."""
@@ -167,12 +168,12 @@ class DeltaRule(Linears):
         """`exp` of sums of decays."""
         return self.tape.op("delta: exponential", [x], WHOLE_GATES, 4, saves_out=True)
 
-    def pairwise(self, sums: Tensor) -> Tensor:
+    def pairwise(self, sums: Tensor, pairs: Size = PAIRS) -> Tensor:
         """The decay between each two positions of a chunk: differences, masked, their exponentials."""
         tape = self.tape
-        x = tape.op("delta: pairs", [sums], PAIRS, 4, backward_scratch=PAIRS * 4)
-        x = tape.op("delta: pairs: mask", [x], PAIRS, 4)
-        return tape.op("delta: pairs: exponential", [x], PAIRS, 4, saves_out=True)
+        x = tape.op("delta: pairs", [sums], pairs, 4, backward_scratch=pairs * 4)
+        x = tape.op("delta: pairs: mask", [x], pairs, 4)
+        return tape.op("delta: pairs: exponential", [x], pairs, 4, saves_out=True)
 
     def compared(self, left: Tensor, right: Tensor, decays: Tensor, name: str) -> Tensor:
         """Products of each two positions of a chunk, which autocast takes in 16 bits, times the decay between them.

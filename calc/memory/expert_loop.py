@@ -13,6 +13,7 @@ from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of, total
 from calc.memory.linears import WIDTH, Linears
 from calc.memory.run import routed, symbol
 from calc.memory.weights import SCALE
+from calc.models.lora import adapted
 
 Gate = Callable[[Tensor, Size, int], Tensor]
 
@@ -123,17 +124,17 @@ class ExpertLoop(Linears):
     def with_expert_adapters(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """`y` with the outputs of adapters beside each expert's own linears; `gate_up_proj` stands for two of them."""
         arch, adapter = self.arch, self.run.adapter
-        last = name == "down_proj"
-        every = arch.expert_linears[-1:] if last else arch.expert_linears[:-1]
-        names = [own for own in every if adapter and (adapter.targets == "all-linear" or own in adapter.targets)]
-        if not names or adapter is None:
+        if not (adapter and arch.expert_linears):
             return y
-        kh, kj, low = Size({routed(arch): 1}), Size({"k·j": 1}), Size({"k·r": 1})
-        sides = [arch.experts * adapter.rank * width for width in (arch.expert_width, arch.moe_intermediate)]
-        n_in, n_out = sides[::-1] if last else sides
-        out = kh if last else kj
-        scaled = [self.through_both(f"experts {own}: LoRA", x, out, low, n_in, n_out)[1] for own in names]
-        return self.with_adapters(f"experts {name}: LoRA", y, scaled)
+        last, low = name == "down_proj", Size({"k·r": 1})
+        out = y.width if last else Size({"k·j": 1})
+        scaled = []
+        for linear in adapted(arch, self.spec, adapter.targets):
+            own = linear.name.rpartition(".")[2]
+            if linear.experts and (own == arch.expert_linears[-1]) == last:
+                n_in, n_out = (linear.experts * adapter.rank * width for width in (linear.inputs, linear.outputs))
+                scaled.append(self.through_both(f"experts {own}: LoRA", x, out, low, n_in, n_out)[1])
+        return self.with_adapters(f"experts {name}: LoRA", y, scaled) if scaled else y
 
     def expert_linears(self) -> list[Tensor]:
         """The weights of experts that are linears, of which autocast makes copies; none of GPT-OSS.

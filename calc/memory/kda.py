@@ -103,14 +103,14 @@ class ChannelDelta(DeltaRule):
             copied = tape.op(f"delta: {name}: contiguous", [x], x.width, x.b)
             wide[name] = self.cast(copied, 4, f"delta: {name}")
         before = list(wide.values())
-        wide |= {name: self.by_root(wide[name], name) for name in "qk"}
+        wide |= {name: self.unit(wide[name], name, "root") for name in "qk"}
         sizes = {"q": WHOLE_KEYS, "k": WHOLE_KEYS, "v": WHOLE_VALUES, "decay": WHOLE_KEYS, "beta": WHOLE_GATES}
         q = tape.op("delta: q: pad", [wide["q"]], WHOLE_KEYS, 4)
         q = tape.op("delta: q: scale", [q], WHOLE_KEYS, 4)
         k, v, decay, beta = (tape.op(f"delta: {n}: pad", [wide[n]], sizes[n], 4) for n in ("k", "v", "decay", "beta"))
         v_beta, k_beta = self.weighed_by(v, beta, "values times beta"), self.weighed_by(k, beta, "keys times beta")
         sums = tape.op("delta: sum decays", [decay], WHOLE_KEYS, 4)
-        pairs = self.pairwise_by_channel(sums)
+        pairs = self.pairwise(sums, BY_CHANNEL)
         system = self.compared_by_channel(k_beta, k, pairs, "keys to keys")
         system = tape.op("delta: system: sign", [system], PAIRS, 4)
         rows = Tensor(SOLVED, 4)
@@ -125,20 +125,6 @@ class ChannelDelta(DeltaRule):
         copied = self.cast(copied, b, "delta: output")
         tape.returns(*before[2:3], q, k, beta, v_beta, k_beta, sums, pairs, system, values, keys, out)
         return copied
-
-    def by_root(self, x: Tensor, name: str) -> Tensor:
-        """`l2norm` as a quotient, which keeps its input and the root of each head's sum of squares."""
-        tape, wide = self.tape, x.size
-        total = tape.op(f"delta: {name}: square", [x], GATES, 4, saves=[x], scratch=wide, backward_scratch=wide)
-        root = tape.op(f"delta: {name}: root", [total], GATES, 4, saves_out=True)
-        return tape.op(f"delta: {name}: norm", [x, root], x.width, 4, saves=[x, root], backward_scratch=wide * 2)
-
-    def pairwise_by_channel(self, sums: Tensor) -> Tensor:
-        """The decay between each two positions of a chunk in each channel: differences, masked, their exponentials."""
-        tape = self.tape
-        x = tape.op("delta: pairs", [sums], BY_CHANNEL, 4, backward_scratch=BY_CHANNEL * 4)
-        x = tape.op("delta: pairs: mask", [x], BY_CHANNEL, 4)
-        return tape.op("delta: pairs: exponential", [x], BY_CHANNEL, 4, saves_out=True)
 
     def compared_by_channel(self, left: Tensor, right: Tensor, decays: Tensor, name: str) -> Tensor:
         """The sum over channels of products of each two positions of a chunk and the decay between them."""

@@ -133,7 +133,7 @@ def stage(
         specs = tuple(spec for piece in pieces for spec in piece.specs)
         return replace(pieces[0], specs=specs, ends=pieces[-1].ends, depths=pieces[-1].depths)
     if arch.megatron:
-        return _megatron_stage(arch, index, counts or megatron_layers(arch.layers, stages))
+        return chunk(arch, index, stages, 1, 0, counts or megatron_layers(arch.layers, stages))
     if arch.tied:
         raise ConfigError("pipeline_parallel", stages, "1 for a model whose head is its embedding, at the other end")
     if stages > (most := (arch.layers + 2) // 2):
@@ -160,11 +160,12 @@ def megatron_layers(layers: int, stages: int) -> tuple[int, ...]:
 def chunk(
     arch: Architecture, index: int, stages: int, chunks: int, n: int, counts: tuple[int, ...] | None = None
 ) -> Architecture:
-    """Chunk `n` of the `chunks` that stage `index` of Megatron-core's interleaved pipeline has.
+    """Chunk `n` of the `chunks` that stage `index` of Megatron-core's pipeline has, several if it is interleaved.
 
-    The first chunks of all stages follow each other, then their second ones (`transformer_layer.py`,
-    `get_transformer_layer_offset`). `counts`: the layers of each stage, if not equal. Raises ConfigError for the field
-    `virtual_pipeline` if layers do not divide, and for `pipeline_layers` if those of a stage do not.
+    Both ends have a copy of a tied embedding. The first chunks of all stages follow each other, then their second ones
+    (`transformer_layer.py`, `get_transformer_layer_offset`). `counts`: the layers of each stage, if not equal. Raises
+    ConfigError for the field `virtual_pipeline` if layers do not divide, and for `pipeline_layers` if those of a stage
+    do not.
     """
     if counts is None:
         count, left = divmod(arch.layers, stages * chunks)
@@ -238,14 +239,3 @@ def told_layers(
     if counts[-1] != between:
         told["last"] = counts[-1]
     return told
-
-
-def _megatron_stage(arch: Architecture, index: int, counts: tuple[int, ...]) -> Architecture:
-    """A stage of Megatron-core, at both ends with a copy of a tied embedding."""
-    below, count = sum(counts[:index]), counts[index]
-    specs = arch.specs[below : below + count]
-    ends = index == len(counts) - 1
-    vision = None if index else arch.vision
-    return replace(
-        arch, specs=specs, embeds=index == 0, ends=ends, tied=False, depths=arch.depths if ends else (), vision=vision
-    )

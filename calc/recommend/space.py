@@ -51,12 +51,12 @@ from calc.throughput.rates import threads_of
 
 Fields = Mapping[str, Any]
 
-EIGHT_BITS = ("adamw-8bit", "adamw-torchao-8bit")  # the optimizers whose states stay on the card in 8 bits
 PACKED: tuple[Fields, ...] = (
     {"method": "full", "optimizer": "adamw-8bit"},
     # for FSDP 2, whose DTensors bitsandbytes does not take; DeepSpeed's offload takes its own CPU Adam alone
     {"method": "full", "optimizer": "adamw-torchao-8bit", "offload.optimizer": False, "offload.parameters": False},
 )
+EIGHT_BITS = tuple([rung["optimizer"] for rung in PACKED])  # the optimizers whose states stay on the card in 8 bits
 RUNGS: tuple[Fields, ...] = (
     {"method": "full", "optimizer": "adamw"},
     *PACKED,
