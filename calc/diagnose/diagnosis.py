@@ -22,7 +22,7 @@ from calc.estimate.wording import spoken
 from calc.resolve.parse import given
 from calc.scenario.scenario import Scenario
 
-LONGEST = 1_000_000  # characters of a text that are read, from its end
+LONGEST = 500_000  # characters of a text that are read, from its end
 LARGEST = 4  # lines of the moment that are named
 # Shares of the card from which a difference between message and estimate says something.
 NEAR, SPARE = 0.1, 0.05

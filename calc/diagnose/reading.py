@@ -75,7 +75,6 @@ TASKS: tuple[tuple[str, str], ...] = (
     (r"\b\w+ModelRayActor\b", "ppo"),
     (r"sft_trainer\.py|train_sft|/sft/workflow\.py|in run_sft\b|finetun|/sft\.py", "sft"),
 )
-READ = 500_000  # characters of a text that are searched for what it says in passing
 _RANK = re.compile(r"rank(\d+)|local_rank[=:] ?(\d+)")
 _CARD = re.compile(r"GPU (\d+)(?:;| has a total)|\|\s+(\d+)\s+(?:NVIDIA|Tesla|GeForce)\s")
 _CUDA_DEVICES = re.compile(r"\d+(?:,\d+)*")
@@ -164,23 +163,23 @@ def read(text: str, catalog: Catalog) -> Reading:
         found.parts.append("a traceback")
     if found.tracked:
         found.parts.append("a table of MemTracker")
-    if not found.parts and _described(text[:READ], catalog):
+    if not found.parts and _described(text, catalog):
         found.parts.append("a job in words")
     if not found.parts:
         return found
     _framework(found, text)
     if found.flags is None and "a scenario" not in found.parts:
-        _in_passing(found, text[:READ])
-    if "model" not in found.fields and len(named := hints.models(text[:READ], catalog)) == 1:
+        _in_passing(found, text)
+    if "model" not in found.fields and len(named := hints.models(text, catalog)) == 1:
         _assume(found, "model", catalog.names.listed.get(named[0].casefold(), named[0]), "the text names it")
     _models(found, catalog)
     _gpu(found, text, catalog)
     _gpus(found, text)
-    if SEGMENTS.search(text[:READ]) and _set_segments(text):
+    if SEGMENTS.search(text) and _set_segments(text):
         found.fields.setdefault("expandable_segments", True)
-    if (pinned := PINNING.search(text[:READ])) and int(pinned[1]):
+    if (pinned := PINNING.search(text)) and int(pinned[1]):
         found.fields.setdefault("pinned_max_round_threshold_mb", int(pinned[1]))
-    if (threads := THREADS.search(text[:READ])) and int(threads[1]):
+    if (threads := THREADS.search(text)) and int(threads[1]):
         found.fields.setdefault("cpu_threads", int(threads[1]))
     return found
 
@@ -210,7 +209,7 @@ def _settings(found: Reading, text: str, lines: list[pasted.Line], catalog: Cata
     merged: dict[str, str] = {}
     for data in mappings:
         merged |= flags.flat(data)
-    script = scripts.settings(pasted.joined(lines)[:READ])
+    script = scripts.settings(pasted.joined(lines))
     coded, program = (script.values, script.program) if script else ({}, "")
     for read_flags, command in commands:
         read_flags.values = {**merged, **coded, **read_flags.values}
@@ -230,7 +229,7 @@ def _settings(found: Reading, text: str, lines: list[pasted.Line], catalog: Cata
     said = reader.fields(own)
     accumulation = said.pop("accumulation", None)
     found.fields = said
-    if not reader.versioned and said.get("sharding") == "fsdp1" and ("sharding", "fsdp2") in hints.fields(text[:READ]):
+    if not reader.versioned and said.get("sharding") == "fsdp1" and ("sharding", "fsdp2") in hints.fields(text):
         _assume(found, "sharding", "fsdp2", "the text names it")
     found.variables = dict(own.variables)
     found.unread = own.left(reader.ignored)
@@ -307,16 +306,15 @@ def _scenario(found: Reading, data: Mapping[str, Any], catalog: Catalog) -> None
 
 def _framework(found: Reading, text: str) -> None:
     """Framework and task from the files of a traceback, where no command says them."""
-    shown = text[:READ]
     if "framework" not in found.fields:
-        if name := next((name for pattern, name in FRAMEWORKS if re.search(pattern, shown)), None):
+        if name := next((name for pattern, name in FRAMEWORKS if re.search(pattern, text)), None):
             found.fields["framework"] = name
             found.notes.append(f"framework {name}: its files are in the traceback")
-        elif name := next((name for pattern, name in TRAINERS if re.search(pattern, shown)), None):
+        elif name := next((name for pattern, name in TRAINERS if re.search(pattern, text)), None):
             found.fields["trainer"] = name
     if found.fields.get("task") is None:
         found.fields.pop("task", None)
-        task = next((task for pattern, task in TASKS if re.search(pattern, shown, re.IGNORECASE)), None)
+        task = next((task for pattern, task in TASKS if re.search(pattern, text, re.IGNORECASE)), None)
         if task:
             _assume(found, "task", task, "the text names it")
         else:
@@ -369,8 +367,8 @@ def _gpu(found: Reading, text: str, catalog: Catalog) -> None:
             return
     total = (found.figures or {}).get("total_bytes", 0)
     sized = names.cards_of_size(total, catalog)
-    said = names.cards_named(text[:READ], catalog)
-    if not sized and total and re.search(r"\bNPU out of memory", text[:READ]):
+    said = names.cards_named(text, catalog)
+    if not sized and total and re.search(r"\bNPU out of memory", text):
         sized = names.cards_of_size(total, catalog, names.COARSE, vendor="Huawei")
     close = names.cards_of_size(total, catalog, names.COARSE)  # a card that is named need not be told by its size
     cards = [gpu for gpu in said if gpu in sized] or [gpu for gpu in said if gpu in close] or sized or said
@@ -389,10 +387,10 @@ def _gpus(found: Reading, text: str) -> None:
     if found.fields.get("gpus"):
         return
     found.fields.pop("gpus", None)
-    shown = [n for pattern in (_RANK, _CARD) for match in pattern.finditer(text[:READ]) for n in match.groups() if n]
+    shown = [n for pattern in (_RANK, _CARD) for match in pattern.finditer(text) for n in match.groups() if n]
     seen = [int(n) for n in shown if len(n) < 4]
     card = names.spelled(found.fields["gpu"]) if "gpu" in found.fields else ""
-    if (said := hints.gpus(text[:READ], card)) and said > max(seen, default=0):
+    if (said := hints.gpus(text, card)) and said > max(seen, default=0):
         _assume(found, "gpus", said, "the text names it")
     elif seen and max(seen) > 0:
         count = 1 << max(seen).bit_length()

@@ -115,6 +115,8 @@ def growing(
         largest = each
         if not _fits(problem, each):
             tried += 1
+        elif least and problem.surely_slow():
+            slow += 1
         elif slowed := _slowed(problem, each):
             least, slow = least or slowed, slow + 1
         else:

@@ -192,10 +192,19 @@ class Problem:
         0 if no rate is known.
         """
         rung, own, found = at
-        if not own.rated:
-            return 0.0
-        asked = [self.asked(each) for each in self.rungs if each["method"] == rung["method"]]
-        return found.seconds / next(search.floor for search in asked if search)
+        return found.seconds / self._floor(rung["method"]) if own.rated else 0.0
+
+    def _floor(self, method: str) -> float:
+        """The step time of a method on the machine if memory did not count, in seconds."""
+        asked = [self.asked(each) for each in self.rungs if each["method"] == method]
+        return next(search.floor for search in asked if search)
+
+    def surely_slow(self) -> bool:
+        """True if `slowed` is above SENSIBLE whatever `first` finds; cheaper than both."""
+        asked = [(rung, search) for rung in self.rungs if (search := self.asked(rung))]
+        if any(not search.rated or search.in_stages for _, search in asked):
+            return False  # no time is known, or `_interleaved` may find what no rung has
+        return not any(search.within(SENSIBLE * self._floor(rung["method"])) for rung, search in asked)
 
     def _cut(self, index: int, search: Search, found: Found) -> tuple[int, Search, Found] | None:
         """The same training on Megatron-core, where a framework has it for the model, if the estimate is quicker.

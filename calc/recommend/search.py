@@ -287,6 +287,11 @@ class Search:
         return not self.branches or self.clock.unrated(self.branches[0].base) is None
 
     @property
+    def in_stages(self) -> bool:
+        """True if a branch cuts the model into the stages of a pipeline."""
+        return any(branch.base.pipeline_parallel > 1 for branch in self.branches)
+
+    @property
     def size(self) -> int:
         """The number of configurations."""
         return sum([branch.size for branch in self.branches])

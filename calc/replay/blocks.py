@@ -177,31 +177,54 @@ class Blocks:
         return sum([len(script.steps) for script in scripts]) + GATHERED * len((*self.units, *flats)) + cut
 
 
+class Tensors(NamedTuple):
+    """What a model holds whatever its batch; see `Blocks`."""
+
+    weights: tuple[int, ...]
+    units: tuple[Unit, ...]
+    states: tuple[tuple[int, ...], ...]
+    passing: tuple[int, ...]
+    flats: Flats | None
+    buckets: Buckets | None
+    partitioned: Partitioned | None
+
+
+@lru_cache(maxsize=64)
+def _tensors(engine: TrainingEngine, checkpointing: str) -> Tensors:
+    """What an engine's replica holds; cached, as a job in batches of many lengths asks for it with each."""
+    r = engine.replica
+    whole = not isinstance(engine, Fsdp | Zero)
+    own = [size for size, _ in _stored(r)]
+    adapters = [t.elements * r.adapter_bytes for t in _trained(r)] if r.run.adapter else []
+    flats = _flats(engine) if isinstance(engine, Fsdp1) else None
+    cut = _partitioned(engine, checkpointing) if isinstance(engine, Zero) else None
+    changed = [*_stepped(engine, flats)]
+    each = passing(r.optimizer, r.step_bytes) if r.optimizer else 0
+    return Tensors(
+        weights=(*(own if whole else _scales(r)), *(adapters if whole else ()), *_tables(engine)),
+        units=() if whole or flats or cut else _units(r),
+        states=tuple([_states(r, t) for t in changed]),
+        passing=() if r.in_backward else tuple([t.elements * each for t in changed]),
+        flats=flats,
+        buckets=_buckets(engine) if isinstance(engine, Plain) and engine.buckets and r.optimizer else None,
+        partitioned=cut,
+    )
+
+
 @lru_cache(maxsize=256)
 def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: str) -> Blocks:
     """The blocks of an engine's replica on a micro-batch; `masked` as in `calc.step.compiled_model`."""
-    r = engine.replica
+    r, own = engine.replica, _tensors(engine, checkpointing)
     arch, run, optimizer = r.arch, r.run, r.optimizer
-    whole = not isinstance(engine, Fsdp | Zero)
-    own = [size for size, _ in _stored(r)]
-    adapters = [t.elements * r.adapter_bytes for t in _trained(r)] if run.adapter else []
-    flats = _flats(engine) if isinstance(engine, Fsdp1) else None
-    cut = _partitioned(engine, checkpointing) if isinstance(engine, Zero) else None
-    units = () if whole or flats or cut else _units(r)
-    buckets = _buckets(engine) if isinstance(engine, Plain) and engine.buckets and optimizer else None
-    changed = [*_stepped(engine, flats)]
-    if not whole:
+    if isinstance(engine, Fsdp | Zero):
         # bytes of a whole gradient's element, until it is reduced
-        r = replace(r, grad_bytes=run.adapter.b if run.adapter and flats and any(flats.adapters) else run.compute)
+        apart = own.flats and any(own.flats.adapters)
+        r = replace(r, grad_bytes=run.adapter.b if run.adapter and apart else run.compute)
     if isinstance(engine, Fsdp1) and engine.joined:
         # all views of a flat parameter that holds adapters get gradients
         r = replace(r, run=replace(run, trained=True))
-    each = passing(optimizer, r.step_bytes) if optimizer else 0
     return Blocks(
-        weights=(*(own if whole else _scales(r)), *(adapters if whole else ()), *_tables(engine)),
-        units=units,
-        states=tuple([_states(r, t) for t in changed]),
-        passing=() if r.in_backward else tuple([t.elements * each for t in changed]),
+        **own._asdict(),
         at_once=optimizer is not None and optimizer.impl == "foreach" and not scratch(optimizer, r.step_bytes),
         beside=_beside(r),
         stream=batch.tokens * arch.hidden * run.residual * (arch.altup.streams if arch.altup else 1),
@@ -222,10 +245,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         inside=r.path.inside,
         outside=r.path.outside,
         wrapped=run.wrapped,
-        ends=r.ends if units else "",
-        flats=flats,
-        buckets=buckets,
-        partitioned=cut,
+        ends=r.ends if own.units else "",
         retains=optimizer is not None and run.retains and not r.streams,
         streams=r.streams if optimizer else "",
     )
@@ -367,13 +387,13 @@ def _buckets(e: Plain) -> Buckets:
 
 def _assigned(sizes: Sequence[int], limits: Sequence[int]) -> Iterator[list[int]]:
     """Tensors in buckets, each closed by the tensor that fills it; the last limit holds for all further buckets."""
-    found: list[int] = []
-    closed = 0
+    found, filled, closed = list[int](), 0, 0
     for size in sizes:
         found.append(size)
-        if sum(found) >= limits[min(closed, len(limits) - 1)]:
+        filled += size
+        if filled >= limits[min(closed, len(limits) - 1)]:
             yield found
-            found, closed = [], closed + 1
+            found, filled, closed = [], 0, closed + 1
     if found:
         yield found
 

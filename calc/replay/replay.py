@@ -8,7 +8,7 @@ PyTorch under FSDP or ZeRO-3, alone or with a frozen model beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from functools import lru_cache
 from typing import NamedTuple
@@ -43,6 +43,7 @@ MICRO_BATCHES = 2  # the first leaves its gradients, later ones are added to the
 
 # Events of a replay at most, and of all that seek the least memory for it: under a microsecond of a processor each
 MOST, SOUGHT = 1_500_000, 750_000
+FINE = 250  # the least is sought to one part in so many of what is reserved, finer than measurements tell it
 MARKED = 8  # parts between marks among batches of other lengths
 
 Own = dict[int, Block]  # a piece's blocks by their slots
@@ -75,7 +76,9 @@ class Act(NamedTuple):
     @property
     def events(self) -> int:
         """About how many blocks come and go in a whole replay, which is what it takes."""
-        tensors = len(self.model.weights) + sum(map(len, self.model.states)) + 2 * STEPS * len(self.model.passing)
+        m, steps = self.model, STEPS + len(self.others) // self.micro_batches
+        passing = len(m.passing if m.at_once else {*m.passing})
+        tensors = len(m.weights) + sum(map(len, m.states)) + 2 * steps * passing
         fullest = [(self.model, self.inside)] * STEPS * self.micro_batches
         return tensors + sum([m.events for both in (*fullest, *self.others) for m in both if m])
 
@@ -210,7 +213,7 @@ class Reserve:
     """The bytes that PyTorch reserves for a replayed job: undisturbed, and the least that it must be allowed.
 
     Neither depends on a card. The least is sought between the most that is allocated and what is reserved undisturbed,
-    to within a thousandth, only as far as a caller asks, and always by the same halvings: a limit may suffice where a
+    to one part in FINE, only as far as a caller asks, and always by the same halvings: a limit may suffice where a
     higher one does not, so that a search from a card's own limit would find something else for each card.
 
     The search ends with what is enough for certain where its replays could take more than SOUGHT events.
@@ -290,7 +293,7 @@ class Reserve:
 
     @property
     def _found(self) -> bool:
-        return self.cut or self._high - self._low <= self.undisturbed // 1000
+        return self.cut or self._high - self._low <= self.undisturbed // FINE
 
     def narrow(self) -> bool:
         """Halves the interval in which the least lies; False if it is narrow enough."""
@@ -773,4 +776,18 @@ class Replay:
         if m.at_once:
             self.give(*self.heap.take_all(m.passing))
         else:
-            self.heap.play([step for size in m.passing if size for step in ((0, asked(size)), (0, 0))], {})
+            self.pass_by(m.passing)
+
+    def pass_by(self, sizes: Iterable[int]) -> None:
+        """Allocates and frees blocks one after another.
+
+        A size that was served before finds room again, and leaves everything as it is, unless cached segments have
+        gone back to the driver since.
+        """
+        process, served, released = self.heap.process, {0}, self.heap.process.released
+        for size in sizes:
+            if size not in served:
+                self.give(self.take(size))
+                if process.released > released:
+                    served, released = {0}, process.released
+                served.add(size)
