@@ -111,8 +111,11 @@ class Megatron(Holder):
     def _frozen(self) -> list[Line]:
         """The parameters of a model that is trained in part, a frozen tower's, which lie in no buffer."""
         r = self.replica
-        still = sum(t.count * t.elements for t in tensors(r.arch, head=r.head) if t not in r.trained_tensors)
-        return [weights.weights(r.role, still, r.weight_bytes)] if still and r.trained_tensors else []
+        every = tensors(r.arch, head=r.head)
+        if not r.trained_tensors or r.trained_tensors == every:
+            return []
+        still = sum(t.count * t.elements for t in every if t not in r.trained_tensors)
+        return [weights.weights(r.role, still, r.weight_bytes)] if still else []
 
     def multiplied(self, *, experts: bool) -> int:
         """Elements of the weights of linears in the layers, those of routed experts or the others."""

@@ -66,7 +66,7 @@ class Hosts:
     def node(self, ranks: Mapping[str, int]) -> list[Phase]:
         """The instants of a node with `ranks` ranks of each role, each with the lines of all roles together."""
         moments: dict[str, list[Line]] = {at: [] for at in HOST}
-        each = [dict(self.job.placed[n].engine.host(count)) for n, count in ranks.items() if n in self.job.placed]
+        each = [self.held(n, count) for n, count in ranks.items() if n in self.job.placed]
         for at in HOST:
             for role in each:
                 # what is there before the first step stays, unless the step adds to it
@@ -85,6 +85,12 @@ class Hosts:
             moments["save"] = [*moments["after the first step"], max(copies, key=lambda line: line.bytes)]
         found = {at: tuple(line for line in lines if line.bytes) for at, lines in moments.items()}
         return [Phase(at, Moment(at, lines)) for at, lines in found.items() if lines]
+
+    def held(self, name: str, ranks: int) -> Mapping[str, list[Line]]:
+        """The lines of `ranks` ranks of a role at each instant; equal stages of its pipeline hold the same."""
+        placed = self.job.placed[name]
+        key = placed.role.model or name, placement.architecture(placed.s, placed.role), ranks
+        return self.job.roles.once(("host", *key), lambda: dict(placed.engine.host(ranks)))
 
     def checkpoints(self, name: str, ranks: int) -> list[Line]:
         """Host memory of the checkpoints of a role's `ranks` ranks, if they leave the GPU."""

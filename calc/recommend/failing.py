@@ -79,7 +79,7 @@ def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], boo
     The first of equals in the order in which they were looked at. A share of the card too small for vLLM to start
     counts last where larger ones were open: whatever rules those out is what lacks.
     """
-    places = [(search, *at) for search in searches for at in search.lacking()]
+    places = [(search, *at) for search in searches for at in search.lacking() if asked(search, *at[:2])]
     starved: set[int] = set()
     lacks, first = -inf, -1
     for n, above, fit in _promising(places):
@@ -88,7 +88,7 @@ def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], boo
             break
         # it must be more than this to come before the one that was found
         more = lacks if n > first else lacks - 1
-        if above <= more or not asked(search, b, place) or not fit.leaves(more) or fit.fits:
+        if above <= more or not fit.leaves(more) or fit.fits:
             continue
         if fit.slack >= 0 and fit.too_lean and search.branches[b].shares:
             starved.add(n)

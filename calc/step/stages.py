@@ -60,6 +60,7 @@ class Stages:
         self.placed = {name: roles.placed[name] for name in names if name in roles.placed}
         self.serves = "rollout" in names
         self.gathered = self.frozen_roots()  # roles whose root FSDP unit is gathered now
+        self.joint = {stage.joint for stage in roles.keeps.stages if stage.joint != stage.role}
 
     def largest(self, *, serving: bool) -> list[tuple[Candidate, Sums]]:
         """The peak instants among `moments`."""
@@ -174,8 +175,7 @@ class Stages:
 
     def unjoined(self, name: str, lines: list[Line]) -> list[Line]:
         """`lines` without the buffers of a role in another one's graph: one engine of DeepSpeed has those of both."""
-        joins = any(stage.joint == name != stage.role for stage in self.roles.keeps.stages)
-        return [line for line in lines if line.component != "communication"] if joins else lines
+        return [line for line in lines if line.component != "communication"] if name in self.joint else lines
 
     def resident(self) -> int:
         """Bytes that are resident whenever a role trains, whatever it computes, and cannot leave for the host."""
