@@ -69,7 +69,7 @@ class Zero(Holder):
 
     `recomputes`: layers are run again for backward. `keeps_weights`: weights that stage 3 gathers for a forward stay
     until backward, in the views that PyTorch's own linear saves, where DeepSpeed's linear is off (`zero/linear.py`).
-    `scaled`: the loss is scaled, for fp16, so that each step looks for overflow first.
+    `scaled`: the loss is scaled, for fp16, so that each step looks for overflow first. `built_whole`: no zero.Init.
     """
 
     replica: Replica
@@ -80,6 +80,7 @@ class Zero(Holder):
     recomputes: bool = False
     keeps_weights: bool = False
     scaled: bool = False
+    built_whole: bool = False
     cut: Cut = field(init=False, repr=False, compare=False)  # the cuts of the trained parameters
 
     def __post_init__(self) -> None:
@@ -141,6 +142,10 @@ class Zero(Holder):
         if r.quantised and self.stage == 3:
             # no zero.Init for 4-bit weights (transformers modeling_utils.py): each rank loads all, then keeps its part
             yield "whole weights on the GPU", [r.packed()]
+        elif self.built_whole:
+            # `self.module.to(self.device)` unless zero.Init was there (runtime/engine.py:1584-1585 of 0.19.2)
+            whole = [weights.weights(r.role, r.parameters, r.weight_bytes, source="weights#zero")]
+            yield "whole weights on the GPU", [*whole, *self.tables()]
         yield "weights on the GPU", lines
         if r.optimizer is None:
             return

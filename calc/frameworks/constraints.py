@@ -463,12 +463,13 @@ def trainer_fault(s: Scenario, usual: str = "own") -> Refusal | None:
 def zero_fault(s: Scenario) -> Refusal | None:
     """The reason why settings of DeepSpeed's configuration for ZeRO-3 cannot be used, in one line, or None.
 
-    The other frameworks write the configuration themselves: its memory-efficient linear stays on, its sizes are
-    DeepSpeed's own.
+    The other frameworks write the configuration themselves, before they build the model: its memory-efficient linear
+    stays on, its sizes are DeepSpeed's own.
     """
     where = f"with {s.framework} and sharding {s.sharding}"
-    if not s.memory_efficient_linear:
-        return Refusal("memory_efficient_linear", f"false {where}", "true, or false with torch and zero3")
+    for field, on in {"memory_efficient_linear": s.memory_efficient_linear, "zero_init": s.zero_init}.items():
+        if not on:
+            return Refusal(field, f"false {where}", "true, or false with torch and zero3")
     sizes = {"max_live_parameters": s.max_live_parameters, "sub_group_size": s.sub_group_size}
     for field, size in sizes.items():
         if size is not None:

@@ -44,6 +44,7 @@ NEUTRAL: Mapping[str, Any] = {
     "no_sync": False,
     "reentrant": False,
     "memory_efficient_linear": True,
+    "zero_init": True,
     "max_live_parameters": None,
     "sub_group_size": None,
     "compile": "none",

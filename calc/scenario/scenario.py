@@ -200,6 +200,7 @@ class Scenario:
     grad_dtype: GradDtype
     no_sync: bool
     memory_efficient_linear: bool
+    zero_init: bool
     max_live_parameters: int | None
     sub_group_size: int | None
     checkpointing: Checkpointing

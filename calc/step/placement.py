@@ -384,6 +384,7 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
             return Zero(
                 model, s.sharded.stage or 1, keeps.deepspeed, s.offload.optimizer, s.offload.parameters,
                 recomputes=again, keeps_weights=not (s.memory_efficient_linear or again), scaled=s.precision == "fp16",
+                built_whole=not s.zero_init,
             )  # fmt: skip
         case "none" | "ddp" | "zero":
             return Plain(

@@ -400,15 +400,25 @@ def test_sizes_of_a_configuration_are_those_of_plain_zero_3_alone(field: str) ->
         job(framework="trl", sharding="zero3", gpus=8, global_batch=64, **{field: 5})
 
 
+@pytest.mark.parametrize("field", ["memory_efficient_linear", "zero_init"])
 @pytest.mark.parametrize(("framework", "sharding"), [("torch", "zero2"), ("openrlhf", "zero3"), ("trl", "zero3")])
-def test_deepspeeds_linear_is_left_out_by_plain_zero_3_alone(framework: str, sharding: str) -> None:
+def test_deepspeeds_own_ways_are_left_by_plain_zero_3_alone(framework: str, sharding: str, field: str) -> None:
     """The other frameworks write DeepSpeed's configuration themselves; below stage 3 nothing is gathered."""
     with pytest.raises(ScenarioError) as caught:
-        job(framework=framework, sharding=sharding, gpus=8, global_batch=64, memory_efficient_linear=False)
+        job(framework=framework, sharding=sharding, gpus=8, global_batch=64, **{field: False})
     assert str(caught.value) == (
-        f"scenario: memory_efficient_linear: given false with {framework} and sharding {sharding}, "
+        f"scenario: {field}: given false with {framework} and sharding {sharding}, "
         "allowed: true, or false with torch and zero3"
     )
+
+
+def test_outside_zero_init_each_gpu_has_the_whole_model_before_it_is_partitioned() -> None:
+    """Llama 2 7B's 6,738,415,616 parameters in bf16 (`self.module.to`, DeepSpeed 0.19.2 runtime/engine.py:1585)."""
+    fields = {"framework": "torch", "model": "llama-2-7b", "sharding": "zero3"}
+    whole = zero(**fields, zero_init=False)
+    (at, lines), *rest = whole.loading()
+    assert (at, total(lines)) == ("whole weights on the GPU", 2 * 6_738_415_616)
+    assert rest == list(zero(**fields).loading())
 
 
 def test_the_last_gradients_leave_together_where_they_fit_a_bucket() -> None:

@@ -282,7 +282,7 @@ NOT_CHANGED = {
     "loss", "lora.units", "quantize_moe_experts", "checkpoint_gb", "vision_tower", "apply_rope_fusion", "cp_comm_type",
     "cross_entropy_fusion_impl",
     "create_attention_mask_in_dataloader", "data_parallel_sharding_strategy",
-    "async_tensor_parallel", "memory_efficient_linear", "max_live_parameters", "sub_group_size",
+    "async_tensor_parallel", "memory_efficient_linear", "zero_init", "max_live_parameters", "sub_group_size",
     "optimizer_in_backward",
     "recompute_modules", "mtp_num_layers", "compile", "float8", "float8_all_gather", "fp8_param_gather",
     "bf16_layers_at_end", "linear_attention", "outputs_kept", "outputs_fp32",
