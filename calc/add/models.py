@@ -16,7 +16,7 @@ from calc.base.schema import InputError, show
 from calc.catalog.catalog import Catalog
 from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING
-from calc.models.hf_config import from_config
+from calc.models.hf_config import from_config, thinker
 
 # What a config.json does not say, and what each option gives.
 OPTIONS: Mapping[str, str] = {
@@ -37,12 +37,13 @@ _HF = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 def draft(data: Mapping[str, Any], where: str, given: Mapping[str, str]) -> Draft:
     """The draft of a model; InputError for a config of which no architecture can be read, and for bad options."""
+    hf = given.get("hf") or data.get("_name_or_path")
     try:
+        data = thinker(data)
         from_config(data)
     except ConfigError as error:
         raise InputError(f"{where}: {error}") from None
     vision, unseen = _vision(data)
-    hf = given.get("hf") or data.get("_name_or_path")
     if not isinstance(hf, str) or not _HF.fullmatch(hf):
         raise InputError(f"{where}: hf: given {show(hf)}, allowed: --hf with the Hugging Face name, organisation/name")
     short = hf.partition("/")[2]

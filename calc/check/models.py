@@ -13,14 +13,14 @@ from typing import Any
 from calc.base.schema import closest
 from calc.catalog.catalog import Catalog, Model
 from calc.check.faults import fault
-from calc.models.architecture import active_parameters, parameters
+from calc.models.architecture import active_parameters, language, parameters
 from calc.models.config_keys import known, known_around
 from calc.models.families import ALIKE, FAMILIES, SEEING
 
 # The parameters counted over the size in a name, which is a round number: 1.67 for Falcon 3 1B, 0.68 for FlexOlmo 7x7B,
 # whose experts share their attention, embedding and head.
 SIZE = (0.65, 1.7)
-# The same for active parameters: 1.30 for Qwen3-VL 30B-A3B, whose embedding and head count too.
+# The same for active parameters: 1.29 for Qwen3-Next 80B-A3B, whose embedding and head count too.
 ACTIVE = (0.75, 1.35)
 # difflib's measure of two names, of which one is meant by the other: 0.73 for window_size and hidden_size
 MISSPELT = 0.85
@@ -187,7 +187,7 @@ def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
 
 
 def active_in_name(model: Model, _: Catalog) -> Iterator[str]:
-    """The active parameters are those that a name states, such as the A3B of Qwen3 30B-A3B.
+    """The active parameters of the language model are those that a name states, such as the A3B of Qwen3 30B-A3B.
 
     A name may leave out a fraction: the A1B of LFM2 8B A1B stands for 1.5 billion.
     """
@@ -195,7 +195,7 @@ def active_in_name(model: Model, _: Catalog) -> Iterator[str]:
         return
     low, high = (bound * float(said[1]) * 1e9 for bound in ACTIVE)
     high = max(high, (float(said[1]) + 1) * 1e9)
-    if not low <= (active := active_parameters(model.architecture)) <= high:
+    if not low <= (active := active_parameters(language(model.architecture))) <= high:
         yield f"config: given {active:,} active parameters, allowed: {low:,.0f} to {high:,.0f}, as name says {said[0]}"
 
 

@@ -14,6 +14,7 @@ from calc.memory.host import ROUNDED, HostAllocator
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
 from calc.models.architecture import Architecture, Head, Tensor, embedding_parameters
+from calc.models.sound import Whisper
 
 
 class Part(NamedTuple):
@@ -234,11 +235,13 @@ class Holder:
     __slots__ = ()
 
     def tables(self: TrainingEngine) -> list[Line]:
-        """The buffers of its layers: rotary tables, if each has its own, and decays of lightning attention."""
+        """The buffers: each layer's rotary tables, decays of lightning attention, positions of what hears."""
         r = self.replica
         positions, b = r.arch.cached_positions, r.arch.cached_bytes or self.table_bytes()
         found = [weights.tables(r.role, r.arch, positions, b)] if positions else []
-        return [*found, weights.decays(r.role, r.arch, self.table_bytes())] if r.arch.lightning else found
+        sound = r.arch.vision and r.arch.vision.sound
+        found += [weights.decays(r.role, r.arch, self.table_bytes())] if r.arch.lightning else []
+        return [*found, weights.sines(r.role, sound)] if isinstance(sound, Whisper) else found
 
     def table_bytes(self: TrainingEngine) -> int:
         """Bytes of an element of a rotary table: those of a weight."""

@@ -128,15 +128,15 @@ class Attention(Linears):
                 q, k, v = (tape.op(f"{n}: slice", [qkv], w, qkv.b, view=True) for n, w in _named(q_width, kv_width))
         else:
             if arch.output_gate == "joined":
-                q, gate = tape.split("q, gate", self.linear("q_proj", x, q_width * 2), [q_width, q_width])
+                q, gate = tape.split("q, gate", self.linear(arch.names.q, x, q_width * 2), [q_width, q_width])
                 named = [tape.op("gate: contiguous", [gate], q_width, gate.b)]
             else:
-                q = self.heads(self.linear("q_proj", x, q_width), "q: heads")
+                q = self.heads(self.linear(arch.names.q, x, q_width), "q: heads")
             if self.spec.borrows:
                 return self.borrowed(q)
-            k = self.heads(self.linear("k_proj", x, kv_width), "k: heads")
+            k = self.heads(self.linear(arch.names.k, x, kv_width), "k: heads")
             k = self.tape.op("k: scale", [k], kv_width, k.b) if arch.multipliers else k
-            v = k if arch.keys_as_values else self.linear("v_proj", x, of(v=1) if arch.value_dim else kv_width)
+            v = k if arch.keys_as_values else self.linear(arch.names.v, x, of(v=1) if arch.value_dim else kv_width)
             v = tape.op("v: scale", [v], v.width, v.b) if arch.values_scaled else v
             if arch.output_gate == "apart":
                 named = [self.linear("attn_gate_proj", x, q_width)]

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, assert_never
 
 from calc.base.ledger import Line
 from calc.models.architecture import Architecture, Head, Tensor, tensors
+from calc.models.sound import Whisper
 
 # routed experts in four bits: none, each of them three linears, or all of a layer's in two parameters
 Experts = Literal["", "linears", "whole"]
@@ -74,6 +75,15 @@ def decays(role: str, arch: Architecture, b: int) -> Line:
     values = {"b": b, "L": arch.recurrent, "H": arch.heads, "y": arch.lightning}
     size = b * values["L"] * values["H"] * values["y"] * (values["y"] + 2)
     return Line("weights", role, size, "b·L·H·y·(y + 2)", values, "weights#tables")
+
+
+def sines(role: str, sound: Whisper) -> Line:
+    """The sines of Whisper's positions, which its encoder has in a buffer, in fp32.
+
+    Transformers 5.23 `models/qwen2_5_omni/modeling_qwen2_5_omni.py`, `SinusoidsPositionEmbedding`.
+    """
+    values = {"S_max": sound.positions, "h": sound.hidden}
+    return Line("weights", role, 4 * sound.positions * sound.hidden, "4·S_max·h", values, "weights#tables")
 
 
 def master(role: str, count: int, b: int, shards: int = 1) -> Line:

@@ -61,6 +61,9 @@ class Names(NamedTuple):
     gate: str = "gate_proj"
     head: str = "lm_head"
     embedding_norm: str = ""  # of the embedding's output, where the family has one (BLOOM)
+    q: str = "q_proj"
+    k: str = "k_proj"
+    v: str = "v_proj"
 
 
 NAMES = Names()
@@ -666,11 +669,11 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         if arch.fused_qkv:
             yield from linear(f"{a}.{names.qkv}", h, queries + 2 * keys, arch.qkv_bias)
         else:
-            yield from linear(f"{a}.q_proj", h, queries * (2 if arch.output_gate == "joined" else 1), arch.qkv_bias)
+            yield from linear(f"{a}.{names.q}", h, queries * (2 if arch.output_gate == "joined" else 1), arch.qkv_bias)
             if not spec.borrows:
-                yield from linear(f"{a}.k_proj", h, keys, arch.qkv_bias)
+                yield from linear(f"{a}.{names.k}", h, keys, arch.qkv_bias)
             if not arch.keys_as_values and not spec.borrows:
-                yield from linear(f"{a}.v_proj", h, arch.kv_heads * width, arch.qkv_bias)
+                yield from linear(f"{a}.{names.v}", h, arch.kv_heads * width, arch.qkv_bias)
             if arch.output_gate == "apart":
                 yield from linear(f"{a}.gate_proj", h, queries)
         yield from linear(f"{a}.{names.output}", heads * width, h, arch.o_bias)

@@ -73,7 +73,8 @@ UNSCORED = (
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
     "granitemoehybrid", "idefics3", "kimi_linear", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava",
     "mimo_v2_flash", "minimax_m2", "mistral3", "nemotron_h",
-    "olmoe", "paligemma", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
+    "olmoe", "paligemma", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl",
+    "qwen3_vl_moe", "qwen3_5_moe_text",
     "smolvlm", "solar_open", "youtu",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
@@ -82,6 +83,8 @@ NESTED = {
     "gemma4_unified": "gemma4_unified_text", "mistral3": "mistral",
     "gemma3n": "gemma3n_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
+# models that speak, whose `thinker_config` is the part that is trained
+THINKERS = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ class Sight:
     inner: str = "model.language_model"  # the module of the language model
     head: str = "lm_head"
     earlier: bool = False  # it reads an earlier block than the last one, which the config names
+    whisper: bool = False  # the part that hears is Whisper's encoder, and no conformer
 
 
 _SANDWICH = Norms(
@@ -175,6 +179,13 @@ _GEMMA3 = Sight(
     dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
     fixed=dict(masked=True), apart=True,
 )  # fmt: skip
+_QWEN2_5_VL = Sight(
+    "qwen2",
+    dict(depth=32, hidden_size=3584, hidden_act="silu", intermediate_size=3420, num_heads=16, patch_size=14,
+         out_hidden_size=3584, **_PATCHES),
+    dict(**_ROTARY, names=_SEEN),
+    dict(hooked=True, windowed=True, limits=_QWEN2_PIXELS, frame_limits=_QWEN2_FRAMES, merger=_SEQUENTIAL),
+)  # fmt: skip
 SEEING: Mapping[str, Sight] = {
     "gemma3": _GEMMA3,
     "paligemma": replace(
@@ -240,15 +251,17 @@ SEEING: Mapping[str, Sight] = {
         dict(hooked=True, limits=_QWEN2_PIXELS, frame_limits=_QWEN2_FRAMES, merger=_SEQUENTIAL),
         dict(hidden_size="embed_dim", out_hidden_size="hidden_size"),
     ),
-    "qwen2_5_vl": Sight(
-        "qwen2",
-        dict(depth=32, hidden_size=3584, hidden_act="silu", intermediate_size=3420, num_heads=16, patch_size=14,
-             out_hidden_size=3584, **_PATCHES),
-        dict(**_ROTARY, names=_SEEN),
-        dict(hooked=True, windowed=True, limits=_QWEN2_PIXELS, frame_limits=_QWEN2_FRAMES, merger=_SEQUENTIAL),
+    "qwen2_5_vl": _QWEN2_5_VL,
+    "qwen2_5_omni_thinker": replace(
+        _QWEN2_5_VL, whisper=True,
+        blocks={**_QWEN2_5_VL.blocks, "fused_qkv": "", "by_token": True, "names": _SEEN._replace(q="q", k="k", v="v")},
     ),
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(_QWEN3_VL, text="qwen3_moe"),
+    "qwen3_omni_moe_thinker": replace(
+        _QWEN3_VL, text="qwen3_moe", whisper=True,
+        tower={**_QWEN3_VL.tower, "merger": _SEQUENTIAL, "deep_name": "visual.merger_list.*"},
+    ),
     "glm4v": _GLM,
     "glm4v_moe": replace(_GLM, text="glm4_moe", fixed=dict(qk_norm="")),
     "qwen3_5": _QWEN3_5,

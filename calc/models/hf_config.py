@@ -27,8 +27,8 @@ from calc.models.architecture import (
     Ssm,
 )
 from calc.models.config_keys import MODELLED
-from calc.models.families import ALIKE, CONVERTED, FAMILIES, NESTED, SEEING, UNADAPTED_OUTPUT, Family
-from calc.models.sound import Sound
+from calc.models.families import ALIKE, CONVERTED, FAMILIES, NESTED, SEEING, THINKERS, UNADAPTED_OUTPUT, Family
+from calc.models.sound import Conformer, Sound, Whisper
 from calc.models.vision import Tower
 
 # fields of Architecture that a number in the config switches on
@@ -122,12 +122,13 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     except those that Gemma 3's published configs leave out; other fields default as in the family's config class;
     fields that change no tensor are ignored. A model that reads images has its vision tower if its family is
     in `SEEING`, and one whose language model has a class of its own if the job reads `images`; of the others, in
-    `NESTED`, the language model alone is described.
+    `NESTED`, the language model alone is described; of those in `THINKERS` the thinker.
     Raises ConfigError for an unknown family (and says what else of the config is not modelled), a missing field, or a
     value that no model can have.
     """
     if not isinstance(config, Mapping):
         raise ConfigError("config", config, "a mapping, the content of a config.json")
+    config = thinker(config)
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in SEEING and (images or not SEEING[model_type].apart):
         return _seeing(config)
@@ -139,7 +140,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         model_type = config["model_type"]
     model_type = ALIKE.get(model_type, model_type) if isinstance(model_type, str) else model_type
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known, strange = [*dict.fromkeys((*FAMILIES, *ALIKE, *NESTED, *SEEING))], _unmodelled(config)
+        known, strange = [*dict.fromkeys((*FAMILIES, *ALIKE, *NESTED, *SEEING, *THINKERS))], _unmodelled(config)
         told = f"not modelled of this config: {strange}" if strange else "each field of this config is one of theirs"
         raise ConfigError("model_type", model_type, f"{', '.join(known)}; {told}", near=() if strange else known)
     family = FAMILIES[model_type]
@@ -279,6 +280,17 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     )
 
 
+def thinker(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the part that is trained of a model that speaks (Qwen2.5-Omni); of any other, the config itself."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in THINKERS:
+        return config
+    inner = config.get("thinker_config")
+    if not isinstance(inner, Mapping):
+        raise ConfigError("thinker_config", inner, f"a mapping, the thinker of {model_type}")
+    return {**inner, "model_type": THINKERS[model_type]}
+
+
 def _seeing(config: Mapping[str, Any]) -> Architecture:
     """A language model with its vision tower."""
     family = config["model_type"]
@@ -361,18 +373,22 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         between=read.integer("between") if "between" in sight.spelled else 0,
         deep=tuple(deep),
         unread=unread,
-        sound=_sound(config.get("audio_config"), arch.hidden),
+        sound=_sound(config.get("audio_config"), arch.hidden, whisper=sight.whisper),
         standardised="standardize" in given and read.boolean("standardize"),
         **sight.tower,
     )
 
 
-def _sound(given: object, inner: int) -> Sound | None:
-    """The part that hears, of an `audio_config`, in front of a language model `inner` wide (Gemma 4)."""
+def _sound(given: object, inner: int, *, whisper: bool) -> Sound | None:
+    """The part that hears, of an `audio_config`, in front of a language model `inner` wide; `whisper`: see `Sight`."""
     if given is None:
         return None
     if not isinstance(given, Mapping):
         raise ConfigError("audio_config", given, "a mapping, the part that hears, or null")
+    return _whisper(given, inner) if whisper else _conformer(given, inner)
+
+
+def _conformer(given: Mapping[str, Any], inner: int) -> Conformer:
     defaults = dict(hidden_size=1024, num_hidden_layers=12, num_attention_heads=8, conv_kernel_size=5,
                     subsampling_conv_channels=(128, 32), output_proj_dims=1536)  # fmt: skip
     read = _Reader(given, defaults, {})
@@ -382,7 +398,18 @@ def _sound(given: object, inner: int) -> Sound | None:
     if len(channels) != 2 or not all(type(n) is int and n > 0 for n in channels):
         raise ConfigError("audio_config.subsampling_conv_channels", channels, "a list of two numbers")
     first, second = (int(str(n)) for n in channels)
-    return Sound(hidden, layers, heads, kernel, (first, second), read.integer("output_proj_dims"), inner)
+    return Conformer(hidden, layers, heads, kernel, (first, second), read.integer("output_proj_dims"), inner)
+
+
+def _whisper(given: Mapping[str, Any], inner: int) -> Whisper:
+    defaults = dict(d_model=1280, encoder_layers=32, encoder_ffn_dim=5120, num_mel_bins=128,
+                    max_source_positions=1500, output_dim=3584)  # fmt: skip
+    read = _Reader(given, defaults, {})
+    hidden, layers, intermediate, bins, positions, out = (read.integer(name) for name in defaults)
+    if out != inner:
+        raise ConfigError("audio_config.output_dim", out, f"hidden_size = {inner} of the language model")
+    channels = read.optional("downsample_hidden_size") or 0
+    return Whisper(hidden, layers, intermediate, bins, positions, out, channels)
 
 
 def _wrapped(read: _Reader) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The part of a model that hears, which a job with images loads, too, though nothing runs it: its tensors alone.
 
-Read in transformers 5.23 `models/gemma4/{configuration,modeling}_gemma4.py`, `Gemma4AudioModel`.
+Read in transformers 5.23 `models/{gemma4,qwen2_5_omni,qwen3_omni_moe}/{configuration,modeling}_*.py`:
+`Gemma4AudioModel`, `Qwen2_5OmniAudioEncoder` and `Qwen3OmniMoeAudioEncoder`.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+Heard = tuple[str, tuple[tuple[int, ...], int, str]]  # the name of a tensor; its shape, number and kind
+
 
 @dataclass(frozen=True, slots=True)
-class Sound:
-    """A conformer behind two convolutions of `channels`, and a linear to the language model, `inner` wide."""
+class Conformer:
+    """A conformer behind two convolutions of `channels`, and a linear to the language model, `inner` wide (Gemma 4)."""
 
     hidden: int
     layers: int
@@ -22,7 +25,7 @@ class Sound:
     inner: int
 
     @property
-    def tensors(self) -> Iterable[tuple[str, tuple[tuple[int, ...], int, str]]]:
+    def tensors(self) -> Iterable[Heard]:
         """The name of each tensor, and its shape, number and kind."""
         h, (first, second) = self.hidden, self.channels
         begin, layer = "audio_tower.subsample_conv_projection", "audio_tower.layers.*"
@@ -46,3 +49,53 @@ class Sound:
         yield "audio_tower.output_proj.weight", ((self.out, h), 1, "linear")
         yield "audio_tower.output_proj.bias", ((self.out,), 1, "bias")
         yield "embed_audio.embedding_projection.weight", ((self.inner, self.out), 1, "linear")
+
+
+@dataclass(frozen=True, slots=True)
+class Whisper:
+    """Whisper's encoder, over `bins` of a spectrogram, and linears that make tokens `out` wide.
+
+    Two convolutions over time come first, and one linear last; keys have no bias (Qwen2.5-Omni). With `channels`, three
+    convolutions with so many over time and pitch, each of which halves both, and two linears; keys have a bias
+    (Qwen3-Omni). Sines of `positions` are a buffer.
+    """
+
+    hidden: int
+    layers: int
+    intermediate: int
+    bins: int
+    positions: int
+    out: int
+    channels: int = 0
+
+    @property
+    def tensors(self) -> Iterable[Heard]:
+        """The name of each tensor, and its shape, number and kind."""
+        h, c, out = self.hidden, self.channels, self.out
+        if c:
+            for n, inputs in enumerate((1, c, c), 1):
+                yield from _biased(f"conv2d{n}", (c, inputs, 3, 3), "patches")
+            yield "audio_tower.conv_out.weight", ((h, c * -(-self.bins // 8)), 1, "linear")
+        else:
+            for n, inputs in enumerate((self.bins, h), 1):
+                yield from _biased(f"conv{n}", (h, inputs, 3), "patches")
+            yield "audio_tower.audio_bos_eos_token.weight", ((2, out), 1, "patches")
+        for name in "q_proj", "k_proj", "v_proj", "out_proj":
+            yield from _biased(f"layers.*.self_attn.{name}", (h, h), "linear", self.layers, name != "k_proj" or c > 0)
+        for name, size in ("fc1", (self.intermediate, h)), ("fc2", (h, self.intermediate)):
+            yield from _biased(f"layers.*.{name}", size, "linear", self.layers)
+        for name in "self_attn_layer_norm", "final_layer_norm":
+            yield from _biased(f"layers.*.{name}", (h,), "norm", self.layers)
+        yield from _biased("ln_post", (h,), "norm")
+        for name, outputs in (("proj1", h), ("proj2", out)) if c else (("proj", out),):
+            yield from _biased(name, (outputs, h), "linear")
+
+
+def _biased(name: str, shape: tuple[int, ...], kind: str, count: int = 1, bias: bool = True) -> Iterable[Heard]:
+    """A module's weight, and its bias if it has one."""
+    yield f"audio_tower.{name}.weight", (shape, count, kind)
+    if bias:
+        yield f"audio_tower.{name}.bias", (shape[:1], count, "norm" if kind == "norm" else "bias")
+
+
+Sound = Conformer | Whisper

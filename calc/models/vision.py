@@ -63,7 +63,8 @@ class Tower:
     are the names of what turns pixels into patches, `first_norm` that of a norm before positions are added, `last_norm`
     that of one after the last block. `sampled`: the table of positions is a picture that a bicubic sampling reads in
     fp32 (GLM-4V). `between`: the width of a projector's MLP, where it has a gate. `deep`: the blocks
-    whose output goes through a projector of its own and is added to the first layers' output (DeepStack). `hooked`:
+    whose output goes through a projector of its own, by `deep_name`, and is added to the first layers' output
+    (DeepStack). `hooked`:
     the patches are an input embedding to Transformers, which makes them require a gradient with those of tokens.
     `classes`: the name of a token of the tower's own before the patches of each image, whose table of positions is a
     bare parameter with a row more; `tiles`: the most squares into which an image is cut, beside one of all of it
@@ -104,6 +105,7 @@ class Tower:
     sampled: bool = False
     between: int = 0
     deep: tuple[int, ...] = ()
+    deep_name: str = "visual.deepstack_merger_list.*"
     hooked: bool = False
     classes: str = ""
     tiles: int = 1
@@ -127,7 +129,7 @@ class Tower:
     @property
     def deep_merger(self) -> Merger:
         """The projector of a `deep` block."""
-        return self.merger._replace(name="visual.deepstack_merger_list.*", joined=True)
+        return self.merger._replace(name=self.deep_name, joined=True)
 
     @property
     def pixels(self) -> int:

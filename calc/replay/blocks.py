@@ -345,10 +345,11 @@ def _packed(e: Fsdp1, elements: int) -> Flat:
 
 
 def _tables(engine: TrainingEngine) -> Iterator[int]:
-    """Each layer's own cos and sin (`calc.memory.weights.tables`)."""
-    arch = engine.replica.arch
+    """Each layer's own cos and sin (`calc.memory.weights.tables`), and buffers that are one block."""
+    layers = engine.replica.arch.layers
     for line in engine.tables():
-        yield from [line.bytes // (2 * arch.layers)] * (2 * arch.layers)
+        parts = 2 * layers if "L" in line.values else 1
+        yield from [line.bytes // parts] * parts
 
 
 def _scales(r: Replica) -> Iterator[int]:

@@ -20,7 +20,9 @@ DEVICE = torch.device("cuda")
 SPLIT = torch.Tensor.split
 MODULES = (
     "qwen2_vl",
+    "qwen2_5_omni",
     "qwen2_5_vl",
+    "qwen3_omni_moe",
     "qwen3_vl",
     "qwen3_vl_moe",
     "qwen3_5",
@@ -41,7 +43,7 @@ SOUND = re.compile(r"\b(audio_tower|embed_audio)\.")  # it is loaded, and nothin
 VISION = re.compile(
     r"\b(visual|vision_tower|vision_model|multi_modal_projector|connector|embed_vision|audio_tower|embed_audio)\."
 )
-PROJECTOR = re.compile(r"\b(merger|deepstack_merger_list|multi_modal_projector|connector|embed_vision)\.")
+PROJECTOR = re.compile(r"\b(merger|merger_list|deepstack_merger_list|multi_modal_projector|connector|embed_vision)\.")
 LONG = 4  # squares along an image's longer side, of Idefics 3
 SQUARES = 16  # the most into which an image is cut, of Llama 4
 SOFT = 280  # tokens for which an image of Gemma 4 has patches, of which those left over are empty

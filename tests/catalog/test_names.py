@@ -181,6 +181,9 @@ TYPED = {
     "gemma 4 31b": "gemma-4-31b",
     "google/gemma-4-26B-A4B-it": "gemma-4-26b-a4b",
     "meta-llama/Llama-3.2-11B-Vision": "",
+    "Qwen/Qwen2.5-Omni-7B": "qwen2.5-omni-7b",
+    "Qwen3-Omni-30B-A3B-Captioner": "qwen3-omni-30b-a3b",
+    "Qwen/Qwen3-VL-Reranker-2B": "qwen3-vl-2b",
     "deepseek-ai/DeepSeek-V3.2": "deepseek-v3.2",
     "HuggingFaceTB/SmolVLM-500M-Instruct": "smolvlm2-500m",
     "HuggingFaceTB/SmolVLM2-2.2B-Instruct": "smolvlm2-2.2b",
@@ -249,7 +252,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 217
+    assert len(TYPED) == 220
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:

@@ -118,11 +118,18 @@ SQUARE = {
     "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640, "image_size": 224,
     "patch_size": 14,
 }  # fmt: skip
+HEARS = {"d_model": 80, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 160, "output_dim": 1024}
+HEARD = {
+    "qwen2_5_omni_thinker": HEARS,
+    "qwen3_omni_moe_thinker": {**HEARS, "downsample_hidden_size": 16},
+}
 SEEN: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"depth": 3, "embed_dim": 320, "num_heads": 4, "mlp_ratio": 2, "hidden_size": 1024},
     "qwen2_5_vl": EYES,
+    "qwen2_5_omni_thinker": EYES,
     "qwen3_vl": {**EYES, "deepstack_visual_indexes": [0, 1]},
     "qwen3_vl_moe": {**EYES, "deepstack_visual_indexes": [0, 1]},
+    "qwen3_omni_moe_thinker": {**EYES, "deepstack_visual_indexes": [0, 1]},
     "qwen3_5": EYES,
     "qwen3_5_moe": EYES,
     "gemma3": {
@@ -187,6 +194,8 @@ def seeing(family: str) -> dict[str, Any]:
         if family in ("glm4v", "glm4v_moe"):
             inner |= {"use_qk_norm": False, "attention_bias": True}
             inner["rope_parameters"] |= {"partial_rotary_factor": 0.5, "mrope_section": [4, 6, 6]}
+        if family in HEARD:
+            outer["audio_config"] = HEARD[family]
     return {"model_type": family, "text_config": inner, "vision_config": SEEN[family], **outer}
 
 
@@ -205,7 +214,7 @@ def test_tensors_are_those_of_transformers_by_name_and_shape() -> None:
 def test_tensors_of_towers_are_those_of_transformers_by_name_and_shape() -> None:
     found = answers(HERE / "modules.py", given=lines([seeing(family) for family in SEEING]))
     for family, theirs in zip(SEEING, found, strict=True):
-        numbered = r"\.(layers?|blocks|deepstack_merger_list)\.\d+\."
+        numbered = r"\.(layers?|blocks|deepstack_merger_list|merger_list)\.\d+\."
         named = Counter((re.sub(numbered, r".\1.*.", name), tuple(s)) for name, s in theirs.items())
         ours = Counter[tuple[str, tuple[int, ...]]]()
         for t in tensors(from_config(seeing(family), images=True)):
