@@ -289,7 +289,7 @@ class GpuGroup:
 
     def paged(self, lines: Sequence[Line]) -> list[Line]:
         """The lines with as much of the paged states as the card has room for."""
-        if all(line.allocated or not line.paged for line in lines):
+        if not any([line.paged for line in lines if not line.allocated]):
             return [*lines]
         usable = self.job.gpu.usable_bytes
         room = max(0, usable - staying(lines))
