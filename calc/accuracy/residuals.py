@@ -14,7 +14,7 @@ from math import ceil
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from calc.base.ledger import Line, Phase
+from calc.base.ledger import Line, Phase, Sums
 from calc.base.optimizers import OPTIMIZERS
 from calc.catalog.catalog import Catalog
 from calc.estimate.estimate import estimate, loading_moments
@@ -67,6 +67,13 @@ class Allocator(NamedTuple):
         return self.low <= self.reserved <= self.high
 
 
+class Top(NamedTuple):
+    """The totals of a phase's peak instant, and the bytes that its card has for them."""
+
+    sums: Sums
+    usable: int
+
+
 @dataclass(frozen=True, slots=True)
 class Residual:
     """A record's memory in bytes as estimated and as measured, and whether the job ran.
@@ -74,7 +81,8 @@ class Residual:
     `predicted` is a peak of the allocator, `counted` the estimate of what the metric counts, `low` to `high` its range;
     the range and the verdict of a traced step, which nothing is compared with, are those of the ledger alone.
     `measured` is 0 for a mere verdict; `most` is the largest value that the source may mean by its number. `phases` and
-    `components` come from a trace, `allocator` from a measured job.
+    `components` come from a trace, `allocator` from a measured job. `tops` are those of all phases, none where vLLM
+    does not start.
     """
 
     id: str
@@ -98,6 +106,7 @@ class Residual:
     components: tuple[Part, ...] = ()
     checkpointing: str = "none"
     allocator: Allocator | None = None
+    tops: tuple[Top, ...] = ()
 
     @property
     def family(self) -> Family:
@@ -176,7 +185,13 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
         components=tuple(component_parts(e, record)),
         checkpointing=scenario.checkpointing,
         allocator=allocator(e, record),
+        tops=() if any(g.refusal for g in e.groups) else tuple(tops(e)),
     )
+
+
+def tops(e: Estimate) -> Iterator[Top]:
+    """The peak instant of each phase, on each GPU group."""
+    return (Top(phase.moment.sums, g.usable_bytes) for g in e.groups for phase in g.phases)
 
 
 def as_run(record: Mapping[str, Any], catalog: Catalog) -> Catalog:

@@ -426,7 +426,7 @@ def judged(
     peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # any of equal ones
     refusal = cache.refusal if cache else None
     # a phase with a smaller peak may be less certain to fit
-    odds = {p.name: verdict.odds(p.moment, usable) for p in phases}
+    odds = {p.name: verdict.odds(p.moment.sums, usable) for p in phases}
     probability = 0.0 if refusal else min(odds.values())
     word = verdict.word(probability)
     low, high = verdict.reach(peak)
