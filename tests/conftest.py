@@ -32,7 +32,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 collect_rarely()
 
 
-BUILDER = Path(__file__).parent / "site" / "sites.py"
+BUILDER = Path(__file__).parent / "building.py"
 BUILDING = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
@@ -44,7 +44,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
-    """The site that tests look at is built beside the first tests, so that no worker waits for it.
+    """The site that tests look at is built beside the first tests, so that no worker waits for it; see `building`.
 
     This is the process that waits for the workers, so the build ends with the run.
     """
@@ -91,7 +91,6 @@ def searches(tmp_path_factory: pytest.TempPathFactory) -> tuple[largest_size.Sea
 
 
 @pytest.fixture(scope="session")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[calibration.Outcome, ...]:
+def outcomes(residuals: tuple[Residual, ...]) -> tuple[calibration.Outcome, ...]:
     """Each published job that ran or died, and the probability that it would."""
-    with alone(tmp_path_factory, "outcomes"):
-        return odds.judged()
+    return odds.judged()

@@ -21,9 +21,16 @@ def alone(folders: pytest.TempPathFactory, name: str) -> Iterator[Path]:
     root = folders.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
+    with locked(root, name):
+        yield root
+
+
+@contextmanager
+def locked(root: Path, name: str) -> Iterator[None]:
+    """Nobody else of the run in this folder at work on what has this name."""
     with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield root
+        yield
 
 
 def begin(root: Path, name: str, *command: str | Path) -> subprocess.Popen[bytes]:

@@ -130,31 +130,25 @@ class Outcome(NamedTuple):
     ran: bool
 
 
-def judged(catalog: Catalog) -> list[Mapping[str, Any]]:
-    """The records of published jobs that ran, or ran out of memory."""
-    return [r for r in catalog.measurements if r["class"] == "published" and r["verdict"] in ("fits", "oom")]
-
-
-def outcomes(records: Iterable[Mapping[str, Any]], catalog: Catalog) -> list[Outcome]:
-    """The outcomes of such records."""
+def outcomes(residuals: Iterable[Residual], catalog: Catalog) -> list[Outcome]:
+    """The outcomes of published jobs that ran, or ran out of memory."""
+    records = {record["id"]: record for record in catalog.measurements}
     found = []
     shares: dict[str, tuple[float, ...]] = {}  # by the source that is left out
-    for record in records:
-        own = source(record)
+    for r in residuals:
+        if r.kind != "published" or r.reported not in ("fits", "oom"):
+            continue
+        own = source(records[r.id])
         if own not in shares:
             shares[own] = fragmentation(catalog, own)
-        sought = record.get("group", THREADS) == THREADS
-        odds_of = odds(record, catalog, shares[own])
-        found.append(Outcome(record["id"], own, sought, odds_of, record["verdict"] == "fits"))
+        sought = records[r.id].get("group", THREADS) == THREADS
+        found.append(Outcome(r.id, own, sought, odds(r, shares[own]), r.reported == "fits"))
     return found
 
 
-def odds(record: Mapping[str, Any], catalog: Catalog, shares: Sequence[float]) -> float:
+def odds(r: Residual, shares: Sequence[float]) -> float:
     """The probability that a record's job fits if fragmentation takes one of `shares`; 0 if vLLM does not start."""
-    e = estimate(parse(record["scenario"], where=record["id"], catalog=catalog), catalog)
-    if any(g.refusal for g in e.groups):
-        return 0.0
-    return min(verdict.odds(p.moment, g.usable_bytes, shares) for g in e.groups for p in g.phases)
+    return min([verdict.odds(top.sums, top.usable, shares) for top in r.tops], default=0.0)
 
 
 def covered(catalog: Catalog) -> list[tuple[str, float]]:

@@ -14,7 +14,7 @@ from math import ceil
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from calc.base.ledger import Line, Phase
+from calc.base.ledger import Line, Phase, Sums
 from calc.base.optimizers import OPTIMIZERS
 from calc.catalog.catalog import Catalog
 from calc.estimate.estimate import estimate, loading_moments
@@ -67,6 +67,27 @@ class Allocator(NamedTuple):
         return self.low <= self.reserved <= self.high
 
 
+class Outside(NamedTuple):
+    """Bytes that a process took of its card beside PyTorch's memory: before its first kernel, and at its end.
+
+    `predicted` is what the estimate has at its peak outside the allocator: the context, and states that are paged to
+    the host.
+    """
+
+    machine: str
+    kind: str
+    at_start: int
+    measured: int
+    predicted: int
+
+
+class Top(NamedTuple):
+    """The totals of a phase's peak instant, and the bytes that its card has for them."""
+
+    sums: Sums
+    usable: int
+
+
 @dataclass(frozen=True, slots=True)
 class Residual:
     """A record's memory in bytes as estimated and as measured, and whether the job ran.
@@ -74,7 +95,8 @@ class Residual:
     `predicted` is a peak of the allocator, `counted` the estimate of what the metric counts, `low` to `high` its range;
     the range and the verdict of a traced step, which nothing is compared with, are those of the ledger alone.
     `measured` is 0 for a mere verdict; `most` is the largest value that the source may mean by its number. `phases` and
-    `components` come from a trace, `allocator` from a measured job.
+    `components` come from a trace, `allocator` and `outside` from a measured job. `tops` are those of all phases, none
+    where vLLM does not start.
     """
 
     id: str
@@ -98,6 +120,8 @@ class Residual:
     components: tuple[Part, ...] = ()
     checkpointing: str = "none"
     allocator: Allocator | None = None
+    outside: Outside | None = None
+    tops: tuple[Top, ...] = ()
 
     @property
     def family(self) -> Family:
@@ -176,7 +200,14 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
         components=tuple(component_parts(e, record)),
         checkpointing=scenario.checkpointing,
         allocator=allocator(e, record),
+        outside=outside(e, record),
+        tops=() if any(g.refusal for g in e.groups) else tuple(tops(e)),
     )
+
+
+def tops(e: Estimate) -> Iterator[Top]:
+    """The peak instant of each phase, on each GPU group."""
+    return (Top(phase.moment.sums, g.usable_bytes) for g in e.groups for phase in g.phases)
 
 
 def as_run(record: Mapping[str, Any], catalog: Catalog) -> Catalog:
@@ -201,32 +232,18 @@ def allocator(e: Estimate, record: Mapping[str, Any]) -> Allocator | None:
     return Allocator(requested, seen["reserved_bytes"], *reach(e, "reserved", filled=True), expandable)
 
 
-class Outside(NamedTuple):
-    """Bytes that a process took of its card beside PyTorch's memory: before its first kernel, and at its end.
-
-    `predicted` is what the estimate has at its peak outside the allocator: the context, and states that are paged to
-    the host.
-    """
-
-    machine: str
-    kind: str
-    at_start: int
-    measured: int
-    predicted: int
-
-
-def outside(record: Mapping[str, Any], catalog: Catalog) -> Outside:
-    """The memory beside PyTorch's that a job took, as the harness measured it.
+def outside(e: Estimate, record: Mapping[str, Any]) -> Outside | None:
+    """The memory beside PyTorch's that a measured job took, as the harness saw it, or None if the record has none.
 
     One process ran, whatever the scenario's number of GPUs, so nothing of NCCL is part of it.
     """
-    catalog = as_run(record, catalog)
-    scenario = parse(record["scenario"], where=record["id"], catalog=catalog)
-    group = max(estimate(scenario, catalog).groups, key=lambda g: g.peak.moment.device_bytes)
+    seen = record.get("observed", {})
+    if record["metric"] != "allocated" or "allocator" not in seen:
+        return None
+    group = max(e.groups, key=lambda g: g.peak.moment.device_bytes)
     lines = [x for x in group.peak.moment.lines if not x.allocated and x.component not in ("nccl", "fragmentation")]
-    seen, machine = record["observed"], record["machine"]["gpu"]
     start, end = seen["context_at_start_bytes"], seen["context_bytes"]
-    return Outside(machine, loads(scenario), start, end, sum(line.bytes for line in lines))
+    return Outside(record["machine"]["gpu"], loads(e.scenario), start, end, sum(line.bytes for line in lines))
 
 
 def loads(s: Scenario) -> str:

@@ -6,6 +6,8 @@ A peak is never the sum of maxima: two tensors count together only when both are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 
@@ -60,28 +62,29 @@ def staying(lines: Iterable[Line]) -> int:
     return sum([line.bytes for line in lines if line.allocated or not line.paged])
 
 
-class Moment(NamedTuple):
+@dataclass(frozen=True)
+class Moment:
     """A named instant and everything alive at it."""
 
     name: str
     lines: tuple[Line, ...]
 
-    @property
+    @cached_property
     def allocated_bytes(self) -> int:
         """The bytes that `torch.cuda.max_memory_allocated` would show at this instant."""
         return sum([line.bytes for line in self.lines if line.allocated])
 
-    @property
+    @cached_property
     def device_bytes(self) -> int:
         """The bytes that the whole process takes of the card at this instant."""
         return total(self.lines)
 
-    @property
+    @cached_property
     def fragmentation(self) -> int:
         """The bytes of fragmentation: what the allocator has reserved beyond what is allocated."""
         return sum([line.bytes for line in self.lines if line.component == "fragmentation"])
 
-    @property
+    @cached_property
     def sums(self) -> Sums:
         """The totals that decide whether the instant fits."""
         needed, allocated, fragmenting, replayed = staying(self.lines), self.allocated_bytes, 0, 0

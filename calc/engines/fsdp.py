@@ -12,7 +12,7 @@ without gradient: then only one layer is gathered.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, assert_never
 
 from calc.base.ledger import Line, total
@@ -34,7 +34,7 @@ from calc.models.architecture import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fsdp(Holder):
     """`replica` under FSDP 2; `offload`: shards, gradients and optimizer live on the host.
 
@@ -47,18 +47,18 @@ class Fsdp(Holder):
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    @property
+    @cached_property
     def adapter_layer(self) -> int:
         """LoRA elements of one layer."""
         return (self.replica.adapter - self.replica.vision_adapter) // self.replica.arch.layers
 
-    @property
+    @cached_property
     def root_elements(self) -> int:
         """Elements of the root FSDP unit: embedding, final norm, head; with padding, where shards have some."""
         root = _root(self.replica.arch, self.replica.head)
         return self.stored(root, sum([t.elements * t.count for t in root]))
 
-    @property
+    @cached_property
     def outer(self) -> tuple[int, ...]:
         """Elements of each unit outside the layers: the root, or the embedding, and the final norm with the head."""
         embedding = self.replica.embedding

@@ -20,7 +20,7 @@ from calc.memory import communication, gradients, weights
 from calc.models.architecture import Architecture, LayerSpec, Tensor, layer_parameters, vision_tensors
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fsdp1(Fsdp):
     """`replica` under FSDP 1; adapters are units of their own, or lie in their layer's flat parameter."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Literal, NamedTuple, Protocol
 
@@ -26,7 +27,7 @@ class Part(NamedTuple):
     tensors: tuple[Tensor, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Replica:
     """One role's model before an engine spreads it: its parameters and the number formats they are kept in.
 
@@ -94,6 +95,11 @@ class Replica:
         return self.micro_batches > 1
 
     @property
+    def keeps_all(self) -> bool:
+        """True if all gradients of a backward stay until the step, and none is added to an earlier micro batch's."""
+        return not (self.accumulates or self.in_backward)
+
+    @cached_property
     def adds_singly(self) -> bool:
         """True if FSDP 2 adds deferred gradients one by one, as they are made in the type in which it keeps them."""
         return self.defers and self.accumulates and self.reduce_bytes == self.run.compute
@@ -106,12 +112,12 @@ class Replica:
         m, n = max([(b.shape[0], a.shape[1]) for a, b in zip(pairs[::2], pairs[1::2], strict=True)], key=prod)
         return [weights.decomposed(self.role, self.init, m, n)]
 
-    @property
+    @cached_property
     def saved_bytes(self) -> int:
         """Bytes of an element of what is trained whole beside adapters."""
         return self.run.adapter.saved_b if self.run.adapter else 0
 
-    @property
+    @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The tensors that are trained, by the bytes of their elements: adapters, or all weights, and `saved` ones."""
         beside = len(self.run.adapter.saved) if self.run.adapter else 0
@@ -140,12 +146,12 @@ class Replica:
         experts, nested = self.run.four_bit_experts, self.run.nested
         return weights.scales(self.role, self.arch, experts=experts, nested=nested)
 
-    @property
+    @cached_property
     def ties_gradients(self) -> bool:
         """True if the embedding's gradient has two contributions, the head's and the input's."""
         return self.arch.tied and self.head == "lm" and self.run.trained
 
-    @property
+    @cached_property
     def ties_in_place(self) -> bool:
         """True if the head's gradient is contiguous, so that autograd adds the input's in place.
 
@@ -159,12 +165,12 @@ class Replica:
             "vocab-chunked",
         )
 
-    @property
+    @cached_property
     def embedding(self) -> int:
         """Elements of the embedding, V·h or a tensor-parallel rank's part of it: the model's largest tensor."""
         return embedding_parameters(self.arch)
 
-    @property
+    @cached_property
     def embedding_beyond(self) -> int:
         """Elements of the embedding that other tensor-parallel ranks hold: their gradient is made here all the same.
 
@@ -173,7 +179,7 @@ class Replica:
         here = self.run.trained and self.arch.embeds
         return self.arch.vocab * self.arch.hidden - self.embedding if here else 0
 
-    @property
+    @cached_property
     def embedding_kept(self) -> int:
         """Elements of `embedding_beyond` whose gradient stays until the step: none if the head is the embedding.
 
@@ -181,7 +187,7 @@ class Replica:
         """
         return 0 if self.ties_gradients else self.embedding_beyond
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """Elements of the largest trained tensor."""
         return largest(self.trained_tensors)

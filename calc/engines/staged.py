@@ -15,7 +15,7 @@ from calc.memory import communication, gradients
 from calc.models.architecture import layer_kinds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Staged(Fsdp):
     """A pipeline stage that its ranks share: each rank holds it whole, except for master weights and states."""
 

@@ -289,7 +289,7 @@ class GpuGroup:
 
     def paged(self, lines: Sequence[Line]) -> list[Line]:
         """The lines with as much of the paged states as the card has room for."""
-        if all(line.allocated or not line.paged for line in lines):
+        if not any([line.paged for line in lines if not line.allocated]):
             return [*lines]
         usable = self.job.gpu.usable_bytes
         room = max(0, usable - staying(lines))
@@ -426,7 +426,7 @@ def judged(
     peak = max((phase.moment for phase in phases), key=lambda moment: moment.device_bytes)  # any of equal ones
     refusal = cache.refusal if cache else None
     # a phase with a smaller peak may be less certain to fit
-    odds = {p.name: verdict.odds(p.moment, usable) for p in phases}
+    odds = {p.name: verdict.odds(p.moment.sums, usable) for p in phases}
     probability = 0.0 if refusal else min(odds.values())
     word = verdict.word(probability)
     low, high = verdict.reach(peak)

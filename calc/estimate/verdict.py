@@ -49,9 +49,9 @@ def fit_probability(
     return sum([0.5 * (1 + erf((room - share * fragmenting) / width)) for share in shares]) / len(shares)
 
 
-def odds(m: Moment, usable: int, shares: Sequence[float] = FRAGMENTATION) -> float:
+def odds(moment: Sums, usable: int, shares: Sequence[float] = FRAGMENTATION) -> float:
     """The probability that an instant of the job fits."""
-    needed, allocated, fragmenting, replayed = m.sums
+    needed, allocated, fragmenting, replayed = moment
     if replayed:
         fragmenting, shares = replayed, REPLAYED
     return fit_probability(needed, fragmenting, deviation(allocated), usable, shares)

@@ -525,5 +525,8 @@ def changed(s: Scenario, changes: Mapping[str, Any]) -> Scenario:
 
 
 def on_card(s: Scenario, gpu: str) -> Scenario:
-    """`s` on another card, or on none, "": scenarios that differ in the card alone become equal."""
-    return changed(s, {"gpu": gpu})
+    """`s` on another card, or on none, "": scenarios that differ in the card alone become equal, and share their plan.
+
+    What a framework keeps in memory does not depend on the card.
+    """
+    return changed(s, {"gpu": gpu, "keeps": s.keeps})

@@ -302,7 +302,8 @@ SORTED_TOKENS = 3072
 def uncovered(instants: Iterable[Instant], *, grouped: bool) -> Iterator[Instant]:
     """The instants that no other instant at the same layer exceeds both in memory and in gradients.
 
-    `grouped`: the engine keeps gradients until their group is reduced, and never asks which one is being made.
+    `grouped`: the engine keeps gradients until their group is reduced, or all of them, and never asks which one is
+    being made.
     """
     places: dict[Where, list[tuple[Instant, tuple[float, ...]]]] = {}
     for i in instants:

@@ -90,6 +90,7 @@ class Roles(Memo):
         """The activations of a model on one micro-batch."""
         fsdp = s.sharded.stage if s.sharded.family == "fsdp" and not r.stays else 0
         config = self.keeps.deepspeed
+        plain = not config and s.sharded.family in ("none", "ddp")
         return step(
             r.role,
             r.run,
@@ -99,7 +100,7 @@ class Roles(Memo):
             masked=placement.masked(s, r.arch, batch.length),
             checkpointing=s.checkpointing if r.optimizer and not r.run.again else "none",
             fsdp=fsdp,
-            grouped=fsdp == 1 or (fsdp == 2 and not r.adds_singly),
+            grouped=fsdp == 1 or (fsdp == 2 and not r.adds_singly) or (plain and r.keeps_all),
             bucket=config.reduce_bucket if config and s.sharding in ("zero2", "zero3") else 0,
             streams=r.streams if r.optimizer else "",
             head_unit=bool(r.ends and r.optimizer) and not r.defers,

@@ -128,16 +128,21 @@ class Stages:
                 engine = "asleep"
             else:
                 for at, lines in self.placed[name].engine.loading():
-                    yield Candidate("load", f"{name}: {at}", [*there, *self.unjoined(name, lines)], engine)
-                there += self.arrived(name)
+                    loaded = self.unjoined(name, lines)
+                    yield Candidate("load", f"{name}: {at}", [*there, *loaded], engine)
+                there += self.remaining(name, loaded)
 
     def arrived(self, name: str) -> list[Line]:
         """The lines of a role that stay on the GPU once it has been loaded."""
+        *_, (_, lines) = self.placed[name].engine.loading()
+        return self.remaining(name, self.unjoined(name, lines))
+
+    def remaining(self, name: str, loaded: list[Line]) -> list[Line]:
+        """The lines of a role's last instant of loading that stay on the GPU."""
         placed = self.placed[name]
         staying = {word for stage in self.roles.keeps.stages if stage.does == "serve" for word in stage.holds}
         leaves = placed.engine.replica.leaves - (staying if placed.trained else set())
-        loaded = self.unjoined(name, [lines for _, lines in placed.engine.loading()][-1])
-        return [line for line in loaded if placed.engine.goes(line) not in leaves]
+        return [line for line in loaded if placed.engine.goes(line) not in leaves] if leaves else loaded
 
     def beside(self, stage: Stage, *running: str) -> list[Line]:
         """The lines that the roles that do not run have on the GPU."""

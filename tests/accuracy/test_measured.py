@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from calc.accuracy import calibration, largest_size
-from calc.accuracy.residuals import Allocator, Residual, as_run, loads, outside, reach, residual, summary, summed
+from calc.accuracy.residuals import Allocator, Residual, as_run, loads, reach, residual, summary, summed
 from calc.catalog.catalog import Catalog, load
 from calc.estimate.estimate import estimate
 from calc.memory import runtime
@@ -129,11 +129,13 @@ def test_a_range_holds_its_ends(reserved: int, inside: bool) -> None:
 
 def test_beside_the_allocator_stands_the_context_alone(catalog: Catalog) -> None:
     """Neither what is held back nor NCCL's buffers: one process ran, and what was reserved is taken off."""
-    found = outside(RECORD, catalog)
+    found = residual(RECORD, catalog).outside
+    assert found
     assert (found.machine, found.kind) == ("h200", "other training")
     assert (found.at_start, found.measured, found.predicted) == (552402944, 804061184, CONTEXT_HOPPER)
     sharded = {**SCENARIO, "sharding": "fsdp2", "gpus": 8}
-    shared = outside({**RECORD, "scenario": sharded}, catalog)
+    shared = residual({**RECORD, "scenario": sharded}, catalog).outside
+    assert shared
     assert (shared.kind, shared.predicted) == ("FSDP, one process", CONTEXT_HOPPER)
 
 

@@ -87,7 +87,7 @@ def test_odds_leave_the_ledgers_own_line_for_what_is_held_back_out() -> None:
     """It is the median of what the odds go through case by case."""
     m = moment(40 * GiB, GiB, 0.5)
     expected = verdict.fit_probability(41 * GiB, 40 * GiB, verdict.deviation(40 * GiB), 42 * GiB)
-    assert verdict.odds(m, 42 * GiB) == expected
+    assert verdict.odds(m.sums, 42 * GiB) == expected
 
 
 def test_the_quantiles_rise_and_have_a_middle() -> None:
@@ -106,7 +106,7 @@ def test_with_no_room_left_a_moment_just_fits(allocated: int, outside: int) -> N
     """The card on which a moment has exactly no room is the one on which it fits with the verdict's 95 %."""
     m = moment(allocated, outside, verdict.FRAGMENTATION[20])
     just = -verdict.room(m.sums, 0)
-    assert 0.9499 <= verdict.odds(m, just + 1) <= 0.96
+    assert 0.9499 <= verdict.odds(m.sums, just + 1) <= 0.96
     assert verdict.room(m.sums, just + 5 * GiB) == pytest.approx(5 * GiB, abs=2)
 
 
@@ -137,13 +137,13 @@ def test_a_replays_own_errors_take_the_place_of_what_is_held_back() -> None:
         pytest.approx(45 + sqrt(margin**2 + (44 * high) ** 2), abs=1e-3),
     ]
     expected = verdict.fit_probability(45 * GiB, 44 * GiB, verdict.deviation(40 * GiB), 46 * GiB, runtime.REPLAYED)
-    assert verdict.odds(m, 46 * GiB) == expected
+    assert verdict.odds(m.sums, 46 * GiB) == expected
 
 
 def test_what_must_be_reserved_decides_and_what_is_is_shown() -> None:
     """Undisturbed 44 GiB of which 42 must be allowed: the odds are those of 42, the range lies around 44."""
     roomy, tight = (replayed(40 * GiB, reserved * GiB, GiB, 42 * GiB) for reserved in (44, 42))
-    assert verdict.odds(roomy, 45 * GiB) == verdict.odds(tight, 45 * GiB)
+    assert verdict.odds(roomy.sums, 45 * GiB) == verdict.odds(tight.sums, 45 * GiB)
     assert verdict.reach(roomy) == verdict.reach(replayed(40 * GiB, 44 * GiB, GiB))
 
 
@@ -151,7 +151,7 @@ def test_what_must_be_reserved_decides_and_what_is_is_shown() -> None:
 def test_a_hopeless_job_never_fits_however_it_is_counted(most: int, more: int, outside: int, usable: int) -> None:
     """By a replay that finds nothing held back or much, or by the shares of others; a certain one always does."""
     found = [replayed(most, most, outside), replayed(most, most + more, outside), moment(most, outside, 0.0)]
-    odds = [verdict.odds(m, usable) for m in found]
+    odds = [verdict.odds(m.sums, usable) for m in found]
     assert verdict.hopeless(Sums(most + outside, most, 0), usable) is (odds[0] == 0.0)
     if odds[0] == 0.0:
         assert odds == [0.0, 0.0, 0.0]

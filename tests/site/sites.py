@@ -94,7 +94,7 @@ def sample(target: Path) -> Path:
     shutil.rmtree(made / "measurements/suites")
     for path in (made / "measurements").rglob("*.jsonl"):
         records = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        if path.parent.name == "exhausted":  # all stay, and with them what is kept of the odds that rest on them
+        if path.parent.name == "exhausted":  # all stay, as the odds rest on them
             records = [r | {"gpu": r["gpu"] if r["gpu"] in gpus else None} for r in records]
         path.write_text("".join(f"{json.dumps(r)}\n" for r in records if _about(r, gpus, models)), "utf-8")
     return made

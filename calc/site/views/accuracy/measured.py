@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from calc.accuracy.largest_size import Search, search
-from calc.accuracy.residuals import Allocator, Outside, Residual, Summary, outside, summary, summed
+from calc.accuracy.residuals import Allocator, Outside, Residual, Summary, summary, summed
 from calc.answers import answers, words
 from calc.memory.runtime import MIDDLE, REPLAYED
 from calc.site.tables.tables import NOT_PUBLISHED, Cell, Column, Table
@@ -167,16 +167,9 @@ def verdicts() -> Table:
 # ---- outside the allocator ----------------------------------------------------------------------------------------
 
 
-@cache
-def outsides() -> tuple[Outside, ...]:
+def outsides() -> list[Outside]:
     """The memory that each job that ran took of its card outside PyTorch's allocator."""
-    ran = {r.id for r, _ in _seen()}
-    asked = {accuracy.record_key(r): r for r in _records() if r["id"] in ran}
-    return accuracy.by_model("outsides", asked, _outsides)
-
-
-def _outsides(records: Sequence[Record]) -> list[Outside]:
-    return [outside(record, answers.catalog()) for record in records]
+    return [r.outside for r in jobs() if r.outside]
 
 
 def context() -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from math import sqrt
@@ -10,7 +10,6 @@ from math import sqrt
 from calc.accuracy import calibration
 from calc.accuracy.residuals import Residual, summary
 from calc.answers import answers
-from calc.answers.kept import fingerprint
 from calc.base.units import GiB
 from calc.estimate import verdict
 from calc.memory import runtime
@@ -19,7 +18,6 @@ from calc.scenario.words import SHARDED, Family, Sharding
 from calc.site.tables.pictures import Key, Picture, text
 from calc.site.tables.tables import WORDS, Cell, Column, Table
 from calc.site.views.accuracy import accuracy
-from calc.site.views.accuracy.accuracy import Record, by_model, record_key
 
 # The way a model is spread over its GPUs decides which mechanisms make up its peak.
 KINDS: Mapping[Family, str] = {
@@ -113,15 +111,8 @@ def comparable() -> Table:
 
 @cache
 def judged() -> tuple[calibration.Outcome, ...]:
-    """The outcomes of published jobs, kept between builds."""
-    catalog = answers.catalog()
-    messages = fingerprint([(calibration.source(m), calibration.share(m)) for m in calibration.at_the_edge(catalog)])
-    asked: dict[Hashable, Record] = {(record_key(r), messages): r for r in calibration.judged(catalog)}
-    return by_model("outcomes", asked, _outcomes)
-
-
-def _outcomes(records: Sequence[Record]) -> list[calibration.Outcome]:
-    return calibration.outcomes(records, answers.catalog())
+    """The outcomes of published jobs."""
+    return tuple(calibration.outcomes(accuracy.residuals(), answers.catalog()))
 
 
 def outcomes() -> Table:
