@@ -193,7 +193,8 @@ class Role:
     of a sequence's positions. `hooks`: checkpointing is switched on by Transformers, which makes input embeddings
     require a gradient then, and a vision tower's patches.
 
-    `keeps_originals`: modules of which copies are trained beside adapters stay on the GPU themselves.
+    `keeps_originals`: modules of which copies are trained beside adapters stay on the GPU themselves. `upcasts`: the
+    copies are made fp32.
 
     `streams`: how checkpoints leave for the host and come back, if they do: `each` on its own, `stash` (a few wait on
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
@@ -235,6 +236,7 @@ class Role:
     handed: int = 1
     hooks: bool = True
     keeps_originals: bool = True
+    upcasts: bool = False
     pipeline: tuple[int, int] = (0, 1)
     model: str = ""
     process: str = "trainer"

@@ -13,8 +13,9 @@ from calc.models.architecture import Architecture, LayerSpec, layer_kinds, layer
 from calc.models.kernels import SDPA_FLASH_HEAD, Replaced
 
 # bf16: every tensor; autocast: fp32 weights and residual stream; autocast-narrow: a residual stream in bf16, where the
-# first operation is a product; autocast-bf16: both in bf16; fp32: every tensor
-Format = Literal["bf16", "autocast", "autocast-narrow", "autocast-bf16", "fp32"]
+# first operation is a product; autocast-bf16: both in bf16; autocast-wide: weights in bf16 below an embedding
+# in fp32; fp32: every tensor
+Format = Literal["bf16", "autocast", "autocast-narrow", "autocast-bf16", "autocast-wide", "fp32"]
 # efficient is what SDPA takes for fp32 or unequal head sizes, math its plain mathematics
 Kernel = Literal["flash", "efficient", "masked", "eager", "math"]
 # "": products of 16 or 32 bits
@@ -37,6 +38,7 @@ WIDTHS: Mapping[Format, Widths] = {
     "autocast": Widths(2, 4, 4, True),
     "autocast-narrow": Widths(2, 2, 4, True),
     "autocast-bf16": Widths(2, 2, 2, True),
+    "autocast-wide": Widths(2, 4, 2, True),
     "fp32": Widths(4, 4, 4, False),
 }
 
@@ -162,7 +164,8 @@ class Run:
         if not self.saves("lm_head") or self.adapter is None:
             return self
         wide = self.autocast and self.adapter.saved_b == 4
-        return replace(self, trained=True, precision="autocast-narrow" if wide else self.precision)
+        fp32: Format = "autocast" if self.residual == 4 else "autocast-narrow"
+        return replace(self, trained=True, precision=fp32 if wide else self.precision)
 
     @property
     def retains(self) -> bool:

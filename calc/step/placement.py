@@ -154,7 +154,7 @@ def adapter_of(s: Scenario, role: Role) -> Adapter:
     used = 2 if gathers else adapter_bytes(s)
     saved = s.lora.modules_to_save
     # a copy in fp16 is made fp32: the loss scaler steps no fp16
-    wide = 4 if s.precision == "fp16" else FORMATS[s.layout][0]
+    wide = 4 if s.precision == "fp16" or role.upcasts else FORMATS[s.layout][0]
     return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, saved, wide)
 
 
@@ -163,9 +163,13 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
     trained = trained and s.optimizer != "none"
     adapter = adapter_of(s, role) if trained and s.lora else None
     precision = TAPES[s.layout]
+    if role.wrapped and precision == "bf16":
+        # autocast leaves an embedding as it is: with a copy in fp32 so is all that is added to its output
+        wide = adapter is not None and "embed_tokens" in adapter.saved and role.upcasts
+        precision = "autocast-wide" if wide else "autocast-bf16"
     return Run(
         arch=arch,
-        precision="autocast-bf16" if role.wrapped and precision == "bf16" else precision,
+        precision=precision,
         trained=trained and adapter is None,
         training=trained and role.dropout,
         # PEFT freezes what it puts adapters beside

@@ -179,6 +179,30 @@ def test_modules_saved_beside_adapters_have_gradients_and_states_of_their_own() 
     assert plain(method="lora", lora=own).replica.saved == 0
 
 
+def test_llamafactory_trains_copies_of_modules_in_fp32_unless_adapters_are_in_bf16() -> None:
+    """`param.data.to(torch.float32)` of all that is trained (llamafactory 0.9.4 `model/adapter.py:314`), so 4 + 4 + 8.
+
+    A copy of the embedding in fp32 makes the residual stream fp32, and the head then reads it so; a copy of the head
+    alone does not. Checked with PEFT 0.21.2 and torch 2.13 under autocast.
+    """
+
+    def copies(*modules: str, dtype: str = "fp32") -> Plain:
+        lora = {"rank": 8, "targets": ["q_proj"], "dtype": dtype, "modules_to_save": modules}
+        return plain(trainer="llamafactory", method="lora", lora=lora)
+
+    e, adapters = copies("embed_tokens", "lm_head"), 32 * 8 * (4096 + 4096)
+    assert total(e.weights(), "adapter") == 4 * (adapters + 2 * VH)
+    assert total(e.states(), "optimizer_states") == 8 * (adapters + 2 * VH)
+    ((_, lines),) = e.stepping()
+    assert total(lines, "gradients") == 4 * (adapters + 2 * VH)
+    assert total(e.weights(), "weights") == 2 * P
+    run = e.replica.run
+    assert (run.residual, run.weight, run.compute, run.head.precision) == (4, 2, 2, "autocast")
+    alone = copies("lm_head").replica.run
+    assert (alone.residual, alone.head.precision) == (2, "autocast-narrow")
+    assert total(copies("lm_head", dtype="bf16").weights(), "adapter") == 2 * (adapters + VH)
+
+
 def test_adapters_that_start_from_a_decomposition_have_the_largest_weight_in_fp32_while_they_load() -> None:
     """Of 14,336 by 4,096: PiSSA has three of its size and both factors, 4,096 · (14,336 + 4,096); OLoRA has two."""
     for init, times in (("pissa", 3), ("olora", 2)):

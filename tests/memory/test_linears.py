@@ -227,12 +227,14 @@ def test_autocast_does_not_cast_four_bits_and_adapters_beside_them_cast_no_input
         ({"precision": "bf16", "quantised": True}, "28h + 8q + 4kv + 10i + 4H + 8 + 28r", 296_840),
         # autocast beside 16 bits: the fp32 copy is cast again, and the second copy kept, 2h or 2q or 2i each
         ({"precision": "autocast-bf16"}, "18h + 6q + 4kv + 8i + 4H + 8 + 14r", 218_120),
+        # below an embedding in fp32 the norms' inputs need no copy, but are fp32 themselves: as many bytes
+        ({"precision": "autocast-wide"}, "18h + 6q + 4kv + 8i + 4H + 8 + 14r", 218_120),
     ],
 )
 def test_fp32_adapters_cast_inputs_but_under_autocast_beside_four_bits(
     run: dict[str, Any], closed_form: str, llama_3_8b: int
 ) -> None:
-    """Traced, both: 28·4096 + 8·4096 + 4·1024 + 10·14336 + 136 + 28·64; 18·4096 + 6·4096 + 4·1024 + 8·14336 + …"""
+    """Traced, all: 28·4096 + 8·4096 + 4·1024 + 10·14336 + 136 + 28·64; 18·4096 + 6·4096 + 4·1024 + 8·14336 + …"""
     fields = frozen(Adapter(64, "all-linear", False, 4), **run)
     assert terms(tape("llama-3-8b", **fields).saved(), arch("llama-3-8b"))[0] == form(closed_form)[0]
     assert per_token("llama-3-8b", **fields) == llama_3_8b

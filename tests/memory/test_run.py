@@ -27,12 +27,15 @@ def test_a_run_is_bf16_frozen_to_nothing_and_alone_unless_it_says_otherwise() ->
 
 @pytest.mark.parametrize(
     ("precision", "compute", "residual", "autocast"),
-    [("bf16", 2, 2, False), ("fp32", 4, 4, False), ("autocast", 2, 4, True), ("autocast-bf16", 2, 2, True)],
-)
+    [
+        ("bf16", 2, 2, False), ("fp32", 4, 4, False), ("autocast", 2, 4, True), ("autocast-bf16", 2, 2, True),
+        ("autocast-wide", 2, 4, True),
+    ],
+)  # fmt: skip
 def test_products_and_the_residual_stream_have_types_of_their_own(
     precision: str, compute: int, residual: int, autocast: bool
 ) -> None:
-    """Autocast multiplies in 16 bits; what it adds up has the type of the weights (torch `autocast_mode.cpp`)."""
+    """Autocast multiplies in 16 bits; what it adds up has the type of the embedding (torch `autocast_mode.cpp`)."""
     run = replace(PLAIN, precision=precision)
     assert (run.compute, run.residual, run.autocast) == (compute, residual, autocast)
 

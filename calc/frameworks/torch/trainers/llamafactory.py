@@ -85,10 +85,12 @@ def keeps(s: Scenario) -> dict[str, Any]:
     """The Trainer's fields of the trained role.
 
     Its own switch for checkpointing hooks no embedding (model/model_utils/checkpointing.py:106 of 0.9.4); PEFT does.
+    All that is trained beside a frozen model is made fp32, but with `pure_bf16` (model/adapter.py:314-316 and :347).
     """
     # use_unsloth_gc: `hidden_states.to("cpu", non_blocking=True)`
     own = {"streams": "each", "pageable": True} if s.offload.activations else {}
-    return trainer.keeps(s, placed=True) | {"hooks": bool(s.lora)} | own
+    upcasts = s.lora is not None and s.lora.dtype == "fp32"
+    return trainer.keeps(s, placed=True) | {"hooks": bool(s.lora), "upcasts": upcasts} | own
 
 
 def path(s: Scenario, usual: Path) -> Path:
