@@ -19,7 +19,7 @@ from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
 from calc.engines.replica import Replica, TrainingEngine
-from calc.engines.zero import Zero
+from calc.engines.zero import FLATTENS_ON_GPU, LAZY_BUCKET, B, Zero
 from calc.engines.zero_partition import part_of
 from calc.memory.activations import Program, kinds, lifetimes
 from calc.memory.loss import AFTER, head_dimensions, written
@@ -107,6 +107,31 @@ class Flats(NamedTuple):
     ahead: bool
 
 
+class Flattened(NamedTuple):
+    """A model's trained parameters under ZeRO-1 or 2, which lie in one buffer, in elements but for `whole` and `norm`.
+
+    `whole` has the bytes of the tensors that are joined, `elements` is their sum, `share` one rank's part of it, and
+    `touched` the parameters of which it has some, for the rank with most. `norm` is the copy of the largest gradient
+    whose norm is taken, in bytes. `on_gpu`: the buffer is made on the GPU if a second copy has room there; `lazy`: the
+    bucket is made at the first gradient, not as backward begins.
+    """
+
+    stage: int
+    whole: tuple[int, ...]
+    elements: int
+    share: int
+    touched: int
+    bucket: int
+    norm: int
+    on_gpu: bool
+    lazy: bool
+
+    @property
+    def events(self) -> int:
+        """About how many blocks come and go in a pass, besides gradients."""
+        return 2 * (2 + self.elements // self.bucket)
+
+
 class Buckets(NamedTuple):
     """DDP's buffers in bytes: weights are `broadcast` at its start; gradients are reduced in buckets.
 
@@ -133,9 +158,9 @@ class Blocks:
     step in backward, what the step of one allocates for each byte of its gradient, which it then frees; else None.
     `inside`: the loss runs inside the model's own forward, `outside`: once it has returned. `wrapped`: an autocast
     begins and ends with each forward.
-    `flats`: the model is in FSDP 1's flat parameters, `weights` and `units` are empty; `partitioned`: so it is under
-    ZeRO-3, whose `states` and `passing` are those of its sub-groups. `buckets` are DDP's. `retains`:
-    see `calc.memory.run.Run`. `streams`: how checkpoints leave for the host, see `calc.base.plan.Role`.
+    `flats`: the model is in FSDP 1's flat parameters, `weights` and `units` are empty; `partitioned`: it is under ZeRO,
+    `states` and `passing` are those of its sub-groups, and what it has is none of `weights`. `buckets` are DDP's.
+    `retains`: see `calc.memory.run.Run`. `streams`: how checkpoints leave for the host, see `calc.base.plan.Role`.
     """
 
     weights: tuple[int, ...]
@@ -159,7 +184,7 @@ class Blocks:
     ends: Ends = ""
     flats: Flats | None = None
     buckets: Buckets | None = None
-    partitioned: Partitioned | None = None
+    partitioned: Partitioned | Flattened | None = None
     retains: bool = False
     streams: Streams = ""
 
@@ -186,18 +211,18 @@ class Tensors(NamedTuple):
     passing: tuple[int, ...]
     flats: Flats | None
     buckets: Buckets | None
-    partitioned: Partitioned | None
+    partitioned: Partitioned | Flattened | None
 
 
 @lru_cache(maxsize=64)
 def _tensors(engine: TrainingEngine, checkpointing: str) -> Tensors:
     """What an engine's replica holds; cached, as a job in batches of many lengths asks for it with each."""
     r = engine.replica
-    whole = not isinstance(engine, Fsdp | Zero)
-    own = [size for size, _ in _stored(r)]
-    adapters = [t.elements * r.adapter_bytes for t in _trained(r)] if r.run.adapter else []
     flats = _flats(engine) if isinstance(engine, Fsdp1) else None
-    cut = _partitioned(engine, checkpointing) if isinstance(engine, Zero) else None
+    cut = _under_zero(engine, checkpointing) if isinstance(engine, Zero) else None
+    whole = not isinstance(engine, Fsdp | Zero) or (isinstance(engine, Zero) and engine.stage < 3)
+    own = [size for size, _ in _stored(r)] if not cut or r.run.adapter else []
+    adapters = [t.elements * r.adapter_bytes for t in _trained(r)] if r.run.adapter and not cut else []
     changed = [*_stepped(engine, flats)]
     each = passing(r.optimizer, r.step_bytes) if r.optimizer else 0
     return Tensors(
@@ -270,7 +295,8 @@ def _stepped(engine: TrainingEngine, flats: Flats | None) -> Iterator[Tensor]:
         )
         yield from [Tensor("flat parameter", (n,), 1, "linear", "") for n in found if not engine.offload]
     elif isinstance(engine, Zero):
-        yield from [Tensor("sub-group", (n,), 1, "linear", "") for n in engine.cut.sub_groups]
+        groups = engine.cut.sub_groups if engine.stage == 3 else (engine.cut.share,) * (engine.cut.share > 0)
+        yield from [Tensor("sub-group", (n,), 1, "linear", "") for n in groups]
     elif isinstance(engine, Fsdp):
         yield from [part_of(t, r.ranks) for t in _trained(r)]
     else:
@@ -426,6 +452,26 @@ def _unit(r: Replica, own: Sequence[Tensor], adapters: Sequence[Tensor]) -> Unit
         gathered=tuple([part * ranks * compute for part in parts]),
         reducing=trained * ranks * r.reduce_bytes,
         reduced=trained * r.reduce_bytes,
+    )
+
+
+def _under_zero(e: Zero, checkpointing: str) -> Partitioned | Flattened | None:
+    """The parameters of a model under ZeRO; below stage 3 those that are trained."""
+    if e.stage == 3:
+        return _partitioned(e, checkpointing)
+    trained = [t.elements for t in _trained(e.replica)]
+    if not trained:
+        return None
+    return Flattened(
+        stage=e.stage,
+        whole=tuple([n * B for n in trained]),
+        elements=sum(trained),
+        share=e.cut.share,
+        touched=e.cut.kept,
+        bucket=e.config.reduce_bucket,
+        norm=e.cut.slice * 4,
+        on_gpu=e.version >= FLATTENS_ON_GPU,
+        lazy=e.version >= LAZY_BUCKET,
     )
 
 

@@ -3,7 +3,7 @@
 The bytes allocated at a peak do not decide whether a step runs: between blocks lie freed ones that are too small for
 the next request. This fragmentation follows from the sizes and the order of all blocks, and both follow from the model,
 the batch and the code that runs. They are all known here where one model is trained on one GPU, under DDP, or by plain
-PyTorch under FSDP or ZeRO-3, alone or with a frozen model beside it.
+PyTorch under FSDP or ZeRO, alone or with a frozen model beside it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from calc.replay.allocator import (
     asked,
     length,
 )
-from calc.replay.blocks import Blocks, Buckets, Piece, blocks
+from calc.replay.blocks import Blocks, Buckets, Flattened, Piece, blocks
 from calc.replay.fsdp1_streams import Gathers
 from calc.replay.fsdp2_streams import EMBEDDING, ROOT, Shards
+from calc.replay.zero2_buckets import Partition
 from calc.replay.zero3_streams import Partitions
 from calc.scenario.lengths import in_turn
 from calc.step.placement import Placed, masked
@@ -49,11 +50,11 @@ MARKED = 8  # parts between marks among batches of other lengths
 Own = dict[int, Block]  # a piece's blocks by their slots
 Kept = list[Own]  # the blocks that each piece keeps for its backward, lowest piece first
 STEPPED = 1 << 29  # the slot of the temporaries of a step in backward
-WAITING = (1 << 29) + 1  # that of a gradient which is too large for its bucket, until the next one is there
 OUTLIVING = 1 << 30  # the first slot of blocks that outlive their piece
 RETURNED = 2  # buffers for checkpoints that come back (unsloth_zoo gradient_checkpointing.py of 2024.11.10)
 INFLIGHT = 2  # broadcasts at once (torch 2.13 `csrc/distributed/c10d/comm.cpp`, `max_in_flight`)
 
+Sharded = Shards | Gathers | Partitions | Partition
 Both = tuple[Blocks, Blocks | None]  # a model, and one that scores inside its forward, if any
 
 
@@ -97,7 +98,7 @@ class Act(NamedTuple):
 
 
 def known(roles: Roles) -> bool:
-    """True if a job can be replayed: it has one stage, of models that are whole or sharded by FSDP or ZeRO-3."""
+    """True if a job can be replayed: it has one stage, of models that are whole or sharded by FSDP or ZeRO."""
     stages = roles.keeps.stages
     if len(stages) != 1 or stages[0].does not in ("train", "score"):
         return False
@@ -162,7 +163,8 @@ def _known(placed: Placed, bare: bool) -> bool:
         return False
     if isinstance(engine, Zero):
         # DeepSpeed learns the order of one forward; that of a model which also scores without adapters is another
-        return bare and uncut and s.shards > 1 and not placed.role.shares and _partitioned(engine)
+        fits = _flat(engine) if engine.stage < 3 else not placed.role.shares and _partitioned(engine)
+        return bare and uncut and s.shards > 1 and fits
     if not isinstance(engine, Fsdp) or not bare or not uncut:
         return False
     if isinstance(engine, Fsdp1):
@@ -179,6 +181,14 @@ def _partitioned(engine: Zero) -> bool:
     if engine.stage != 3 or not engine.overlaps or engine.scaled or engine.keeps_weights:
         return False
     if engine.offload_parameters or engine.offload_optimizer or r.leaves or r.quantised:
+        return False
+    return r.weight_bytes == B and (not r.adapter or r.adapter_bytes == B)
+
+
+def _flat(engine: Zero) -> bool:
+    """True if the blocks of ZeRO-1 or 2 are known: those of one stream, with all its memory on the GPU, in 16 bits."""
+    r = engine.replica
+    if engine.plain_bf16 or engine.overlaps or engine.scaled or engine.offload_optimizer or r.leaves:
         return False
     return r.weight_bytes == B and (not r.adapter or r.adapter_bytes == B)
 
@@ -337,7 +347,7 @@ def _undisturbed(a: Act, workspace: int) -> Undisturbed:
     return Undisturbed(replay.heap.process, marks, tuple([(m.done, m.heap.process) for m in marks]))
 
 
-def _split(shards: Shards | Gathers | Partitions | None) -> Shards | None:
+def _split(shards: Sharded | None) -> Shards | None:
     """The shards of a model whose embedding and head are FSDP units of their own, else None."""
     return shards if isinstance(shards, Shards) and shards.ends else None
 
@@ -346,7 +356,8 @@ class Course(NamedTuple):
     """The steps that a script takes on one occasion, and the slots of the blocks that outlive the piece.
 
     `threads`: the number of threads that have called cuBLAS by then. `wrapped`: the steps before these, at the end of
-    which the autocast around the model's forward ends; none if it does not end in this piece.
+    which the autocast around the model's forward ends; none if it does not end in this piece. `arriving`: for each
+    gradient that leaves as soon as it is made, the steps before these that make it, its slot and its bytes.
     """
 
     steps: Steps
@@ -356,6 +367,7 @@ class Course(NamedTuple):
     late: list[int]
     threads: int
     wrapped: Steps = ()
+    arriving: tuple[tuple[Steps, int, int], ...] = ()
 
 
 class State(NamedTuple):
@@ -389,7 +401,7 @@ class Replay:
         self.phase = "load"
         self.workspace, self.threads = workspace, 0
         self.courses: dict[tuple[object, ...], Course] = {}
-        self.shards: dict[int, Shards | Gathers | Partitions] = {}  # by the identity of the model's blocks
+        self.shards: dict[int, Sharded] = {}  # by the identity of the model's blocks
         self.buckets: list[Block] = []  # DDP's
         self.rebuilt = False  # they have the order of the gradients
         self.retained: list[Block] = []  # inputs of layers that ran again, and their gradients
@@ -401,8 +413,7 @@ class Replay:
         self.apart = False  # the next gradient is a tied head's, which waits for the embedding's
         self.head = NO_BLOCK
         self.late = NO_BLOCK  # outputs that outlive their backward
-        self.bucket = 0  # bytes of the bucket into which each gradient is copied, if it fits
-        self.waiting = NO_BLOCK  # the gradient that did not fit
+        self.leaving: Partitions | Partition | None = None  # where each gradient goes as soon as it is made
         self.casts: list[Block] = []  # autocast's cache
         self.stepped = False
         self.done = 0  # number of parts that have been replayed
@@ -445,7 +456,7 @@ class Replay:
         process = self.heap.process
         spare, *found = zip(*[stream.state for stream in process.streams], strict=True)
         ours = process.allocated, self.threads, self.stepped, self.adding, self.late, self.head
-        own = self.waiting, *self.gradients, *self.casts, *self.buckets, *self.returned
+        own = *self.gradients, *self.casts, *self.buckets, *self.returned
         blocks = *own, *[(*own.items(),) for own in self.kept]
         shards = [own.state for own in self.shards.values()]
         return State((*found, *ours, blocks, shards), spare, process.reserved, process.released)
@@ -496,7 +507,9 @@ class Replay:
         """Loads a model's weights, which stay, whole or in shards."""
         self.heap.take_all(m.weights)
         if m.sharded:
-            kind = Partitions if m.partitioned else Gathers if m.flats else Shards
+            kind: type[Sharded] = Gathers if m.flats else Shards
+            if m.partitioned:
+                kind = Partition if isinstance(m.partitioned, Flattened) else Partitions
             self.shards[id(m)] = kind(m, self.heap)
         if m.buckets:
             self.broadcast(m.buckets)
@@ -536,20 +549,19 @@ class Replay:
     def play(self, script: Script, own: Own, late: int | None = None) -> None:
         """Plays a script's steps over the blocks of its piece; the block in slot `late` is not freed yet."""
         course = self.course(script, late)
-        if self.waiting:
-            own[WAITING] = self.waiting
         if course.wrapped:
             self.heap.play(course.wrapped, own)
             self.uncache()
+        for steps, slot, size in course.arriving:
+            assert self.leaving
+            self.heap.play(steps, own)
+            self.leaving.arrive(own.pop(slot), size)
         self.heap.play(course.steps, own)
         for slot in course.workspaces:
             del own[slot]
         made = [own.pop(slot) for slot in course.gradients]
-        left = own.pop(WAITING, NO_BLOCK)
         if self.apart:
             self.head = made[-1] if made else self.head
-        elif self.bucket:
-            self.waiting = made[-1] if made else left
         else:
             self.gradients += made
         self.casts += [own.pop(slot) for slot in course.casts]
@@ -560,7 +572,7 @@ class Replay:
     def course(self, script: Script, late: int | None) -> Course:
         """The steps that a script takes in the present situation, worked out once."""
         adds = self.adding and not self.shards
-        key = id(script), late, adds, self.apart, self.threads, self.beside, self.bucket
+        key = id(script), late, adds, self.apart, self.threads, self.beside, self.leaving is not None
         if key not in self.courses:
             self.courses[key] = self._course(script, late, adds=adds and not self.apart)
         return self.courses[key]
@@ -571,7 +583,7 @@ class Replay:
             steps, [], [], [], [], max([self.threads, *[n for slot, n in script.steps if slot == MULTIPLY]])
         )
         outlives = {WEIGHT: course.gradients, CAST: course.casts, MULTIPLY: course.workspaces}
-        threads, waiting = self.threads, WAITING
+        threads, arriving = self.threads, list[tuple[Steps, int, int]]()
         for n, (slot, size) in enumerate(script.steps, OUTLIVING):
             if slot == MULTIPLY:
                 # cuBLAS allocates its workspace at a thread's first product
@@ -584,11 +596,9 @@ class Replay:
                     if self.beside:
                         steps += [(STEPPED, asked(int(size * self.beside))), (STEPPED, 0)]
                     steps.append((n, 0))
-                elif slot == WEIGHT and self.bucket and not self.apart:
-                    # it leaves for the bucket, once that which waited has been reduced, or waits itself
-                    fits = size <= self.bucket
-                    steps += [(waiting, 0), (n, 0)] if fits else [(waiting, 0)]
-                    waiting, course.gradients[:] = (WAITING, []) if fits else (n, [n])
+                elif slot == WEIGHT and self.leaving and not self.apart:
+                    arriving.append((tuple(steps), n, size))
+                    steps.clear()
                 else:
                     outlives[slot].append(n)
             elif slot == ENDED:
@@ -598,17 +608,16 @@ class Replay:
                 course.late.append(slot)
             else:
                 steps.append((slot, asked(size)))
-        return course
+        return course._replace(arriving=tuple(arriving))
 
-    def keep(self, block: Block) -> None:
+    def keep(self, block: Block, size: int) -> None:
         """Takes over a new weight gradient: it stays, or is freed once it has been added to an earlier one."""
         if self.adding and not self.shards:
             if self.beside and block:
                 self.give(self.take(int(length(block) * self.beside)))
             self.give(block)
-        elif self.bucket:
-            self.give(self.waiting, block if length(block) <= self.bucket else NO_BLOCK)
-            self.waiting = block if length(block) > self.bucket else NO_BLOCK
+        elif self.leaving:
+            self.leaving.arrive(block, size)
         elif block:
             self.gradients.append(block)
 
@@ -678,11 +687,11 @@ class Replay:
         self.phase = "backward"
         block = NO_BLOCK
         self.apart = bool(m.tied)
-        self.bucket = m.partitioned.bucket if m.partitioned else 0
         if m.beside is not None:
             self.adding, self.beside = True, m.beside
         shards = self.shards.get(id(m))
         ends = _split(shards)
+        self.leaving = shards if isinstance(shards, Partitions | Partition) else None
         if shards:
             shards.turn()
         for n, piece in reversed([*enumerate((*m.layers, m.norm, m.head))]):
@@ -710,15 +719,14 @@ class Replay:
             made = self.take(m.embedding)
             self.give(self.take(m.sorting))
             self.give(block)
-            self.keep(self.tie(m, made))
+            self.keep(self.tie(m, made), m.embedding)
         else:
             self.give(block)
         if shards:
             shards.reduce(EMBEDDING if ends else ROOT, self.gradients, adding=self.adding)
             shards.wait()
             self.gradients = []
-        self.give(self.waiting)
-        self.waiting, self.bucket = NO_BLOCK, 0
+        self.leaving = None
 
     def back(self, piece: Piece, own: Own, given: Block, *, retains: bool) -> Block:
         """Runs one piece's backward and returns the gradient of its input.
@@ -757,7 +765,7 @@ class Replay:
         """Runs the optimizer's step, which makes its states the first time, and frees all gradients."""
         self.phase = "step"
         shards = self.shards.get(id(m))
-        if isinstance(shards, Partitions):
+        if isinstance(shards, Partitions | Partition):
             shards.step(m.states, m.passing, first=not self.stepped)
         else:
             self.optimize(m)

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
-from calc.replay.allocator import Allocator, Block, Process, asked
+from calc.replay.allocator import NO_BLOCK, Allocator, Block, Process, asked
 from calc.replay.blocks import Blocks
+from calc.replay.zero3_partitions import Partitioned
 
 ROOT = -1  # the number, among the layers, of what lies outside them
 
@@ -25,11 +26,12 @@ class Partitions:
 
     def __init__(self, m: Blocks, heap: Allocator) -> None:
         """Loads the parameters one after another, each whole before it is cut, and builds the optimizer."""
-        assert m.partitioned
+        assert isinstance(m.partitioned, Partitioned)
         self.model, self.layers, self.heap = m.partitioned, len(m.layers), heap
         self.gathers, self.reduces = heap.beside(), heap.beside()
         self.gathered: dict[int, Block] = {}  # by the slots of `calc.replay.zero3_fetches`
         self.learnt = False  # the order of the modules is known
+        self.waiting = NO_BLOCK  # a gradient that is too large for the bucket, until the next one is there
         parts = Taken()
         for whole, part in zip(self.model.whole, self.model.parts, strict=True):
             given = heap.take(whole)
@@ -70,7 +72,7 @@ class Partitions:
     @property
     def state(self) -> tuple[object, ...]:
         """All blocks that are held, and whether the order of the modules is known."""
-        return self.gathered.copy(), self.learnt
+        return self.gathered.copy(), self.learnt, self.waiting
 
     def _at(self, place: int) -> None:
         """Gathers and releases what the modules at a place of the pass do."""
@@ -105,6 +107,13 @@ class Partitions:
         """Begins a layer's backward, for which it may run again."""
         self._at(2 + 2 * self.layers - layer)
 
+    def arrive(self, gradient: Block, size: int) -> None:
+        """A gradient of `size` bytes has been made: it leaves for the bucket if it fits, once the last has left."""
+        self.heap.give(self.waiting)
+        self.waiting = gradient if size > self.model.bucket else NO_BLOCK
+        if not self.waiting:
+            self.heap.give(gradient)
+
     def reduce(self, layer: int, gradients: Taken, *, adding: bool) -> None:
         """Ends a layer's backward, or the model's: buckets that are full are reduced."""
         if layer == ROOT:
@@ -115,6 +124,8 @@ class Partitions:
         """Ends backward: the embedding, whose backward ends no module, is released (`release_backward_leftovers`)."""
         self._clear()
         self.learnt = True
+        self.heap.give(self.waiting)
+        self.waiting = NO_BLOCK
 
     def zero(self) -> None:
         """Frees no gradients: their buffer stays."""

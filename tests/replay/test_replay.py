@@ -70,7 +70,11 @@ def act(**fields: Any) -> replay.Act | None:
         ({"gpus": 2, "sharding": "zero3", "offload": {"optimizer": True}}, False),
         ({"gpus": 2, "sharding": "zero3", "trainer": "axolotl"}, True),
         ({"gpus": 2, "sharding": "zero3", "trainer": "ms-swift"}, False),  # everything in one stream
-        ({"gpus": 2, "sharding": "zero2"}, False),
+        ({"gpus": 2, "sharding": "zero2"}, True),
+        ({"gpus": 2, "sharding": "zero1"}, True),
+        ({"gpus": 2, "sharding": "zero1", "grad_dtype": "fp32"}, False),  # another optimizer of DeepSpeed's
+        ({"gpus": 2, "sharding": "zero2", "method": "lora", "lora": {"dtype": "bf16"}}, True),
+        ({"gpus": 2, "sharding": "zero2", "offload": {"optimizer": True}}, False),
         ({"framework": "openrlhf"}, False),  # DeepSpeed
         ({"trainer": "unsloth", "gpus": 2}, True),  # checkpoints come back into buffers
         ({"framework": "trl", "offload": {"activations": True}}, False),  # some wait on the GPU

@@ -6,7 +6,6 @@ functions are those of DeepSpeed 0.19.8 `runtime/zero/stage3.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from written import Written
 
 from calc.base.units import MiB
 from calc.replay import replay
-from calc.replay.allocator import Allocator, Block, Process, length
+from calc.replay.allocator import Allocator, Process
 from calc.replay.blocks import Blocks
 from calc.replay.zero3_partitions import Partitioned
 from calc.replay.zero3_streams import ROOT, Partitions
@@ -64,21 +63,7 @@ class Watched(Written):
 
     def __init__(self, model: Blocks = SHARDED) -> None:
         super().__init__()
-        self.names = {0: "", 1: "gathers ", 2: "reduces "}
-        self.partitions = Partitions(model, self.watched(Allocator()))
-
-    def watched(self, heap: Allocator) -> Allocator:
-        watch = self
-
-        class Each(type(heap)):  # type: ignore[misc]
-            def play(self, steps: Iterable[tuple[int, int]], own: dict[int, Block]) -> None:
-                name = watch.names[self.process.streams.index(self)]
-                for slot, size in steps:
-                    if size or own.get(slot):
-                        watch.log.append(f"{name}{'+' if size else '-'}{(size or length(own[slot])) // MiB}")
-                    super().play(((slot, size),), own)
-
-        return Each()
+        self.partitions = Partitions(model, self.watched({0: "", 1: "gathers ", 2: "reduces "}))
 
 
 @pytest.fixture
