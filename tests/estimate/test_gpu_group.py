@@ -63,7 +63,7 @@ def on_card(s: Scenario, mib: int | None = None) -> GpuGroup:
 VERL = {"task": "grpo", "framework": "verl", "gpus": 8}
 OPENRLHF = {"task": "ppo", "framework": "openrlhf==0.6.0", "gpus": 8, "rollout__engine": "vllm", "rollout__sleep": True}
 ZERO = {"gpus": 2, "sharding": "zero3"}
-UNFOLLOWED = {"gpus": 2, "sharding": "zero2"}  # by any replay
+UNFOLLOWED = {"gpus": 2, "sharding": "zero2", "offload__optimizer": True}  # by any replay
 
 
 # -- range and verdict ------------------------------------------------------------------------------------------------
