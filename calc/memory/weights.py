@@ -183,6 +183,16 @@ def quantised(
     )
 
 
+def dequantised(role: str, count: int, b: int) -> Line:
+    """The buffers in which weights in NF4 are dequantised one after another, as large as the largest, `count` elements.
+
+    One has weights in `b` bytes, the other scales in fp32 (`WEIGHT_BUFFER` and `ABSMAX_BUFFER` of unsloth 2025.2.2
+    `kernels/utils.py`).
+    """
+    values = {"b": b, "W": count, "s": SCALE}
+    return Line("temporary", role, int((b + SCALE) * count), "(b + s)·W", values, "weights#nf4-buffer")
+
+
 def stacked_experts(role: str, arch: Architecture, b: int) -> Line:
     """The largest parameter of routed experts in `b` bytes, twice: its parts, as they are joined before four bits.
 
