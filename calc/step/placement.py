@@ -336,6 +336,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         streams=role.streams if trained else "",
         gathers=1 if trained and s.float8_all_gather else 0,
         ends=role.ends,
+        mask_positions=role.mask_positions,
     )
 
 

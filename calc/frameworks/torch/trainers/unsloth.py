@@ -40,6 +40,7 @@ IN_FP32 = ("gemma", "gemma2")  # their tables (models/gemma.py:239 of 2024.8)
 FUNCTIONS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "cohere", "granite")
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj", "down_proj"))
 BUFFERED = "2025.2.2"  # has `use_global_buffer` (kernels/utils.py), which 2025.1.8 does not
+SHORTER = "2024.9"  # whose masks of Gemma 2 have the positions of `max_seq_length` alone (models/llama.py:740)
 MAPS = "2024.3"  # sets PYTORCH_CUDA_ALLOC_CONF (commit c599ae0f27 of 2024-03-17)
 GROWS = "2024.7"  # tables that begin with POSITIONS (commit 54dd81de67 of 2024-07-18); before, they had all of them
 # models in whose source no pattern found the loss, since they cast logits themselves, and the first release to find it
@@ -152,7 +153,7 @@ def keeps(s: Scenario) -> dict[str, Any]:
     of 2024.8) until 2024.11.10 had buffers for them.
     """
     # embedding and head leave the card for their trained copies (models/llama.py:1930-1960 of 2024.8)
-    own = trainer.keeps(s, placed=True) | {"keeps_originals": False, "buffer": buffered(s)}
+    own = trainer.keeps(s, placed=True) | {"keeps_originals": False, "buffer": buffered(s), "mask_positions": masked(s)}
     if not s.offload.activations:
         return own
     early: dict[str, Any] = {"streams": "each", "pageable": True}
@@ -178,6 +179,16 @@ def buffered(s: Scenario) -> int:
             if here.keys() >= set(names) and biased.isdisjoint(names):
                 sizes += [here[name].inputs * here[name].outputs for name in names]
     return max(sizes)
+
+
+def masked(s: Scenario) -> int:
+    """Positions of the masks that Gemma 2 keeps where no flash-attn caps its scores: in fp16, on a card before Ampere.
+
+    It has done so from the first release with the model, 2024.7, on (commit cc4c5d7785).
+    """
+    if s.architecture.family != "gemma2" or s.precision != "fp16":
+        return 0
+    return s.seq_len if at_least(str(s.versions["unsloth"]), SHORTER) else s.architecture.max_positions
 
 
 def path(s: Scenario, usual: Path) -> Path:
