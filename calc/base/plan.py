@@ -186,12 +186,14 @@ class Role:
     `dropout`: dropout is on while the role trains. `wrapped`: each forward runs under an autocast of its own, whatever
     the type of the weights. `unfrozen`: the weights of a model that is only scored require gradients all the same, as
     they were loaded. `unpacks`: bytes per element of a 4-bit weight while it multiplies; where it is 0, those of other
-    products. `by_trainer`: Transformers' Trainer builds the optimizer. `finds_unused`: DDP looks for parameters without
-    a gradient. `cut_scales`: the scales of 4-bit weights are sharded with them, and PyTorch's operations unpack them
-    (torchao's NF4Tensor). `ends`: under FSDP 2 the embedding is a unit of its own, and so are the final norm and the
-    head, which stay gathered after forward (`kept`) or do not (`freed`). `masks`: the loader makes a mask of every pair
-    of a sequence's positions. `hooks`: checkpointing is switched on by Transformers, which makes input embeddings
-    require a gradient then, and a vision tower's patches.
+    products. `buffer`: elements of the largest 4-bit weight of those that are dequantised into one buffer, which stays.
+    `mask_positions`: the positions of two masks that stay, one of which has a window. `by_trainer`: Transformers'
+    Trainer builds the optimizer. `finds_unused`: DDP looks for parameters without a gradient. `cut_scales`: the scales
+    of 4-bit weights are sharded with them, and PyTorch's operations unpack them (torchao's NF4Tensor). `ends`: under
+    FSDP 2 the embedding is a unit of its own, and so are the final norm and the head, which stay gathered after forward
+    (`kept`) or do not (`freed`). `masks`: the loader makes a mask of every pair of a sequence's positions. `hooks`:
+    checkpointing is switched on by Transformers, which makes input embeddings require a gradient then, and a vision
+    tower's patches.
 
     `keeps_originals`: modules of which copies are trained beside adapters stay on the GPU themselves. `upcasts`: the
     copies are made fp32.
@@ -225,6 +227,8 @@ class Role:
     wrapped: bool = False
     unfrozen: bool = False
     unpacks: int = 0
+    buffer: int = 0
+    mask_positions: int = 0
     by_trainer: bool = False
     streams: Streams = ""
     pageable: bool = False

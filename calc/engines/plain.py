@@ -43,8 +43,8 @@ class Plain(Holder):
         yield "weights on the GPU", self.weights()
 
     def states(self) -> list[Line]:
-        """The fp32 master of mixed precision, optimizer states, DDP's buckets."""
-        r, lines = self.replica, list[Line]()
+        """The fp32 master of mixed precision, optimizer states, DDP's buckets, and what the first forward leaves."""
+        r, lines = self.replica, self.left()
         if r.optimizer:
             if r.master_bytes:
                 lines.append(weights.master(r.role, r.trainable, r.master_bytes))

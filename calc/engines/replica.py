@@ -81,6 +81,7 @@ class Replica:
     ends: Ends = ""
     saved: int = 0
     init: Literal["", "pissa", "olora"] = ""
+    mask_positions: int = 0
 
     def built(self, ranks: int) -> list[Line]:
         """Host memory of a node's `ranks` while they load; 4-bit weights go to the card one by one."""
@@ -249,6 +250,12 @@ class Holder:
         found += [weights.decays(r.role, r.arch, self.table_bytes())] if r.arch.lightning else []
         return [*found, weights.sines(r.role, sound)] if isinstance(sound, Whisper) else found
 
+    def left(self: TrainingEngine) -> list[Line]:
+        """What the first forward makes and leaves: a buffer for dequantised weights, masks of all positions."""
+        r = self.replica
+        found = [weights.dequantised(r.role, r.run.buffer, r.run.compute)] if r.run.buffer else []
+        return [*found, *([weights.masks(r.role, r.mask_positions, r.run.residual)] if r.mask_positions else [])]
+
     def table_bytes(self: TrainingEngine) -> int:
         """Bytes of an element of a rotary table: those of a weight."""
         return self.replica.weight_bytes
@@ -341,6 +348,9 @@ class TrainingEngine(Protocol):
 
     def tables(self) -> list[Line]:
         """The cos and sin that its layers keep for all positions, which every GPU has whole; mostly none."""
+
+    def left(self) -> list[Line]:
+        """Buffers that the first forward makes and leaves; mostly none."""
 
     def table_bytes(self) -> int:
         """Bytes of an element of these."""

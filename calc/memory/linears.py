@@ -214,20 +214,21 @@ class Linears:
         """bitsandbytes' `Linear4bit`: its weight is dequantised for the product alone.
 
         In forward, scales that were quantised are dequantised, too; the input is cast to the product's type, the output
-        to the input's (`backends/cuda/ops.py`).
+        to the input's (`backends/cuda/ops.py`). Unsloth's buffer serves forward and, of backward, the MLP's last linear
+        (unsloth 2025.2.2 `kernels/fast_lora.py`: `matmul_lora`, but `fast_dequantize`).
         """
         source, b = self.cast(x, self.c, name), self.run.unpacked or self.c
         weight, scales = (Size({}, {symbol(name): each}) for each in (b, SCALE))
-        nested = self.run.nested
+        nested, there = self.run.nested, self.run.buffer > 0
         y = self.tape.op(
             name,
             [source],
             out,
             self.c,
             saves=[source] if self.run.keeps_inputs else [],
-            scratch=weight + scales if nested else weight,
-            course=(scales, weight, None) if nested else (),
-            backward_scratch=weight,
+            scratch=NOTHING if there else weight + scales if nested else weight,
+            course=(scales, weight, None) if nested and not there else (),
+            backward_scratch=NOTHING if there and name == self.arch.names.down else weight,
             product=name not in self.biased,
             flat=True,
         )

@@ -79,6 +79,7 @@ class Run:
     nested: bool = True  # the scales of 4-bit weights are quantised themselves
     wide: int = 0  # elements of linears that a checkpoint in four bits leaves in 16
     unpacked: int = 0  # bytes of an element of a 4-bit weight while it multiplies; 0: those of `compute`
+    buffer: int = 0  # elements of the buffer into which 4-bit weights are dequantised; 0: each into a tensor of its own
     four_bit_experts: Experts = ""  # routed experts that are in four bits, too
     keeps_inputs: bool = False  # 4-bit linears keep inputs that a frozen weight does not need: bitsandbytes < 0.43.2
     sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions

@@ -66,6 +66,14 @@ def tables(role: str, arch: Architecture, positions: int, b: int) -> Line:
     return Line("rotary_tables", role, size, "2·b·L·S_max·d", values, "weights#tables")
 
 
+def masks(role: str, positions: int, b: int) -> Line:
+    """Two masks of each two `positions`, with a window and without, in `b` bytes, which the first forward makes.
+
+    Unsloth's Gemma 2 keeps them in the model (unsloth 2024.8 `models/llama.py:684`, `SWA_mask` and `GA_mask`).
+    """
+    return Line("weights", role, 2 * b * positions**2, "2·b·S_max^2", {"b": b, "S_max": positions}, "weights#tables")
+
+
 def decays(role: str, arch: Architecture, b: int) -> Line:
     """The decays of each head's positions in a block that every layer of lightning attention has in buffers.
 
@@ -181,6 +189,16 @@ def quantised(
         values,
         "weights#nf4",
     )
+
+
+def dequantised(role: str, count: int, b: int) -> Line:
+    """The buffers in which weights in NF4 are dequantised one after another, as large as the largest, `count` elements.
+
+    One has weights in `b` bytes, the other scales in fp32 (`WEIGHT_BUFFER` and `ABSMAX_BUFFER` of unsloth 2025.2.2
+    `kernels/utils.py`).
+    """
+    values = {"b": b, "W": count, "s": SCALE}
+    return Line("temporary", role, int((b + SCALE) * count), "(b + s)·W", values, "weights#nf4-buffer")
 
 
 def stacked_experts(role: str, arch: Architecture, b: int) -> Line:

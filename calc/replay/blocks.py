@@ -226,7 +226,7 @@ def _tensors(engine: TrainingEngine, checkpointing: str) -> Tensors:
     changed = [*_stepped(engine, flats)]
     each = passing(r.optimizer, r.step_bytes) if r.optimizer else 0
     return Tensors(
-        weights=(*(own if whole else _scales(r)), *(adapters if whole else ()), *_tables(engine)),
+        weights=(*(own if whole else _scales(r)), *(adapters if whole else ()), *_buffers(engine)),
         units=() if whole or flats or cut else _units(r),
         states=tuple([_states(r, t) for t in changed]),
         passing=() if r.in_backward else tuple([t.elements * each for t in changed]),
@@ -370,12 +370,14 @@ def _packed(e: Fsdp1, elements: int) -> Flat:
     return Flat((), whole // r.ranks, 0, whole, 0, 0, 0, 0)
 
 
-def _tables(engine: TrainingEngine) -> Iterator[int]:
-    """Each layer's own cos and sin (`calc.memory.weights.tables`), and buffers that are one block."""
+def _buffers(engine: TrainingEngine) -> Iterator[int]:
+    """Each layer's own cos and sin (`calc.memory.weights.tables`), and buffers that are a block, or a pair."""
     layers = engine.replica.arch.layers
     for line in engine.tables():
         parts = 2 * layers if "L" in line.values else 1
         yield from [line.bytes // parts] * parts
+    for line in engine.left():
+        yield from [line.bytes // 2] * 2 if line.source == "weights#tables" else [line.bytes]
 
 
 def _scales(r: Replica) -> Iterator[int]:

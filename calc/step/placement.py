@@ -202,6 +202,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         wide=wide_elements(s, arch),
         # quantised in fp16 before 0.43, whatever is computed in: bitsandbytes nn/modules.py, Params4bit.cuda
         unpacked=role.unpacks or (0 if at_least(s.versions["bitsandbytes"], "0.43") else 4),
+        buffer=role.buffer if adapter else 0,
         four_bit_experts=four_bit_experts(s),
         # autograd/_functions.py:MatMul4Bit, ctx.tensors = (A, B) up to 0.43.1, (None, B) from 0.43.2 on
         keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),
@@ -335,6 +336,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         streams=role.streams if trained else "",
         gathers=1 if trained and s.float8_all_gather else 0,
         ends=role.ends,
+        mask_positions=role.mask_positions,
     )
 
 

@@ -214,6 +214,29 @@ def test_adapters_that_start_from_a_decomposition_have_the_largest_weight_in_fp3
     assert len(list(plain(method="lora", lora={"rank": 8, "init": "pissa"}, trainer="transformers").loading())) == 1
 
 
+def test_a_buffer_for_dequantised_weights_stays_from_the_first_forward_on() -> None:
+    """Llama 3 8B's down_proj in Unsloth's, 14,336 · 4,096 elements of 2 bytes with 4 for each 64."""
+    size = 14_336 * 4096 * 2 + 14_336 * 64 * 4
+    with_buffer, without = (
+        plain(trainer="unsloth", method="qlora", versions={"unsloth": version}) for version in ("2025.2.2", "2025.1.8")
+    )
+    assert total(with_buffer.states()) - total(without.states()) == size
+    (*_, (_, loaded)), (*_, (_, before)) = with_buffer.loading(), without.loading()
+    assert total(loaded) == total(before)
+
+
+def test_unsloths_gemma_2_keeps_two_masks_of_all_positions_where_its_scores_are_not_capped_by_a_kernel() -> None:
+    """8,192 positions in fp16, from 2024.9 on those of a sequence; a card with bf16 has flash-attn."""
+
+    def kept(version: str, precision: str) -> int:
+        own = {"trainer": "unsloth", "method": "qlora", "gpu": "t4", "seq_len": 2048, "versions": {"unsloth": version}}
+        return total(plain(model="gemma-2-2b", precision=precision, **own).states(), "weights")
+
+    assert kept("2024.8", "fp16") == 2 * 2 * 8192**2
+    assert kept("2024.9", "fp16") == 2 * 2 * 2048**2
+    assert kept("2024.8", "bf16") == 0
+
+
 def test_the_table_that_loads_last_is_there_twice_where_the_card_casts_it() -> None:
     """A T4 has no bf16. Gemma 3n's 262,144 further embeddings for 35 layers of 256, and a head of 128,256 by 4,096."""
 

@@ -398,6 +398,13 @@ def test_unsloth_makes_segments_expandable_and_keeps_tables_for_its_positions(re
     assert unsloth.POSITIONS == 4 * 8192
 
 
+def test_unsloth_has_a_buffer_for_dequantised_weights_in_the_releases_that_are_stated(released: Released) -> None:
+    """The release before does not, nor do the rows of 2024."""
+    for version in unsloth.RELEASES:
+        text = released("unsloth", version).text("unsloth/kernels/utils.py")
+        assert ("WEIGHT_BUFFER" in text) is at_least(version, unsloth.BUFFERED), version
+
+
 def test_unsloth_pads_the_models_that_are_stated(released: Released) -> None:
     text = released("unsloth", unsloth.NEWEST).text("unsloth/trainer.py")
     found = re.search(r"^PADDING_FREE_BLOCKLIST = \{(.*?)^\}", text, re.MULTILINE | re.DOTALL)

@@ -467,3 +467,28 @@ def test_what_is_trained_at_the_ends_is_refused_where_it_is_not_modelled() -> No
     ):
         with pytest.raises(ScenarioError, match=words):
             run(trainer, method="lora", **fields)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "elements"),
+    [
+        # Llama 3 8B's largest linear has 14,336 · 4,096 elements
+        ({}, 14_336 * 4096),
+        ({"versions__unsloth": "2025.1.8"}, 0),
+        ({"method": "lora"}, 0),
+        # PEFT's layers run where an adapter drops out, or lies beside some of the MLP's linears alone
+        ({"lora__dropout": 0.1}, 0),
+        ({"lora__targets": ["gate_proj", "up_proj", "o_proj"]}, 4096 * 4096),
+        # Qwen2's q, k and v have biases, which `apply_lora_qkv` does not take
+        ({"model": "qwen2.5-7b", "lora__targets": ["q_proj", "k_proj", "v_proj"]}, 0),
+        # Phi-4 runs as Llama does, its gate and up apart
+        ({"model": "phi-4"}, 17_920 * 5120),
+        # its own code has no Gemma 3
+        ({"model": "gemma-3-27b", "versions__unsloth": "2025.9.1"}, 0),
+    ],
+)
+def test_unsloth_dequantises_into_a_buffer_as_large_as_the_largest_weight_of_its_own_functions(
+    scenario: dict[str, Any], elements: int
+) -> None:
+    found = job(**{"trainer": "unsloth", "method": "qlora", "versions__unsloth": "2025.2.2"} | scenario)
+    assert found.keeps.roles[0].buffer == elements

@@ -170,6 +170,17 @@ def test_a_quantised_linear_is_dequantised_whole_in_forward_and_backward() -> No
         assert found["mlp: product"][1] == {}
 
 
+def test_a_buffer_takes_the_place_of_each_dequantised_weight_but_in_backward_of_all_but_the_last_linear() -> None:
+    """unsloth 2025.2.2 `fast_lora.py`: `LoRA_MLP.backward` multiplies by `down` in `matmul_lora`, which has the buffer;
+    it dequantises `up` and `gate`, as `LoRA_QKV` and `LoRA_W` do theirs, into new tensors of 2 bytes an element.
+    """
+    made = tape("llama-3-8b", **frozen(BF16_LORA, quantised=True, buffer=14_336 * 4096))
+    forward, backward = (passing("llama-3-8b", shots) for shots in (forward_of(made), backward_of(made)))
+    linears = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert [forward[name][1] for name in linears] == [{}] * 7
+    assert [backward[name][1] for name in linears] == [{f"W_{name}": 2} for name in linears[:-1]] + [{}]
+
+
 def test_scales_that_were_not_quantised_need_not_come_back() -> None:
     """`_dequant_linear_fallback`: an fp32 copy where `absmax_8bit` is given."""
     made = tape("llama-3-8b", **frozen(BF16_LORA, quantised=True, nested=False))

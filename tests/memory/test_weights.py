@@ -47,6 +47,11 @@ def test_scales_that_are_not_quantised_take_half_a_bit() -> None:
     assert line.bytes == int(0.5625 * LINEAR + 2 * (P - LINEAR))
 
 
+def test_a_buffer_for_dequantised_weights_has_the_largest_in_16_bits_and_its_scales_in_fp32() -> None:
+    """Llama 3 8B's down_proj, 14,336 · 4,096: `WEIGHT_BUFFER` of 2 bytes each, `ABSMAX_BUFFER` of 4 for each 64."""
+    assert weights.dequantised("actor", 14_336 * 4096, 2).bytes == 117_440_512 + 3_670_016
+
+
 def test_four_bits_are_for_linears_inside_the_layers_alone() -> None:
     """`get_keys_to_not_convert` leaves the head; embeddings and norms are no Linear: V·h twice, 65 norms of 4,096."""
     assert weights.quantised_elements(LLAMA) == LINEAR

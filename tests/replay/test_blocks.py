@@ -6,6 +6,7 @@ tokens in bf16.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -87,6 +88,19 @@ def test_eight_bit_moments_have_their_scales_in_blocks_of_their_own() -> None:
     assert (4 * 896, 4 * 896) in model.states
     trl = job(framework="trl", optimizer="adamw-8bit")[1]
     assert trl.states[0] == (4 * table, 4 * table)  # the Trainer leaves embeddings in 32 bits
+
+
+def test_what_the_first_forward_leaves_has_blocks_of_its_own() -> None:
+    """Unsloth's buffer of 4,864 · 896 elements, 2 bytes each and 4 for 64; Gemma 2's two masks of 8,192 positions."""
+
+    def more(new: dict[str, Any], old: dict[str, Any]) -> Counter[int]:
+        own = {"trainer": "unsloth", "method": "qlora"}
+        return Counter(job(**own, **new)[1].weights) - Counter(job(**own, **old)[1].weights)
+
+    buffer = more({"versions": {"unsloth": "2025.2.2"}}, {"versions": {"unsloth": "2025.1.8"}})
+    assert buffer == {4864 * 896 * 2 + 4864 * 14 * 4: 1}
+    gemma = {"model": "gemma-2-2b", "versions": {"unsloth": "2024.8"}}
+    assert more(gemma | {"gpu": "t4", "precision": "fp16"}, gemma) == {2 * 8192**2: 2}
 
 
 def test_what_lies_below_the_layers_by_hand() -> None:

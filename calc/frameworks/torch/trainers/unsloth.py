@@ -17,7 +17,8 @@ from calc.frameworks import trainer
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
-from calc.models.architecture import Architecture
+from calc.models.architecture import Architecture, layer_kinds, layer_tensors
+from calc.models.lora import adapted
 from calc.scenario.scenario import Scenario
 
 TASKS = ("pretrain", "sft")
@@ -34,6 +35,12 @@ RELEASES: Mapping[str, Pins] = {
 # the families that run its own attention, the Transformers from which layers share a table, and a table's positions
 ROTATES, SHARED, POSITIONS = ("llama", "mistral", "qwen2", "gemma", "gemma2"), "4.48", 32_768
 IN_FP32 = ("gemma", "gemma2")  # their tables (models/gemma.py:239 of 2024.8)
+# families whose adapters run in its own functions (models/llama.py:2543-2551 of 2025.6.1), and the linears that one
+# function takes, without biases
+FUNCTIONS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "cohere", "granite")
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj", "down_proj"))
+BUFFERED = "2025.2.2"  # has `use_global_buffer` (kernels/utils.py), which 2025.1.8 does not
+SHORTER = "2024.9"  # whose masks of Gemma 2 have the positions of `max_seq_length` alone (models/llama.py:740)
 MAPS = "2024.3"  # sets PYTORCH_CUDA_ALLOC_CONF (commit c599ae0f27 of 2024-03-17)
 GROWS = "2024.7"  # tables that begin with POSITIONS (commit 54dd81de67 of 2024-07-18); before, they had all of them
 # models in whose source no pattern found the loss, since they cast logits themselves, and the first release to find it
@@ -146,11 +153,42 @@ def keeps(s: Scenario) -> dict[str, Any]:
     of 2024.8) until 2024.11.10 had buffers for them.
     """
     # embedding and head leave the card for their trained copies (models/llama.py:1930-1960 of 2024.8)
-    own = trainer.keeps(s, placed=True) | {"keeps_originals": False}
+    own = trainer.keeps(s, placed=True) | {"keeps_originals": False, "buffer": buffered(s), "mask_positions": masked(s)}
     if not s.offload.activations:
         return own
     early: dict[str, Any] = {"streams": "each", "pageable": True}
     return own | ({"streams": "buffers"} if at_least(shared.ran(s, RELEASES), CUT) else early)
+
+
+def buffered(s: Scenario) -> int:
+    """Elements of the largest 4-bit weight that its own functions dequantise into a buffer, which they keep for good.
+
+    The functions run where adapters have no dropout, and those of linears that belong together are all there
+    (models/llama.py:2613-2680 of 2025.6.1). 0 if there is no buffer.
+    """
+    arch = s.architecture
+    if s.method != "qlora" or not s.lora or s.lora.dropout or arch.family not in FUNCTIONS:
+        return 0
+    if not at_least(str(s.versions["unsloth"]), BUFFERED):
+        return 0
+    sizes = [0]
+    for spec, _ in layer_kinds(arch):
+        here = {linear.name.rpartition(".")[2]: linear for linear in adapted(arch, spec, s.lora.modules)}
+        biased = {t.name.split(".")[-2] for t in layer_tensors(arch, spec) if t.name.endswith(".bias")}
+        for names in TOGETHER:
+            if here.keys() >= set(names) and biased.isdisjoint(names):
+                sizes += [here[name].inputs * here[name].outputs for name in names]
+    return max(sizes)
+
+
+def masked(s: Scenario) -> int:
+    """Positions of the masks that Gemma 2 keeps where no flash-attn caps its scores: in fp16, on a card before Ampere.
+
+    It has done so from the first release with the model, 2024.7, on (commit cc4c5d7785).
+    """
+    if s.architecture.family != "gemma2" or s.precision != "fp16":
+        return 0
+    return s.seq_len if at_least(str(s.versions["unsloth"]), SHORTER) else s.architecture.max_positions
 
 
 def path(s: Scenario, usual: Path) -> Path:
