@@ -38,6 +38,7 @@ _IMAGES = "reads images, and its vision tower is not modelled"
 _NO_TOWER = f"{_IMAGES}; those of qwen3-vl-8b and gemma-3-12b are"
 _BESIDE = "whose code lies beside its weights"
 _SOUND = "hears or speaks, which is not modelled"
+_CROSS = "reads images through layers of cross-attention, which are not modelled"
 # Models that read images and whose language model has the shapes of one of the catalog.
 _SPEAKS = {
     r"kimi[ _-]?vl": "moonlight-16b-a3b",
@@ -77,6 +78,14 @@ UNMODELLED = tuple(
         r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic|jetmoe|starcoder(?:base|plus)?(?![0-9])": "is of an "
         "architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and mixtral-8x7b are",
         r"kimi[ _-]?audio": _SOUND,
+        # Llama 3.2 Vision, and what was made of it
+        **{
+            rf"llama[ _-]?(?:3[._]2[ _-]?v?[ _(-]*(?:vision[ :_-]*)?{size}|guard[ _-]?3[ _-]{size}[ _-]vision)": (
+                f"{_CROSS}; {beside} reads images, too, and is"
+            )
+            for size, beside in {"90b": "qwen2.5-vl-72b", "11b": "qwen3-vl-8b"}.items()
+        },
+        r"llama[ _-]?3[._]2[ _-]?vision": f"{_CROSS}; qwen3-vl-8b reads images, too, and is",
         r"(?:ling|ring)[ _-]?(?:2[._]5|(?:[a-z0-9._]+[ _-])?linear)": "has lightning attention in most layers, which "
         "is not modelled; ling-flash-2.0 and ling-1t are the nearest",
         r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of another BailingMoE than the second, "
@@ -132,7 +141,7 @@ UNMODELLED = tuple(
         r"(?:glm[ _-]?4v|cogvlm[0-9]?|cogagent)": f"{_IMAGES}; glm-4.1v-9b is of a later kind",
         r"llava|bakllava|idefics-?2?|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
         r"granite-vision|mineru[0-9.]*|"
-        r"llama-?3\.2-(?:(?:11|90)b|vision)|deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye|mplug|"
+        r"deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye|mplug|"
         r"docowl|emu3": _NO_TOWER,
         r"[a-z0-9.]+[ _-]vl[0-9]*[ _-]?[0-9a-z.]*|internvl2|internvl-chat|internlm-xcomposer2": _NO_TOWER,
         r"vibevoice|midashenglm|voxtral|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|orpheus|csm-1b": _SOUND,

@@ -14,6 +14,7 @@ from calc.catalog.catalog import CatalogError, load
 from calc.catalog.names import adapted, names, plain, words
 from calc.resolve.parse import parse
 from calc.scenario.scenario import ScenarioError
+from calc.site.i18n.speech import say
 
 # What people type, and the model whose tensors that has; "": one that is not modelled.
 TYPED = {
@@ -259,11 +260,11 @@ def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
     """However it is spelled; and the model that it looks like is still found."""
     catalog = load()
     with pytest.raises(CatalogError) as caught:
-        catalog.model("unsloth/llama-3.2-11b-vision-instruct-bnb-4bit")
+        catalog.model("unsloth/phi-4-multimodal-instruct-bnb-4bit")
     assert str(caught.value) == (
-        "model: given 'unsloth/llama-3.2-11b-vision-instruct-bnb-4bit', not llama-3.1-8b: it reads images through "
-        "eight more layers of cross-attention, which are not modelled; qwen3-vl-8b and gemma-3-12b read images, too, "
-        "and are; allowed: a path to its config.json, or another model"
+        "model: given 'unsloth/phi-4-multimodal-instruct-bnb-4bit', not phi-4: it reads images and sound, which is not "
+        "modelled; its language model has the shapes of phi-4-mini; allowed: a path to its config.json, or another "
+        "model"
     )
     for model in catalog.models.values():
         assert catalog.model(model.hf.partition("/")[2]) is catalog.model(model.name) is model
@@ -356,6 +357,28 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
 def test_a_model_that_is_not_modelled_is_refused_with_what_it_has(name: str, why: str) -> None:
     with pytest.raises(CatalogError, match=rf"^model: given '{name}', which {why}.*; allowed: a path to its config"):
         load().model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("meta-llama/Llama-3.2-11B-Vision-Instruct", "qwen3-vl-8b"),
+        ("unsloth/llama-3.2-11b-vision-instruct-bnb-4bit", "qwen3-vl-8b"),
+        ("Llama 3.2 Vision", "qwen3-vl-8b"),
+        ("llama3.2-vision:11b", "qwen3-vl-8b"),
+        ("meta-llama/Llama-Guard-3-11B-Vision", "qwen3-vl-8b"),
+        ("Xkev/Llama-3.2V-11B-cot", "qwen3-vl-8b"),
+        ("meta-llama/Llama-3.2-90B-Vision", "qwen2.5-vl-72b"),
+        ("llama3.2-vision:90b", "qwen2.5-vl-72b"),
+    ],
+)
+def test_every_name_of_llama_3_2_vision_is_told_of_its_cross_attention(name: str, near: str) -> None:
+    """And of a model of its size that reads images; the Chinese page says so, too."""
+    with pytest.raises(CatalogError) as caught:
+        load().model(name)
+    why = f"which reads images through layers of cross-attention, which are not modelled; {near} reads images, too"
+    assert why in str(caught.value)
+    assert f"交叉注意力层读图像，这些层不在计算范围内；{near}" in say(str(caught.value), "zh")
 
 
 def test_no_two_models_are_spelled_alike() -> None:

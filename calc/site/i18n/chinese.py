@@ -1772,6 +1772,9 @@ REFUSALS = {
     "reads images, and its vision tower is not modelled; its language model has the shapes of {id!}": (
         "会读图像，其视觉塔不在计算范围内；它的语言模型形状与 {id} 相同"
     ),
+    "reads images through layers of cross-attention, which are not modelled; {id!} reads images, too, and is": (
+        "通过交叉注意力层读图像，这些层不在计算范围内；{id} 也会读图像，可以计算"
+    ),
     "reads images, and its vision tower is not modelled; glm-4.1v-9b is of a later kind": (
         "会读图像，其视觉塔不在计算范围内；glm-4.1v-9b 是它的后继"
     ),
