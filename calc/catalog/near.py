@@ -92,8 +92,8 @@ UNMODELLED = tuple(
         "which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t",
         r"jamba": "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have "
         "Mamba-2's",
-        r"falcon[ _-](?:7b|rw|11b|2)": "is of the first Falcon or the second, whose layers are not modelled; "
-        "falcon-40b and falcon-3-7b are",
+        r"falcon[ _-](?:7b|rw)": "is of the first Falcon, whose small models have layers that are not modelled; "
+        "falcon-40b and falcon-2-11b are",
         r"^qwen[ _-](?:1[._]8|7|14|72)b": f"is of the first Qwen, {_BESIDE}; qwen1.5-7b and its "
         "sisters have the same shapes",
         r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma|phi-?4-mini-flash[a-z-]*": "has a state space or "

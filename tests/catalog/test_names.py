@@ -238,6 +238,18 @@ TYPED = {
     "microsoft/Phi-3-medium-128k-instruct": "phi-3-medium-128k",
     "01-ai/Yi-6B-Chat-8bits": "yi-6b",
     "tiiuae/Falcon-H1-1.5B-Deep-Instruct": "",
+    "tiiuae/falcon-11B": "falcon-2-11b",
+    "falcon2 11b": "falcon-2-11b",
+    "tiiuae/falcon-11B-vlm": "",
+    "Qwen/Qwen3-Reranker-8B": "qwen3-reranker-8b",
+    "Qwen/Qwen3-Embedding-4B": "",
+    "tokyotech-llm/Llama-3.1-Swallow-8B-Instruct-v0.3": "llama-3.1-8b",
+    "elyza/ELYZA-japanese-Llama-2-7b": "llama-2-7b",
+    "elyza/ELYZA-japanese-Llama-2-7b-fast": "",
+    "hfl/chinese-alpaca-2-7b": "",
+    "t-tech/T-pro-it-2.0": "qwen3-32b",
+    "FreedomIntelligence/HuatuoGPT-o1-8B": "llama-3.1-8b",
+    "m-a-p/OpenCodeInterpreter-DS-6.7B": "deepseek-coder-6.7b",
 }
 
 
@@ -253,7 +265,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 220
+    assert len(TYPED) == 232
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
