@@ -94,3 +94,14 @@ def test_the_smallest_machine_is_one_that_somebody_would_use_and_the_least_says_
     assert say(f"{line} memory did not count.", "zh") != f"{line} memory did not count."
     only = smallest(SFT | {"model": "llama-3.1-70b", "gpu": "h100-sxm", "gpus": 4, "framework": "trl", "seq_len": 2048})
     assert only.machine and only.machine.gpus == 4 and only.least is None
+
+
+def test_a_machine_that_is_surely_slow_is_slow() -> None:
+    """The bound spares whole searches, and changes no answer; it tells something of one machine at least."""
+    job, told = {"model": "qwen3-0.6b", "task": "ppo", "framework": "torch", "method": "full"}, 0
+    for machine in machines(load(), gpus=2)[:10]:
+        problem = Problem({**job, **machine.fields}, load())
+        if problem.surely_slow() and (first := problem.first()):
+            told += 1
+            assert problem.slowed(first) > SENSIBLE
+    assert told
