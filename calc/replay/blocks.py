@@ -36,7 +36,7 @@ from calc.models.architecture import (
     tensors,
 )
 from calc.models.lora import adapter_matrices
-from calc.replay.zero3_partitions import Partitioned, Stored, partitioned
+from calc.replay.zero3_partitions import NORM, Partitioned, Stored, partitioned
 from calc.step.compiled_model import SORTING
 from calc.step.instants import LASTING, SORTED_TOKENS, Batch
 
@@ -220,7 +220,7 @@ def _tensors(engine: TrainingEngine, checkpointing: str) -> Tensors:
     r = engine.replica
     flats = _flats(engine) if isinstance(engine, Fsdp1) else None
     cut = _under_zero(engine, checkpointing) if isinstance(engine, Zero) else None
-    whole = not isinstance(engine, Fsdp | Zero) or (isinstance(engine, Zero) and engine.stage < 3)
+    whole = not isinstance(engine, Fsdp) and not isinstance(cut, Partitioned)
     own = [size for size, _ in _stored(r)] if not cut or r.run.adapter else []
     adapters = [t.elements * r.adapter_bytes for t in _trained(r)] if r.run.adapter and not cut else []
     changed = [*_stepped(engine, flats)]
@@ -471,7 +471,7 @@ def _under_zero(e: Zero, checkpointing: str) -> Partitioned | Flattened | None:
         share=e.cut.share,
         touched=e.cut.kept,
         bucket=e.config.reduce_bucket,
-        norm=e.cut.slice * 4,
+        norm=e.cut.slice * NORM,
         on_gpu=e.version >= FLATTENS_ON_GPU,
         lazy=e.version >= LAZY_BUCKET,
     )

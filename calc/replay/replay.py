@@ -54,7 +54,8 @@ OUTLIVING = 1 << 30  # the first slot of blocks that outlive their piece
 RETURNED = 2  # buffers for checkpoints that come back (unsloth_zoo gradient_checkpointing.py of 2024.11.10)
 INFLIGHT = 2  # broadcasts at once (torch 2.13 `csrc/distributed/c10d/comm.cpp`, `max_in_flight`)
 
-Sharded = Shards | Gathers | Partitions | Partition
+UnderZero = Partition | Partitions  # stages 1 and 2, and stage 3
+Sharded = Shards | Gathers | UnderZero
 Both = tuple[Blocks, Blocks | None]  # a model, and one that scores inside its forward, if any
 
 
@@ -163,8 +164,8 @@ def _known(placed: Placed, bare: bool) -> bool:
         return False
     if isinstance(engine, Zero):
         # DeepSpeed learns the order of one forward; that of a model which also scores without adapters is another
-        fits = _flat(engine) if engine.stage < 3 else not placed.role.shares and _partitioned(engine)
-        return bare and uncut and s.shards > 1 and fits
+        learns = engine.stage == 3 and placed.role.shares
+        return bare and uncut and s.shards > 1 and not learns and _partitioned(engine)
     if not isinstance(engine, Fsdp) or not bare or not uncut:
         return False
     if isinstance(engine, Fsdp1):
@@ -173,24 +174,19 @@ def _known(placed: Placed, bare: bool) -> bool:
 
 
 def _partitioned(engine: Zero) -> bool:
-    """True if the blocks of ZeRO are known: those of stage 3 in 16 bits, with all its memory on the GPU.
+    """True if the blocks of ZeRO are known: in 16 bits, with the optimizer on the GPU.
 
-    Not where gathers and reductions share the stream that computes: no measured job has shown such a replay right yet.
+    Stages 1 and 2 run in one stream. Stage 3 has all its memory on the GPU and streams of its own: no measured job has
+    shown a replay right yet in which gathers and reductions share the stream that computes.
     """
     r = engine.replica
-    if engine.stage != 3 or not engine.overlaps or engine.scaled or engine.keeps_weights:
+    if engine.scaled or engine.offload_optimizer or r.leaves:
         return False
-    if engine.offload_parameters or engine.offload_optimizer or r.leaves or r.quantised:
+    if r.weight_bytes != B or (r.adapter and r.adapter_bytes != B):
         return False
-    return r.weight_bytes == B and (not r.adapter or r.adapter_bytes == B)
-
-
-def _flat(engine: Zero) -> bool:
-    """True if the blocks of ZeRO-1 or 2 are known: those of one stream, with all its memory on the GPU, in 16 bits."""
-    r = engine.replica
-    if engine.plain_bf16 or engine.overlaps or engine.scaled or engine.offload_optimizer or r.leaves:
-        return False
-    return r.weight_bytes == B and (not r.adapter or r.adapter_bytes == B)
+    if engine.stage < 3:
+        return not (engine.plain_bf16 or engine.overlaps)
+    return engine.overlaps and not (engine.keeps_weights or engine.offload_parameters or r.quantised)
 
 
 def _flattened(engine: Fsdp1) -> bool:
@@ -365,9 +361,9 @@ class Course(NamedTuple):
     gradients: list[int]
     casts: list[int]
     late: list[int]
+    arriving: list[tuple[Steps, int, int]]
     threads: int
     wrapped: Steps = ()
-    arriving: tuple[tuple[Steps, int, int], ...] = ()
 
 
 class State(NamedTuple):
@@ -413,7 +409,7 @@ class Replay:
         self.apart = False  # the next gradient is a tied head's, which waits for the embedding's
         self.head = NO_BLOCK
         self.late = NO_BLOCK  # outputs that outlive their backward
-        self.leaving: Partitions | Partition | None = None  # where each gradient goes as soon as it is made
+        self.leaving: UnderZero | None = None  # where each gradient goes as soon as it is made
         self.casts: list[Block] = []  # autocast's cache
         self.stepped = False
         self.done = 0  # number of parts that have been replayed
@@ -580,10 +576,10 @@ class Replay:
     def _course(self, script: Script, late: int | None, *, adds: bool) -> Course:
         steps: list[tuple[int, int]] = []
         course = Course(
-            steps, [], [], [], [], max([self.threads, *[n for slot, n in script.steps if slot == MULTIPLY]])
+            steps, [], [], [], [], [], max([self.threads, *[n for slot, n in script.steps if slot == MULTIPLY]])
         )
         outlives = {WEIGHT: course.gradients, CAST: course.casts, MULTIPLY: course.workspaces}
-        threads, arriving = self.threads, list[tuple[Steps, int, int]]()
+        threads = self.threads
         for n, (slot, size) in enumerate(script.steps, OUTLIVING):
             if slot == MULTIPLY:
                 # cuBLAS allocates its workspace at a thread's first product
@@ -597,7 +593,7 @@ class Replay:
                         steps += [(STEPPED, asked(int(size * self.beside))), (STEPPED, 0)]
                     steps.append((n, 0))
                 elif slot == WEIGHT and self.leaving and not self.apart:
-                    arriving.append((tuple(steps), n, size))
+                    course.arriving.append((tuple(steps), n, size))
                     steps.clear()
                 else:
                     outlives[slot].append(n)
@@ -608,7 +604,7 @@ class Replay:
                 course.late.append(slot)
             else:
                 steps.append((slot, asked(size)))
-        return course._replace(arriving=tuple(arriving))
+        return course
 
     def keep(self, block: Block, size: int) -> None:
         """Takes over a new weight gradient: it stays, or is freed once it has been added to an earlier one."""
@@ -691,7 +687,7 @@ class Replay:
             self.adding, self.beside = True, m.beside
         shards = self.shards.get(id(m))
         ends = _split(shards)
-        self.leaving = shards if isinstance(shards, Partitions | Partition) else None
+        self.leaving = shards if isinstance(shards, UnderZero) else None
         if shards:
             shards.turn()
         for n, piece in reversed([*enumerate((*m.layers, m.norm, m.head))]):
@@ -765,7 +761,7 @@ class Replay:
         """Runs the optimizer's step, which makes its states the first time, and frees all gradients."""
         self.phase = "step"
         shards = self.shards.get(id(m))
-        if isinstance(shards, Partitions | Partition):
+        if isinstance(shards, UnderZero):
             shards.step(m.states, m.passing, first=not self.stepped)
         else:
             self.optimize(m)
