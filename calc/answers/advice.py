@@ -174,6 +174,21 @@ def largest(catalog: Catalog) -> GPU:
     return max(rated, key=lambda g: (g.vendor == "NVIDIA", g.usable_bytes, g.id))
 
 
+@cache
+def _with_imagined(catalog: Catalog) -> Catalog:
+    """The catalog with the imagined cards."""
+    known = largest(catalog)
+    cards = [
+        replace(known, id=_imagined(size), usable_mib=(size * GiB + MARGIN) // MiB, memory_gb=1e6) for size in IMAGINED
+    ]
+    return replace(catalog, gpus={**catalog.gpus, **{card.id: card for card in cards}})
+
+
+def _imagined(size: int) -> str:
+    """The id of the imagined card of `size` GiB; it says A100, as vLLM uses no larger batches on those."""
+    return f"imagined-a100-{size}"
+
+
 def limit(given: Job, gpus: int, catalog: Catalog, most: int) -> int:
     """The largest imagined card, in bytes, on which nothing fits with `gpus` of them; 0 if something fits on every one.
 
@@ -183,13 +198,9 @@ def limit(given: Job, gpus: int, catalog: Catalog, most: int) -> int:
     difference between cards other than tensors (context, NCCL's buffers, vLLM's larger batches). A job that does not
     fit there therefore fits on no real card of that size.
     """
-    known = largest(catalog)
 
     def runs(size: int) -> bool:
-        # the name says A100: vLLM uses no larger batches on a card that it knows as one
-        card = replace(known, id="imagined-a100", usable_mib=(size * GiB + MARGIN) // MiB, memory_gb=1e6)
-        cards = replace(catalog, gpus={**catalog.gpus, card.id: card})
-        return fits({**given, "gpu": card.id, "gpus": gpus, "gpus_per_node": gpus}, cards)
+        return fits({**given, "gpu": _imagined(size), "gpus": gpus, "gpus_per_node": gpus}, _with_imagined(catalog))
 
     first = bisect_left(IMAGINED, True, hi=bisect_right(IMAGINED, most // GiB), key=runs)
     return IMAGINED[first - 1] * GiB if first else 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from statistics import NormalDist
+from typing import Any, NamedTuple
 
 from calc.answers import answers
 from calc.answers.answers import Answer
+from calc.estimate.verdict import FITS, TIGHT, deviation
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario
 
@@ -15,9 +17,24 @@ GPUS = (1, 2, 4, 8, 16, 32, 64)
 NODE = 8
 SHORTEST = 512
 BEYOND = 2  # points out of memory that are shown
+NORMAL, SURE = NormalDist(), 1e-6  # a probability so near to 0 or 1 says no more
+SAFE = 1 / 32  # of the way between two places
 Job = Mapping[str, Any]
 Place = tuple[int, Answer]
 Turns = tuple[tuple[float, str], ...]  # places on the axis at which the verdict changes, each with the new verdict
+
+
+class Along(NamedTuple):
+    """A job along an axis: the answers at some places, and where the verdict changes."""
+
+    points: Mapping[int, Answer]
+    turns: Turns
+
+
+def along(job: Job, over: str, values: Sequence[int] = ()) -> Along:
+    """A job along an axis, at `values` or at the usual places; see `points`."""
+    found = points(job, over, values)
+    return Along(found, turns(job, over, found))
 
 
 def at(job: Job, over: str, value: int) -> Answer | None:
@@ -78,8 +95,29 @@ def _between(job: Job, over: str, low: Place, high: Place) -> list[tuple[float, 
         return [((low[0] * high[0]) ** 0.5, after)]
     if high[0] - low[0] <= 1:
         return [(high[0], after)]
-    middle = (low[0] + high[0]) // 2
+    middle = _middle(low, high)
     between = at(job, over, middle)
     if between is None:  # a length that the framework refuses: no closer look
         return [(high[0], after)]
     return [*_between(job, over, low, (middle, between)), *_between(job, over, (middle, between), high)]
+
+
+def _middle(low: Place, high: Place) -> int:
+    """A place between two, near the one at which the first verdict ends: there what is spare is just enough.
+
+    Memory grows nearly evenly with length. A little nearer to the middle than that says, so that the change comes to
+    lie between this place and the next one asked.
+    """
+    enough = NORMAL.inv_cdf(FITS if low[1].estimate.verdict == "fits" else TIGHT)
+    above, below = _spare(low[1]) - enough, _spare(high[1]) - enough
+    share = above / (above - below) if above > 0 > below else 0.5
+    share += SAFE if share < 0.5 else -SAFE
+    return min(max(low[0] + round(share * (high[0] - low[0])), low[0] + 1), high[0] - 1)
+
+
+def _spare(answer: Answer) -> float:
+    """The memory that the fullest GPU has left, in standard deviations of the estimate's error."""
+    probability = answer.estimate.fit_probability
+    if 1 - SURE > probability > SURE:
+        return NORMAL.inv_cdf(probability)
+    return (answer.group.usable_bytes - answer.device_bytes) / deviation(answer.allocated_bytes)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from calc.answers import advice, along, answers
 from calc.answers.advice import PENDING, TRAINED, Advice, Job, Machine
-from calc.answers.along import Turns
+from calc.answers.along import Along
 from calc.answers.answers import Preview
 from calc.answers.kept import FOLDER, Kept, fingerprint, of_gpu, of_model
 from calc.answers.workings import Shared
@@ -53,12 +53,12 @@ def key(given: Job) -> str:
 class Smallest(NamedTuple):
     """The smallest machine for a job, with its recommendation; or None, with what the largest one lacks.
 
-    `turns`: where the verdict on what is recommended changes along the length of sequences; None where no page asks.
+    `lengths`: what is recommended along the length of sequences; None where no page asks.
     """
 
     machine: Machine | None
     advice: Advice
-    turns: Turns | None = None
+    lengths: Along | None = None
 
 
 class Missing(Exception):
@@ -113,13 +113,10 @@ class Answers:
                 least = least or here
         return least or Smallest(None, self.find(given | self.machines[-1].fields))
 
-    def turns(self, given: Job) -> Turns:
-        """Where the verdict on a job changes along the length of its sequences."""
-
-        def found() -> Turns:
-            return along.turns(given, "seq_len", along.points(given, "seq_len"))
-
-        return tuple(self.once(("turns", key(given)), found))
+    def lengths(self, given: Job) -> Along:
+        """A job along the length of its sequences."""
+        found: Along = self.once(("lengths", key(given)), lambda: along.along(given, "seq_len"))
+        return found
 
     def limit(self, given: Job, gpus: int) -> int:
         """The bytes of card memory up to which a job is known not to fit on `gpus` cards."""
@@ -189,8 +186,8 @@ def _answered(topic: Topic, known: Answers, *, pending: bool = False) -> Found:
     smallest = {trained: ask(partial(known.smallest, model, task, trained), left_out) for trained in TRAINED}
     for trained, (machine, found, _) in smallest.items():
         if task == "sft" and machine and found.scenario:  # a page of a model draws the first of them
-            turns = ask(partial(known.turns, found.scenario), None)
-            smallest[trained] = Smallest(machine, found, turns)
+            lengths = ask(partial(known.lengths, found.scenario), None)
+            smallest[trained] = Smallest(machine, found, lengths)
             break
     return cells, smallest
 

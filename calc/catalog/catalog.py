@@ -161,7 +161,7 @@ class Records(NamedTuple):
     places: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Catalog:
     """All data files, each mapping sorted by id. `version`: 12 hex digits that change when any of the files does.
 

@@ -5,11 +5,13 @@ Every error is one line that names the field.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -28,7 +30,17 @@ from calc.scenario import rules
 from calc.scenario.images import Images
 from calc.scenario.lengths import Lengths, known
 from calc.scenario.rules import Objection
-from calc.scenario.scenario import SCHEMA, SCHEMA_FILE, Lora, Offload, Rollout, Scenario, ScenarioError, changed
+from calc.scenario.scenario import (
+    SCHEMA,
+    SCHEMA_FILE,
+    Lora,
+    Offload,
+    Rollout,
+    Scenario,
+    ScenarioError,
+    changed,
+    on_card,
+)
 from calc.scenario.words import RL, Trainer
 
 NEEDED = tuple(SCHEMA["required"])
@@ -115,7 +127,7 @@ def parse(data: Any, *, where: str = "scenario", catalog: Catalog | None = None)
     with `where`, for anything that cannot be used.
     """
     with _at(where):
-        return _fill(_valid(data, where, NEEDED), catalog or load())
+        return _on_card(_valid(data, where, NEEDED), catalog or load())
 
 
 def given(
@@ -233,8 +245,24 @@ def _put(into: dict[str, Any], key: Any, value: Any, path: str) -> None:
     raise Objection(Refusal(f"{path}{head}", "twice", "once"))
 
 
-def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
+def _on_card(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     """The scenario made of `nested` fields that have passed the schema."""
+    card = catalog.gpu(nested.pop("gpu"))
+    asked = (nested, *nested.get("roles", {}).values())
+    named = [own["model"] for own in asked if isinstance(own, dict) and "model" in own]
+    # a config may be another one the next time
+    fill = _fill.__wrapped__ if any(map(os.path.exists, named)) else _fill
+    scenario = on_card(fill(json.dumps(nested), card.vendor, catalog), card.id)
+    if (reason := rules.pinning_fault(scenario, card)) is not None:
+        raise Objection(reason)
+    return scenario
+
+
+# Look-up tables and searches ask for a job on one card after another.
+@lru_cache(maxsize=1024)
+def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
+    """The scenario made of the fields `asked`, as JSON, on any card of a vendor: that decides no other field."""
+    nested = json.loads(asked)
     own_roles = nested.pop("roles", {})
     given = rules.flatten(nested)
     name, version = _framework(given.get("framework", "torch"))
@@ -257,9 +285,8 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     rules.joined(values, given, padded=module.CHOICES.pads(values, model.architecture, model.seeing is not None))
     modelled = partial(module.modelled, values=values | {"version": known})
     architecture = modelled(model.reading(images=sees))
-    card = catalog.gpu(given["gpu"])
-    values["model"], values["gpu"] = model.id, card.id
-    values["expandable_segments"] &= rules.maps_pages(card, str(values.get("versions.torch", "0")))
+    values["model"], values["gpu"] = model.id, ""
+    values["expandable_segments"] &= rules.maps_pages(vendor, str(values.get("versions.torch", "0")))
     if "lora.targets" in usual and "lora.targets" not in given:
         values["lora.targets"] = rules.usual(architecture, usual["lora.targets"])
     roles = rules.roles_of(values, own_roles, catalog, partial(module.defaults, task, known), modelled)
@@ -315,9 +342,8 @@ def _fill(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     scenario = rules.batched(scenario, given)
     if scenario.max_tokens_per_gpu:
         scenario = replace(scenario, micro_batch=scenario.rows)  # so that other readers of the field see what runs
-    reason = rules.pinning_fault(scenario, card) or rules.serving_fault(scenario, given)
     reason = (
-        reason
+        rules.serving_fault(scenario, given)
         or rules.linear_fault(scenario)
         or rules.rotation_fault(scenario)
         or rules.spread_fault(scenario)

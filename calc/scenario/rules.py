@@ -569,13 +569,13 @@ def warnings_of(
         yield f"{name} {version} is computed as {known}, the nearest version that is known"
 
 
-def maps_pages(gpu: GPU, torch: str) -> bool:
-    """True if PyTorch's allocator can map the pages of an expandable segment on this card.
+def maps_pages(vendor: str, torch: str) -> bool:
+    """True if PyTorch's allocator can map the pages of an expandable segment on cards of this vendor.
 
     Builds for ROCm warn that it is "not supported on this platform" and go on without (`c10/cuda/CUDAAllocatorConfig.h`
     of 2.9); pytorch/pytorch pull request 177974 of March 2026 brought it, with release 2.12.
     """
-    return gpu.vendor != "AMD" or at_least(torch, MAPS_ON_ROCM)
+    return vendor != "AMD" or at_least(torch, MAPS_ON_ROCM)
 
 
 def card_warnings(s: Scenario, gpu: GPU) -> Iterator[str]:
@@ -626,7 +626,7 @@ def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
             f"nobody has measured what a process takes besides its tensors on the {gpu.name}: an NVIDIA card's figure "
             "is used"
         )
-        if not maps_pages(gpu, s.versions.get("torch", "0")):
+        if not maps_pages(gpu.vendor, s.versions.get("torch", "0")):
             yield f"PyTorch's builds for ROCm have expandable segments from {MAPS_ON_ROCM} on: computed without"
     sinks = s.architecture.attention_sinks and not s.architecture.megatron
     if sinks and s.attention == "flash" and gpu.architecture in SINKS:

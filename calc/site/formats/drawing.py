@@ -26,7 +26,7 @@ ROOTS, SET, ASKED = (
 )
 RULE = re.compile(r"^\.drawing [^{]*{[^}]*}$", re.M)
 EDGE, LEAST = 16, 460  # the margin around everything, and the width below which no caption finds room
-ZOOM = 2  # pixels for each unit
+ZOOM = 1.5  # pixels for each unit
 FONT = "Source Sans Pro"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from calc.answers import along, answers, fits, topics
-from calc.answers.along import NODE, Job, Turns
+from calc.answers.along import NODE, Along, Job, Turns
 from calc.answers.answers import Answer
 from calc.answers.workings import of_phase
 from calc.base.units import GiB
@@ -23,19 +23,19 @@ AXES = {
 }
 
 
-def curve(job: Job, over: str, id: str, caption: str, values: Sequence[int] = (), turns: Turns | None = None) -> Table:
+def curve(job: Job, over: str, id: str, caption: str, values: Sequence[int] = (), known: Along | None = None) -> Table:
     """The table of a job at several lengths (`seq_len`, `response_len`, `expected_len`) or `gpus`, with its drawing.
 
-    `values` are the points to ask, by default those of `along.points`; `turns`: where the verdict changes, if that is
-    known. Raises ValueError if the framework can run fewer than two of the points.
+    `values` are the points to ask, by default those of `along.points`; `known`: the answers, where they are known.
+    Raises ValueError if the framework can run fewer than two of the points.
     """
     if over not in AXES:
         raise ValueError(f"over: given {over!r}, allowed: {', '.join(AXES)}")
-    found = along.points(job, over, values)
+    found, turns = known or along.along(job, over, values)
     if len(found) < 2:
         raise ValueError(f"over {over}: fewer than two points that the framework can run")
     shown = list(found.items())
-    bands = _bands(found, along.turns(job, over, found) if turns is None else turns)
+    bands = _bands(found, turns)
     words = _words(over, bands, found)
     plot = Plot(
         id,
@@ -119,13 +119,13 @@ def _table(plot: Plot, shown: Sequence[tuple[int, Answer]], over: str, caption: 
 def lengths(model: Model) -> Table | None:
     """A model's fine-tuning on the smallest machine that trains it in full, else with adapters; None if none does."""
     _, machines = topics.found(model.id, "sft")
-    for trained, (machine, found, turns) in machines.items():
+    for trained, (machine, found, known) in machines.items():
         if machine and found.scenario:
             on = f"{machine.gpus} × {answers.catalog().gpu(machine.gpu).name}"
             caption = (
                 f"{model.name}, supervised fine-tuning ({trained}) on {on}: memory against the length of sequences"
             )
-            return curve(found.scenario, "seq_len", f"model-{model.id}-lengths", caption, turns=turns)
+            return curve(found.scenario, "seq_len", f"model-{model.id}-lengths", caption, known=known)
     return None
 
 
