@@ -337,11 +337,11 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         ),
     )
     if scenario.cpu_threads is None:
-        scenario = replace(scenario, cpu_threads=module.threads(scenario))
+        scenario = changed(scenario, {"cpu_threads": module.threads(scenario)})
     rules.cut(scenario)
     scenario = rules.batched(scenario, given)
     if scenario.max_tokens_per_gpu:
-        scenario = replace(scenario, micro_batch=scenario.rows)  # so that other readers of the field see what runs
+        scenario = changed(scenario, {"micro_batch": scenario.rows})  # so that other readers of the field see what runs
     reason = (
         rules.serving_fault(scenario, given)
         or rules.linear_fault(scenario)
@@ -360,7 +360,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
     models = (model, *[catalog.model(own["model"]) for own in roles.values() if not isinstance(own, str)])
     if kind := released.lacked(scenario, models):
         if kind in CODE_BESIDE:
-            scenario = replace(scenario, warnings=(*scenario.warnings, released.beside(scenario, kind)))
+            scenario = changed(scenario, {"warnings": (*scenario.warnings, released.beside(scenario, kind))})
         else:
             reason = reason or released.fault(scenario, kind, said)
     if (reason := reason or refusal(scenario)) is not None:
