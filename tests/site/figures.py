@@ -53,8 +53,10 @@ class Figures(HTMLParser):
 
 
 def table_of(site: Path, name: str) -> dict[str, Any]:
-    """One table; to read all of them takes two seconds."""
+    """One table, each cell with its whole scenario; to read all of them takes two seconds."""
     found: dict[str, Any] = json.loads((site / f"data/tables/{name}.json").read_text("utf-8"))
+    for cell in found["cells"]:
+        cell["scenario"] = found["scenario"] | cell["scenario"]
     return found
 
 

@@ -86,9 +86,18 @@ def test_json_repeats_the_csv_and_adds_bytes_and_scenario() -> None:
     }
     (cell,) = data["cells"]
     assert cell == {
-        "row": 0, "column": "full", "bytes": 5, "scenario": GIVEN, "at": "step: update", "lines": [0, 1, 0],
+        "row": 0, "column": "full", "bytes": 5, "scenario": {}, "at": "step: update", "lines": [0, 1, 0],
     }  # fmt: skip
+    assert data["scenario"] == GIVEN
     assert (data["catalog_version"], data["calc_version"]) == ("abc", "1")
+
+
+def test_json_holds_once_what_the_scenarios_of_all_cells_share() -> None:
+    row = TABLE.rows[0]
+    others = tuple(c._replace(scenario={**GIVEN, "gpu": "l4"}) if c.scenario else c for c in row)
+    data = json.loads(tables.to_json(replace(TABLE, rows=(row, others))))
+    assert data["scenario"] == {"model": "llama-3-8b", "task": "sft"}
+    assert [cell["scenario"] for cell in data["cells"]] == [{"gpu": "rtx4090"}, {"gpu": "l4"}]
 
 
 def test_json_holds_a_line_once_with_the_values_that_its_formula_uses_and_its_name() -> None:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape, unescape
 from typing import Any, NamedTuple
@@ -273,11 +273,13 @@ def to_csv(table: Table) -> str:
 def to_dict(table: Table) -> dict[str, Any]:
     """The table for JSON: the shown rows, and for each computed cell its exact bytes, its scenario and its working.
 
-    A cell's `lines` are indices into the table's `lines`; those lines add up to its bytes.
+    A cell's `lines` are indices into the table's `lines`; those lines add up to its bytes. A cell's scenario has the
+    fields in which cells differ; those that all share are in the table's `scenario`.
     """
     book = Book()
+    alike = _alike([cell.scenario for row in table.rows for cell in row if cell.scenario is not None])
     computed = [
-        {"row": i, "column": column.key, "bytes": cell.exact, "scenario": cell.scenario}
+        {"row": i, "column": column.key, "bytes": cell.exact, "scenario": _without(alike, cell.scenario)}
         | ({"at": cell.working.at, "lines": book.places(cell.working.lines)} if cell.working else {})
         for i, row in enumerate(table.rows)
         for column, cell in zip(table.columns, row, strict=True)
@@ -295,10 +297,21 @@ def to_dict(table: Table) -> dict[str, Any]:
             {"name": name, "type": kind} | ({"unit": unit} if unit else {}) for name, kind, unit in table.fields
         ],
         "rows": [dict(zip([name for name, _, _ in table.fields], record, strict=True)) for record in table.records()],
+        "scenario": alike,
         "cells": computed,
         "components": {c: charts.name(c) for c in dict.fromkeys(line.component for line in book.lines)},
         "lines": [spelled(line) for line in book.lines],
     }
+
+
+def _alike(scenarios: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields that all of these scenarios share."""
+    first = scenarios[0] if scenarios else {}
+    return {name: value for name, value in first.items() if all([s.get(name) == value for s in scenarios])}
+
+
+def _without(alike: Mapping[str, Any], scenario: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in scenario.items() if name not in alike}
 
 
 def to_json(table: Table) -> str:
