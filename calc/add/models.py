@@ -16,7 +16,7 @@ from calc.base.schema import InputError, show
 from calc.catalog.catalog import Catalog
 from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING
-from calc.models.hf_config import from_config, thinker
+from calc.models.hf_config import from_config, seeing, thinker
 
 # What a config.json does not say, and what each option gives.
 OPTIONS: Mapping[str, str] = {
@@ -104,7 +104,7 @@ def _kept(data: Mapping[str, Any]) -> dict[str, Any]:
         # the fields of the language model stand beside those of the tower
         inner = data.get("text_config") or {}
         data = {**inner, **{name: value for name, value in data.items() if name != "text_config"}}
-        text = SEEING[family].text
+        text = SEEING[seeing(data)].text
     defaults = FAMILIES[ALIKE.get(text, text)].defaults
     sizes = {name: defaults[name] for name in _SIZES if name not in data and name in defaults}
     return {name: value for name, value in {**data, **sizes}.items() if name not in _PASSING}

@@ -52,7 +52,6 @@ _SPEAKS = {
     r"llava[ _-]onevision[ _-]qwen2[ _-]7b": "qwen2-7b",
     r"aya[ _-]vision[ _-]8b": "command-r7b",
     r"aya[ _-]vision[ _-]32b": "command-r-32b",
-    r"pixtral[ _-]12b": "mistral-nemo-12b",
     r"molmo[ _-]7b[ _-]d": "qwen2-7b",
     r"phi[ _-]?3\.5[ _-]vision": "phi-3-mini",
     r"minicpm[ _-]?v[ _-]?4[._]5": "qwen3-8b",
@@ -107,6 +106,7 @@ UNMODELLED = tuple(
             pattern: f"is of the family of {id}, but no file of the catalog describes it"
             for pattern, id in {
                 r"trinity[ _-]?large": "trinity-mini",
+                r"pixtral[ _-]?large": "pixtral-12b",
                 r"mimo[ _-]?v2": "mimo-v2-flash",
                 r"paligemma[ _-]?3b": "paligemma-3b-448",
                 r"paligemma[ _-]?2[ _-]3b": "paligemma2-3b-448",
@@ -136,7 +136,7 @@ UNMODELLED = tuple(
         r"deepseek[ _-]?ocr|[a-z0-9]*ocr[a-z0-9]*": _NO_TOWER,
         r"mistral[ _-]?large[ _-]?3": "reads images, and no file of the catalog describes it; its language model is of "
         "the build of deepseek-v3",
-        r"mistral[ _-]?medium[ _-]?[4-9]|pixtral|apriel": "reads images, and its layers are not those of the Mistral "
+        r"mistral[ _-]?medium[ _-]?[4-9]|apriel": "reads images, and its layers are not those of the Mistral "
         "models that are modelled, such as mistral-small-3.2-24b",
         r"(?:glm[ _-]?4v|cogvlm[0-9]?|cogagent)": f"{_IMAGES}; glm-4.1v-9b is of a later kind",
         r"llava|bakllava|idefics-?2?|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"

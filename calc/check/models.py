@@ -16,6 +16,7 @@ from calc.check.faults import fault
 from calc.models.architecture import active_parameters, language, parameters
 from calc.models.config_keys import known, known_around
 from calc.models.families import ALIKE, FAMILIES, SEEING
+from calc.models.hf_config import seeing
 
 # The parameters counted over the size in a name, which is a round number: 1.67 for Falcon 3 1B, 0.68 for FlexOlmo 7x7B,
 # whose experts share their attention, embedding and head.
@@ -126,7 +127,7 @@ def listed_layers(model: Model, _: Catalog) -> Iterator[str]:
 
 def images(model: Model, _: Catalog) -> Iterator[str]:
     """No field of a vision tower is misspelt: the class's default would silently take its place."""
-    given, sight = model.config.get("vision_config", {}), SEEING.get(model.config["model_type"])
+    given, sight = model.config.get("vision_config", {}), SEEING.get(seeing(model.config))
     known = sight.defaults if sight else {}
     for name in given.keys() - known.keys():
         for near in get_close_matches(name, known.keys() - given.keys(), n=1, cutoff=MISSPELT):

@@ -213,8 +213,8 @@ def projector(
         program.run = own
     elif merger.averaged:
         x = averaged(program, tower, x)
-    elif tower.unread:
-        if x.b == run.compute:  # without the tower's own token; a cast cuts it off, too
+    elif not merger.norm and len(linears) > 1:
+        if tower.classes and x.b == run.compute:  # without the tower's own token; a cast cuts it off, too
             x = program.tape.op("projector: cut", [x], WIDTH, x.b)
         for name in linears[:-1]:
             x = program.activated(program.linear(name, x, of(out=1)))

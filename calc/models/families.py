@@ -72,8 +72,8 @@ UNSCORED = (
     "ernie4_5_moe", "exaone_moe", "falcon_h1",
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
     "granitemoehybrid", "idefics3", "kimi_linear", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava",
-    "mimo_v2_flash", "minimax_m2", "mistral3", "nemotron_h",
-    "olmoe", "paligemma", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl",
+    "mimo_v2_flash", "minimax_m2", "mistral3", "nemotron_h", "olmoe", "paligemma", "pixtral",
+    "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl",
     "qwen3_vl_moe", "qwen3_5_moe_text",
     "smolvlm", "solar_open", "youtu",
 )  # fmt: skip
@@ -108,6 +108,8 @@ class Sight:
     inner: str = "model.language_model"  # the module of the language model
     head: str = "lm_head"
     earlier: bool = False  # it reads an earlier block than the last one, which the config names
+    # fields around `vision_config` of which one value is modelled: the config class's default, and that value
+    only: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     whisper: bool = False  # the part that hears is Whisper's encoder, and no conformer
 
 
@@ -186,6 +188,21 @@ _QWEN2_5_VL = Sight(
     dict(**_ROTARY, names=_SEEN),
     dict(hooked=True, windowed=True, limits=_QWEN2_PIXELS, frame_limits=_QWEN2_FRAMES, merger=_SEQUENTIAL),
 )  # fmt: skip
+_MISTRAL3 = Sight(
+    "mistral",
+    dict(num_hidden_layers=24, hidden_size=1024, hidden_act="gelu", intermediate_size=4096, num_attention_heads=16,
+         num_channels=3, patch_size=16, attention_bias=False),
+    dict(norms=Norms("attention_norm", mlp="ffn_norm"), rotation="", o_bias=False, mlp_bias=False,
+         names=Names("model.vision_tower.transformer", attention="attention", mlp="feed_forward")),
+    # of the published `preprocessor_config.json`: images are made smaller to 1540 pixels of the longer side
+    dict(hooked=True, embedding="vision_tower.patch_conv", first_norm="vision_tower.ln_pre", framed=True,
+         longest=1540, limits=Pixels(1, 10**9),
+         merger=Merger("multi_modal_projector", "norm", ("patch_merger.merging_layer", "linear_1", "linear_2"),
+                       unfolded=True)),
+    dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
+    apart=True, only=dict(multimodal_projector_bias=(False, False), vision_feature_layer=(-1, -1)),
+)  # fmt: skip
+_LLAVA_MERGER = Merger("multi_modal_projector", "", ("linear_1", "linear_2"), biased=True)
 SEEING: Mapping[str, Sight] = {
     "gemma3": _GEMMA3,
     "paligemma": replace(
@@ -219,9 +236,15 @@ SEEING: Mapping[str, Sight] = {
         dict(hooked=True, embedding="vision_tower.embeddings.patch_embedding",
              table="vision_tower.embeddings.position_embedding", classes="vision_tower.embeddings.class_embedding",
              first_norm="vision_tower.pre_layrnorm", last_norm="vision_tower.post_layernorm", limits=Pixels(1, 10**9),
-             merger=Merger("multi_modal_projector", "", ("linear_1", "linear_2"), biased=True)),
+             merger=_LLAVA_MERGER),
         dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
-        earlier=True,
+        earlier=True, only=dict(multimodal_projector_bias=(True, True)),
+    ),
+    # of the published `preprocessor_config.json`: images are made smaller to 1024 pixels of the longer side
+    "pixtral": replace(
+        _MISTRAL3, apart=False, tower={**_MISTRAL3.tower, "longest": 1024, "merger": _LLAVA_MERGER},
+        only=dict(multimodal_projector_bias=(True, True), vision_feature_layer=(-2, -1),
+                  vision_feature_select_strategy=("default", "full")),
     ),
     "gemma4": Sight(
         "gemma4_text",
@@ -266,20 +289,7 @@ SEEING: Mapping[str, Sight] = {
     "glm4v_moe": replace(_GLM, text="glm4_moe", fixed=dict(qk_norm="")),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": replace(_QWEN3_5, text="qwen3_5_moe_text"),
-    "mistral3": Sight(
-        "mistral",
-        dict(num_hidden_layers=24, hidden_size=1024, hidden_act="gelu", intermediate_size=4096, num_attention_heads=16,
-             num_channels=3, patch_size=16, attention_bias=False),
-        dict(norms=Norms("attention_norm", mlp="ffn_norm"), rotation="", o_bias=False, mlp_bias=False,
-             names=Names("model.vision_tower.transformer", attention="attention", mlp="feed_forward")),
-        # of the published `preprocessor_config.json`: images are made smaller to 1540 pixels of the longer side
-        dict(hooked=True, embedding="vision_tower.patch_conv", first_norm="vision_tower.ln_pre", framed=True,
-             longest=1540, limits=Pixels(1, 10**9),
-             merger=Merger("multi_modal_projector", "norm", ("patch_merger.merging_layer", "linear_1", "linear_2"),
-                           unfolded=True)),
-        dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
-        apart=True,
-    ),
+    "mistral3": _MISTRAL3,
     "internvl": Sight(
         "qwen2",
         dict(num_hidden_layers=24, hidden_size=1024, hidden_act="gelu", intermediate_size=4096, num_attention_heads=16,
@@ -296,6 +306,9 @@ SEEING: Mapping[str, Sight] = {
         dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
     ),
 }  # fmt: skip
+# Families whose code runs other towers, too, and the name in SEEING of each pair: `LlavaForConditionalGeneration` makes
+# the tower of the type that `vision_config` names.
+TOWERS = {("llava", "pixtral"): "pixtral"}
 _ATTENTION = ("attention_bias", "attention_bias", "")
 _LLAMA = ("attention_bias", "attention_bias", "mlp_bias")
 _ONE = Norms(mlp="")

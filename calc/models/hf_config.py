@@ -27,7 +27,7 @@ from calc.models.architecture import (
     Ssm,
 )
 from calc.models.config_keys import MODELLED
-from calc.models.families import ALIKE, CONVERTED, FAMILIES, NESTED, SEEING, THINKERS, UNADAPTED_OUTPUT, Family
+from calc.models.families import ALIKE, CONVERTED, FAMILIES, NESTED, SEEING, THINKERS, TOWERS, UNADAPTED_OUTPUT, Family
 from calc.models.sound import Conformer, Sound, Whisper
 from calc.models.vision import Tower
 
@@ -291,9 +291,17 @@ def thinker(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**inner, "model_type": THINKERS[model_type]}
 
 
+def seeing(config: Mapping[str, Any]) -> str:
+    """The family in `SEEING` of a model that reads images: its model type, or the one that it is with its tower."""
+    family: str = config["model_type"]
+    vision = config.get("vision_config")
+    tower = vision.get("model_type") if isinstance(vision, Mapping) else None
+    return TOWERS.get((family, tower), family) if isinstance(tower, str) else family
+
+
 def _seeing(config: Mapping[str, Any]) -> Architecture:
     """A language model with its vision tower."""
-    family = config["model_type"]
+    family = seeing(config)
     inner = config.get("text_config")
     if inner in (None, {}):
         inner = {name: value for name, value in config.items() if name not in ("vision_config", "text_config")}
@@ -333,15 +341,15 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
     for name, only in ("num_key_value_heads", heads), ("head_dim", hidden // heads):
         if sight.tower.get("filled") and read.integer(name) != only:
             raise wrong(name, read.value(name), f"{only}; others are not modelled")
-    for name, only in ("multimodal_projector_bias", False), ("vision_feature_layer", -1):
-        if sight.tower.get("framed") and config.get(name, only) != only:
-            raise ConfigError(name, config[name], f"{str(only).casefold()}; not modelled")
+    for name, (usual, only) in sight.only.items():
+        if (value := config.get(name, usual)) != only:
+            raise ConfigError(name, value, f"{str(only).casefold()}; not modelled")
     patch, side = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
     edge = 0 if sight.tower.get("sampled") else side
     unread = _unread(config, read) if sight.earlier else 0
     depth = read.integer("depth") - unread
     deep = read.value("deepstack_visual_indexes") or ()
-    merged = _merging(family, read, wrong)
+    merged, one_each = _merging(family, read, wrong), sight.tower["merger"].biased
     if not all(type(index) is int and 0 <= index < depth for index in _listed(deep)) or len(deep) > arch.layers:
         raise wrong("deepstack_visual_indexes", deep, f"indices of blocks, below depth = {depth}, one a layer at most")
     blocks = Architecture(
@@ -366,7 +374,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         patch=patch,
         frames=read.integer("temporal_patch_size") if "temporal_patch_size" in given else 1,
         channels=read.integer("in_channels"),
-        merge=merged(edge // patch, config) if edge else beside.integer("spatial_merge_size"),
+        merge=merged(edge // patch, config) if edge or one_each else beside.integer("spatial_merge_size"),
         out=out,
         positions=(side // patch) ** 2 or read.optional("num_position_embeddings") or 0,
         edge=edge,

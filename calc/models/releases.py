@@ -29,7 +29,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.41.0": ("paligemma", "phi3"),
     "4.42.0": ("gemma2",),
     "4.44.0": ("nemotron",),
-    "4.45.0": ("granite", "granitemoe", "olmoe", "qwen2_vl"),
+    "4.45.0": ("granite", "granitemoe", "olmoe", "pixtral", "qwen2_vl"),
     "4.46.0": ("glm", "idefics3", "phimoe"),
     "4.47.0": ("olmo2",),
     "4.48.0": ("bamba", "cohere2"),
@@ -90,8 +90,8 @@ def knows(version: str, name: str) -> bool:
 
 def newest_type(config: Mapping[str, Any]) -> str | None:
     """The newest of the model types that reading a `config.json` takes; None if none is in a release."""
-    inner = config.get("text_config")
-    asked = [config.get("model_type"), inner.get("model_type") if isinstance(inner, Mapping) else None]
+    parts = (config, config.get("text_config"), config.get("vision_config"))
+    asked = [part.get("model_type") for part in parts if isinstance(part, Mapping)]
     found = [name for name in asked if isinstance(name, str) and name in FIRST]
     return max(found, key=lambda name: numbers(FIRST[name]), default=None)
 

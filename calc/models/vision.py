@@ -24,11 +24,11 @@ class Merger(NamedTuple):
     `joined`: the norm sees the patches of a token as one row, not one by one. `narrow`: it is PyTorch's own, and the
     first linear's output is as wide as a token (InternVL). `convolved`: the name of a convolution that makes a token of
     its patches; then come a linear, the norm, PyTorch's own, and an MLP with a gate, none with a bias (GLM-4V).
-    `biased`: one linear with a bias makes a token of each patch (PaliGemma), or two do (LLaVA).
+    `biased`: one linear with a bias makes a token of each patch (PaliGemma), or two do (LLaVA, Pixtral 12B).
     `unfolded`: a linear makes a token, as wide as a patch, of its patches before two others, all without a bias
-    (Pixtral). `inner`: the names of linears of the tower's own that read the patches of a token side by side before the
-    one linear, with an activation behind each (Llama 4). `averaged`: one linear without a bias reads the average of a
-    token's patches behind a norm without weights (Gemma 4).
+    (Mistral 3). `inner`: the names of linears of the tower's own that read the patches of a token side by side before
+    the one linear, with an activation behind each (Llama 4). `averaged`: one linear without a bias reads the average of
+    a token's patches behind a norm without weights (Gemma 4).
     """
 
     name: str

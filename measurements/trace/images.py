@@ -100,7 +100,7 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
         mask = torch.zeros(rows, number, edge, edge, dtype=torch.long, device=DEVICE)
         pixels = torch.zeros(rows, number, eyes.num_channels, edge, edge, device=DEVICE)
         return {"pixel_values": pixels, "pixel_attention_mask": mask}
-    framed, filled = hasattr(config, "spatial_merge_size"), hasattr(eyes, "pooling_kernel_size")
+    framed, filled = eyes.model_type == "pixtral", hasattr(eyes, "pooling_kernel_size")
     square = None if framed or filled or hasattr(eyes, "spatial_merge_size") else eyes.image_size
     for name, edge in ("height", case.height), ("width", case.width):
         if edge % side or edge != (square or edge):
@@ -260,7 +260,7 @@ def _together(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _there(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Mistral 3's features, where the number of each image's tokens is counted on the device."""
+    """Features behind Pixtral's tower, where the number of each image's tokens is counted on the device."""
     made = torch.as_tensor
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -286,8 +286,9 @@ def take_helpers(case: Case, model: Any) -> None:
         for name in ("Idefics3Model", "SmolVLMModel", "Gemma4Model"):
             if hasattr(module, name):
                 getattr(module, name).get_image_features = _together(getattr(module, name).get_image_features)
-        if hasattr(module, "Mistral3Model"):
-            module.Mistral3Model.get_image_features = _there(module.Mistral3Model.get_image_features)
+        for name in ("Mistral3Model", "LlavaModel"):
+            if hasattr(module, name):
+                getattr(module, name).get_image_features = _there(getattr(module, name).get_image_features)
         if hasattr(module, "Gemma4Model") and case.height * case.width < SOFT * _side(_of(model)) ** 2:
             module.create_bidirectional_mask = _over
         for name in vars(module):

@@ -38,6 +38,7 @@ TYPED = {
     "Yi-6B-200K": "yi-6b-200k",
     "llava-hf/llava-1.5-7b-hf": "llava-1.5-7b",
     "llava-v1.5-13b": "llava-1.5-13b",
+    "mistralai/Pixtral-12B-2409": "pixtral-12b",
     "Qwen/Qwen2.5-14B-Instruct-1M": "qwen2.5-14b-1m",
     "Qwen/Qwen2.5-Math-1.5B": "qwen2.5-1.5b",
     "Qwen2.5-Math-7B-Instruct": "qwen2.5-7b",
@@ -265,7 +266,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 232
+    assert len(TYPED) == 233
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:

@@ -27,4 +27,5 @@ def test_a_config_with_a_language_model_inside_takes_both_types() -> None:
     inner = {"model_type": "ministral3"}
     assert newest_type({"model_type": "mistral3", "text_config": inner}) == "ministral3"
     assert newest_type({"model_type": "mistral3", "text_config": {}}) == "mistral3"
+    assert newest_type({"model_type": "llava", "vision_config": {"model_type": "pixtral"}}) == "pixtral"
     assert newest_type({"model_type": "mimo"}) is None

@@ -1,4 +1,4 @@
-"""Mistral 3 with images: Pixtral's tower under one mask, its projector, and the sizes of images."""
+"""Pixtral 12B, and Mistral 3 with images: one tower under one mask, their projectors, and the sizes of images."""
 
 from __future__ import annotations
 
@@ -63,6 +63,44 @@ def test_a_mask_over_all_patches_grows_with_their_square() -> None:
     assert held(width=840, height=812) == 2 * (60 * 58) ** 2
     assert held(width=840, height=812, count=2) == 2 * (2 * 60 * 58) ** 2
     assert held(width=812, height=812) == 0
+
+
+def test_pixtral_12b_makes_a_token_of_each_patch() -> None:
+    """LLaVA's projector, of two linears with a bias; the longer side becomes 1024 pixels, 64 patches of 16."""
+    arch = load().models["pixtral-12b"].architecture
+    assert (arch.family, arch.sliding_layers) == ("pixtral", ())
+    assert arch.vision
+    found = {t.name.removeprefix("model.multi_modal_projector."): t.shape for t in vision_tensors(arch, "projector")}
+    assert found == {
+        "linear_1.weight": (5120, 1024), "linear_1.bias": (5120,), "linear_2.weight": (5120, 5120),
+        "linear_2.bias": (5120,),
+    }  # fmt: skip
+    block = 4 * 1024**2 + 3 * 1024 * 4096 + 2 * 1024
+    tower = 3 * 16**2 * 1024 + 1024 + 24 * block
+    language = parameters(load().models["mistral-nemo-12b"].architecture)
+    assert parameters(arch) == language + tower + (1024 + 1) * 5120 + (5120 + 1) * 5120
+    images = Images(2, 2048, 1000, 1, 10**9, 1, "none", None)
+    assert images.resized(arch.vision) == (512, 1024)  # 500 pixels, rounded up to 32 patches
+    assert images.tokens(arch.vision) == images.patches(arch.vision) == 2 * 32 * 64
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "allowed"),
+    [
+        ("multimodal_projector_bias", False, "true"),
+        ("vision_feature_layer", -2, "-1"),
+        ("vision_feature_select_strategy", "default", "full"),
+    ],
+)
+def test_another_projector_behind_pixtral_12b_is_refused(name: str, given: object, allowed: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}: given .*, allowed: {allowed}; not modelled"):
+        from_config(record("pixtral-12b")["config"] | {name: given})
+
+
+def test_llavas_other_defaults_are_not_those_of_pixtral_12b() -> None:
+    given = {name: value for name, value in record("pixtral-12b")["config"].items() if name != "vision_feature_layer"}
+    with pytest.raises(ConfigError, match=r"^vision_feature_layer: given -2, allowed: -1"):
+        from_config(given)
 
 
 @pytest.mark.parametrize(("name", "given"), [("multimodal_projector_bias", True), ("vision_feature_layer", [-2, -1])])

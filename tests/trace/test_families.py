@@ -150,6 +150,7 @@ SEEN: dict[str, dict[str, Any]] = {
     "llama4": {**SQUARE, "projector_input_dim": 512, "projector_output_dim": 512, "vision_output_dim": 512,
                "intermediate_size": 1280, "image_size": 448},
     "mistral3": {name: size for name, size in SQUARE.items() if name != "image_size"},
+    "pixtral": {"model_type": "pixtral", **{name: size for name, size in SQUARE.items() if name != "image_size"}},
     "idefics3": SQUARE,
     "smolvlm": SQUARE,
     "glm4v": {**EYES, "image_size": 336},
@@ -179,6 +180,10 @@ def seeing(family: str) -> dict[str, Any]:
     elif family == "llava":
         outer = {"image_token_index": 16383, "tie_word_embeddings": False, "image_seq_length": 256}
         inner["model_type"] = "llama"
+    elif family == "pixtral":
+        outer = {"model_type": "llava", "image_token_index": 16383, "tie_word_embeddings": False,
+                 "vision_feature_layer": -1, "vision_feature_select_strategy": "full"}  # fmt: skip
+        inner["model_type"] = "mistral"
     elif family == "llama4":
         outer = {"image_token_index": 16383}
         inner["model_type"] = "llama4_text"
