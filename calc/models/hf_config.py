@@ -343,7 +343,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
             raise wrong(name, read.value(name), f"{only}; others are not modelled")
     for name, (usual, only) in sight.only.items():
         if (value := config.get(name, usual)) != only:
-            raise ConfigError(name, value, f"{str(only).casefold()}; not modelled")
+            raise ConfigError(name, value, f"{repr(only).casefold()}; not modelled")
     patch, side = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
     edge = 0 if sight.tower.get("sampled") else side
     unread = _unread(config, read) if sight.earlier else 0

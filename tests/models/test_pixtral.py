@@ -89,7 +89,7 @@ def test_pixtral_12b_makes_a_token_of_each_patch() -> None:
     [
         ("multimodal_projector_bias", False, "true"),
         ("vision_feature_layer", -2, "-1"),
-        ("vision_feature_select_strategy", "default", "full"),
+        ("vision_feature_select_strategy", "default", "'full'"),
     ],
 )
 def test_another_projector_behind_pixtral_12b_is_refused(name: str, given: object, allowed: str) -> None:

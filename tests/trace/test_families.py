@@ -150,7 +150,10 @@ SEEN: dict[str, dict[str, Any]] = {
     "llama4": {**SQUARE, "projector_input_dim": 512, "projector_output_dim": 512, "vision_output_dim": 512,
                "intermediate_size": 1280, "image_size": 448},
     "mistral3": {name: size for name, size in SQUARE.items() if name != "image_size"},
-    "pixtral": {"model_type": "pixtral", **{name: size for name, size in SQUARE.items() if name != "image_size"}},
+    "pixtral": {
+        "model_type": "pixtral", "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4,
+        "intermediate_size": 640, "patch_size": 28,
+    },
     "idefics3": SQUARE,
     "smolvlm": SQUARE,
     "glm4v": {**EYES, "image_size": 336},
