@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
 
-from calc.engines.zero import B, Zero
+from calc.engines.zero import NORM_CHUNK, B, Zero
 from calc.models.architecture import Tensor
 from calc.replay.allocator import asked
 from calc.replay.zero3_fetches import Limits, Module, Steps, Use, blocks
@@ -18,6 +18,7 @@ from calc.replay.zero3_fetches import Limits, Module, Steps, Use, blocks
 # Modules around the embedding, which begin before it: the model, the decoder in it, and two of PEFT's around both
 OUTER, ADAPTED = 2, 2
 NORM = 4  # bytes per element of a gradient as its norm is taken
+SQUARED = 8  # and of one that leaves for the host (`_constant_buffered_norm2`)
 
 
 class Stored(NamedTuple):
@@ -50,7 +51,9 @@ class Partitioned(NamedTuple):
     `weight_bytes`, `master_bytes` in fp32 and a kept gradient of `grad_bytes`. `first` and `later` have what comes and
     goes at each place of the first pass, and of all others: before the layers, in each, after them, and back.
     A gradient of more than the `bucket` is not copied into it. `reductions` has the blocks of reducing, in the order of
-    backward: with each layer, and at the end. `norms` are the copies of gradients whose norms are taken.
+    backward: with each layer, and at the end. `norms` are the copies of gradients whose norms are taken in the step.
+    `built_whole`: the whole model lies on the GPU before it is cut. `offload`: the optimizer is on the host, with the
+    kept gradients.
     """
 
     whole: tuple[int, ...]
@@ -65,6 +68,8 @@ class Partitioned(NamedTuple):
     bucket: int
     reductions: tuple[Steps, ...]
     norms: tuple[int, ...]
+    built_whole: bool = False
+    offload: bool = False
 
     @property
     def events(self) -> int:
@@ -131,6 +136,8 @@ def partitioned(
         bucket=c.reduce_bucket * B,
         reductions=tuple(_reductions(e, [after, *layers[::-1], before])),
         norms=tuple([-(-one.elements // r.ranks) * NORM for one in stored if one.trained]),
+        built_whole=e.built_whole,
+        offload=e.offload_optimizer,
     )
 
 
@@ -225,28 +232,47 @@ def _reductions(e: Zero, places: Sequence[Sequence[Stored]]) -> Iterator[Steps]:
     """The blocks of reducing gradients, as the buckets fill: with each place of backward but the first, which goes with
     the second, and at the end (`reduce_independent_p_g_buckets_and_remove_grads`, `reduce_scatter_coalesced`).
     """
-    r, size, bucket, steps = e.replica, e.config.reduce_bucket, list[int](), list[tuple[int, int]]()
+    size, bucket, steps = e.config.reduce_bucket, list[int](), list[tuple[int, int]]()
 
     for n, place in enumerate(places):
         for one in reversed(place):
             if not one.trained:
                 continue
             if bucket and sum(bucket) + one.elements > size:
-                steps += _reduced(bucket, r.ranks, r.grad_bytes)
+                steps += _reduced(e, bucket)
                 bucket = []
             bucket.append(one.elements)
         if n == len(places) - 1 and bucket:
-            steps += _reduced(bucket, r.ranks, r.grad_bytes)
+            steps += _reduced(e, bucket)
         if n:
             yield tuple(steps)
             steps = []
 
 
-def _reduced(bucket: Sequence[int], ranks: int, kept: int) -> Iterator[tuple[int, int]]:
-    """The blocks of reducing a bucket: all of it, sorted by rank, and this rank's parts in the type that is kept."""
-    parts = [-(-n // ranks) for n in bucket]
+def _reduced(e: Zero, bucket: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The blocks of reducing a bucket: all of it, sorted by rank, and this rank's parts in the type that is kept.
+
+    Parts leave for the host in the order of the parameters, not of backward; equal ones find the same blocks again.
+    """
+    ranks, kept = e.replica.ranks, e.replica.grad_bytes
+    parts = [-(-n // ranks) for n in bucket[::-1]]
     made = [] if len(bucket) == 1 and bucket[0] % ranks == 0 else [sum(parts) * ranks * B]
     if kept != B:
         made += [part * kept for part in parts]
     yield from enumerate(map(asked, made))
+    for part in dict.fromkeys(parts) if e.offload_optimizer else ():
+        yield from _leaving(part, kept, len(made), e.replica.master_bytes)
     yield from [(n, 0) for n in range(len(made))]
+
+
+def _leaving(part: int, kept: int, slot: int, master: int) -> Iterator[tuple[int, int]]:
+    """The blocks of a part of a gradient that leaves for the host, as in the last micro batch (`partition_grads`).
+
+    What the host keeps comes back for its norm, which is taken in fp64 chunk by chunk, and for its cast to the
+    optimizer's type.
+    """
+    yield slot, asked(part * kept)
+    passing = [min(NORM_CHUNK, part - start) * SQUARED for start in range(0, part, NORM_CHUNK)]
+    for size in (*passing, *[part * master] * (kept != master)):
+        yield from ((slot + 1, asked(size)), (slot + 1, 0))
+    yield slot, 0

@@ -25,16 +25,16 @@ class Partitions:
     """A model's partitioned parameters on one rank, `heap` being the allocator of the stream that computes."""
 
     def __init__(self, m: Blocks, heap: Allocator) -> None:
-        """Loads the parameters one after another, each whole before it is cut, and builds the optimizer."""
+        """Loads the parameters one by one or all at once, each whole before it is cut, and builds the optimizer."""
         assert isinstance(m.partitioned, Partitioned)
         self.model, self.layers, self.heap = m.partitioned, len(m.layers), heap
         self.gathers, self.reduces = heap.beside(), heap.beside()
         self.gathered: dict[int, Block] = {}  # by the slots of `calc.replay.zero3_fetches`
         self.learnt = False  # the order of the modules is known
         self.waiting = NO_BLOCK  # a gradient that is too large for the bucket, until the next one is there
-        parts = Taken()
+        parts, built = Taken(), iter(heap.take_all(self.model.whole) if self.model.built_whole else ())
         for whole, part in zip(self.model.whole, self.model.parts, strict=True):
-            given = heap.take(whole)
+            given = next(built, NO_BLOCK) or heap.take(whole)
             parts.append(heap.take(part))
             heap.give(given)
         if self.model.groups:
@@ -50,13 +50,15 @@ class Partitions:
         heap.give_all([part for part, trained in zip(parts, m.trained, strict=True) if trained])
         heap.process.release()
         heap.take(sum(m.groups) * m.weight_bytes)
-        for group in m.groups:
-            converted = heap.take(group * m.master_bytes)
-            heap.take(group * m.master_bytes)
-            heap.give(converted)
-        heap.give(heap.take(max(m.groups) * m.master_bytes))
+        if not m.offload:
+            for group in m.groups:
+                converted = heap.take(group * m.master_bytes)
+                heap.take(group * m.master_bytes)
+                heap.give(converted)
+            heap.give(heap.take(max(m.groups) * m.master_bytes))
         heap.take(m.bucket)
-        heap.take(sum(m.groups) * m.grad_bytes)
+        if not m.offload:
+            heap.take(sum(m.groups) * m.grad_bytes)
         for whole in [whole for whole, trained in zip(m.whole, m.trained, strict=True) if trained]:
             heap.give(heap.take(whole))
 
@@ -134,8 +136,11 @@ class Partitions:
         """Runs the optimizer over one sub-group after another, of flat fp32 gradients (`step`).
 
         `states` has the blocks of each one's states, which the `first` step makes, `passing` what its step takes.
+        An optimizer on the host takes nothing here: what it copies back it casts there.
         """
         m, heap = self.model, self.heap
+        if m.offload:
+            return
         heap.play([step for n in m.norms for step in ((0, asked(n)), (0, 0))], {})
         for group, own, each in zip(m.groups, states, passing, strict=True):
             flat = heap.take(group * m.grad_bytes)

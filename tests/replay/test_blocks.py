@@ -20,6 +20,7 @@ from calc.memory.weights import NF4
 from calc.replay import replay
 from calc.replay.allocator import Expandable
 from calc.replay.blocks import Blocks
+from calc.replay.zero3_partitions import Partitioned
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 from calc.step.instants import SORTED_TOKENS
@@ -218,6 +219,15 @@ def test_the_replays_peak_is_nearly_the_ledgers_under_zero_3(model: str, fields:
     assert replayed_peak(s) == pytest.approx(ledgers_peak(s), rel=0.02)
 
 
+@pytest.mark.parametrize("zero_init", [False, True])
+def test_the_replays_peak_is_nearly_the_ledgers_with_the_optimizer_on_the_host(zero_init: bool) -> None:
+    """A head is tied, so that no gradient waits for the bucket while it is reduced."""
+    zero = {"gpus": 4, "sharding": "zero3", "offload": {"optimizer": True}, "zero_init": zero_init}
+    given = {**JOB, **zero, "expandable_segments": True, "model": "qwen2.5-1.5b", "checkpointing": "full"}
+    s = parse(given, where="test", catalog=load())
+    assert replayed_peak(s) == pytest.approx(ledgers_peak(s), rel=0.02)
+
+
 FLAT = {"gpus": 4, "sharding": "fsdp1", "expandable_segments": True}
 OWN = {"method": "lora", "lora": {"units": "own", "dtype": "bf16"}}
 REENTRANT = {"checkpointing": "full", "versions": {"transformers": "4.57"}}
@@ -316,6 +326,20 @@ def test_adapters_alone_are_reduced() -> None:
     assert adapter == 8 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864))
     assert layer.buffer == 2 * (14_912_384 + adapter)
     assert (root.reducing, root.reduced) == (0, 0)
+
+
+def test_a_gradients_part_comes_back_from_the_host_for_its_norm_and_its_cast() -> None:
+    """Rank 8 beside `down_proj`, of 4,864 and 896, over two ranks: parts of 19,456 and 3,584 elements.
+
+    DeepSpeed 0.19.8 `stage3.py`, `partition_grads`: two bytes an element, beside which come and go eight, then four.
+    """
+    lora = {"method": "lora", "lora": {"rank": 8, "targets": ["down_proj"], "dtype": "bf16"}, "grad_dtype": "bf16"}
+    _, model = job(gpus=2, sharding="zero3", offload={"optimizer": True}, **lora)
+    assert isinstance(model.partitioned, Partitioned) and model.states == model.passing == ()
+    bucket = 24 * 2 * (8 * 4864 + 896 * 8)
+    down = ((1, 38_912), (2, 155_648), (2, 0), (2, 77_824), (2, 0), (1, 0))
+    up = ((1, 7_168), (2, 28_672), (2, 0), (2, 14_336), (2, 0), (1, 0))
+    assert model.partitioned.reductions[-1] == ((0, bucket), *down, *up, (0, 0))
 
 
 def test_four_bits_are_for_linears_alone() -> None:

@@ -67,7 +67,8 @@ def act(**fields: Any) -> replay.Act | None:
         ({"gpus": 2, "sharding": "zero3", "method": "lora", "lora": {"dtype": "bf16"}}, True),
         ({"gpus": 2, "sharding": "zero3", "task": "dpo"}, True),
         ({"gpus": 2, "sharding": "zero3", "task": "dpo", "method": "lora"}, False),  # one order for two models
-        ({"gpus": 2, "sharding": "zero3", "offload": {"optimizer": True}}, False),
+        ({"gpus": 2, "sharding": "zero3", "offload": {"optimizer": True}}, True),
+        ({"gpus": 2, "sharding": "zero3", "offload": {"optimizer": True, "parameters": True}}, False),
         ({"gpus": 2, "sharding": "zero3", "trainer": "axolotl"}, True),
         ({"gpus": 2, "sharding": "zero3", "trainer": "ms-swift"}, False),  # everything in one stream
         ({"gpus": 2, "sharding": "zero2"}, True),

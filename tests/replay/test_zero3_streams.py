@@ -80,6 +80,25 @@ def watched() -> Watched:
     return found
 
 
+@pytest.fixture
+def on_host() -> Watched:
+    model = replace(SHARDED, states=(), passing=(), partitioned=CUT._replace(offload=True, built_whole=True))
+    return Watched(model)
+
+
+def test_a_model_built_outside_zero_init_is_whole_until_all_of_it_is_cut(on_host: Watched) -> None:
+    """`self.module.to(self.device)` (`runtime/engine.py`), then `_convert_to_zero_parameters`, one after another."""
+    assert on_host.seen()[:9] == ["+8", "+40", "+48", "+2", "-8", "+10", "-40", "+12", "-48"]
+
+
+def test_an_optimizer_on_the_host_leaves_the_weights_and_the_bucket_alone(on_host: Watched) -> None:
+    """Masters, states and kept gradients are made on `self.device`, the host, and the step stays there."""
+    hooks = ["+8", "-8", "+40", "-40", "+48", "-48"]
+    assert on_host.seen()[9:] == ["-2", "-10", "-12", "+24", "+30", *hooks]
+    on_host.partitions.step((), (), first=True)
+    assert on_host.seen() == []
+
+
 def forward(partitions: Partitions) -> None:
     partitions.begin()
     for layer in (0, 1):
