@@ -296,8 +296,7 @@ def _stepped(engine: TrainingEngine, flats: Flats | None) -> Iterator[Tensor]:
         yield from [Tensor("flat parameter", (n,), 1, "linear", "") for n in found if not engine.offload]
     elif isinstance(engine, Zero):
         groups = engine.cut.sub_groups if engine.stage == 3 else (engine.cut.share,) * (engine.cut.share > 0)
-        groups = () if engine.offload_optimizer else groups
-        yield from [Tensor("sub-group", (n,), 1, "linear", "") for n in groups]
+        yield from [Tensor("sub-group", (n,), 1, "linear", "") for n in groups if not engine.offload_optimizer]
     elif isinstance(engine, Fsdp):
         yield from [part_of(t, r.ranks) for t in _trained(r)]
     else:

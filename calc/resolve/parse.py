@@ -127,7 +127,7 @@ def parse(data: Any, *, where: str = "scenario", catalog: Catalog | None = None)
     with `where`, for anything that cannot be used.
     """
     with _at(where):
-        return _on_card(_valid(data, where, NEEDED), catalog or load())
+        return _resolved(_valid(data, where, NEEDED), catalog or load())
 
 
 def given(
@@ -245,7 +245,7 @@ def _put(into: dict[str, Any], key: Any, value: Any, path: str) -> None:
     raise Objection(Refusal(f"{path}{head}", "twice", "once"))
 
 
-def _on_card(nested: dict[str, Any], catalog: Catalog) -> Scenario:
+def _resolved(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     """The scenario made of `nested` fields that have passed the schema."""
     card = catalog.gpu(nested.pop("gpu"))
     asked = (nested, *nested.get("roles", {}).values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,8 +86,25 @@ def test_a_second_build_asks_nothing_and_gives_the_same_site(tiny: Path) -> None
     second = command(tiny, "build", "second")
     assert second.returncode == 0, second.stderr
     assert "for 0 scenarios" in second.stdout
-    files = {p.relative_to(tiny / "site"): p for p in (tiny / "site").rglob("*") if p.is_file()}
+    assert_second_is_the_first(tiny)
+
+
+def test_a_build_elsewhere_that_keeps_nothing_gives_the_same_site(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another folder, time zone and locale, with other hashes; `.ci/again` does it with the whole site."""
+    (tiny / "build/kept").unlink()  # a link to the answers of this project
+    shutil.rmtree(tiny / "build")
+    for name, value in {"TZ": "XXX-14", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONHASHSEED": "1"}.items():
+        monkeypatch.setenv(name, value)
+    second = command(tiny, "build", "second")
+    assert second.returncode == 0, second.stderr
+    assert "for 0 scenarios" not in second.stdout
+    assert_second_is_the_first(tiny)
+
+
+def assert_second_is_the_first(project: Path) -> None:
+    """Every file of both builds is the same."""
+    files = {p.relative_to(project / "site"): p for p in (project / "site").rglob("*") if p.is_file()}
     assert len(files) > 50
     for name, path in files.items():
         if name.name not in ("sitemap.xml", "sitemap.xml.gz"):  # which have the time
-            assert path.read_bytes() == (tiny / "second" / name).read_bytes(), name
+            assert path.read_bytes() == (project / "second" / name).read_bytes(), name
