@@ -35,6 +35,7 @@ ROUNDS = {
     "8fca1b8": "first, 2026-11-27, sixth round",
     "92a0e63a": "first, 2026-11-28, seventh round",
     "f2ebcae2": "first, 2026-11-28, eighth round",
+    "307dea55": "first, 2026-11-28, ninth round",
 }
 SAID = {"all": "the whole job", "part": "a part of it"}
 
@@ -107,7 +108,7 @@ def figures() -> list[Kept]:
 def figure(what: str) -> str:
     """A figure of the class: `count`, `unsaid`, `whole` (jobs said as a whole), or of the figures said as a whole today
     `median`, `p90`, `inside`; `first_median`, `first_p90` and `first_inside` of the first round's first comparison, of
-    all then said; `second_count` to `eighth_count` and the like of later rounds', of jobs then said
+    all then said; `second_count` to `ninth_count` and the like of later rounds', of jobs then said
     as a whole.
     """
     every, lost = figures(), sum(job["figure"] for job in unsaid_jobs())
@@ -115,7 +116,8 @@ def figure(what: str) -> str:
     first, *later = (compared(every, revision) for revision in ROUNDS)
     values = {"count": str(len(every) + lost), "unsaid": str(lost), "whole": str(len(whole)), **_summed(whole)}
     values |= {f"first_{name}": value for name, value in _summed(first).items()}
-    for word, pairs in zip(("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth"), later, strict=True):
+    words = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+    for word, pairs in zip(words, later, strict=True):
         then = [(one, of) for one, of in pairs if one.record["blind"]["first"]["said"] == "all"]
         values |= {f"{word}_count": str(len(then))} | {f"{word}_{name}": it for name, it in _summed(then).items()}
     if what not in values:
