@@ -83,10 +83,14 @@ def fields_of(machine: Machine) -> dict[str, Any]:
 def advise(given: Job, catalog: Catalog) -> Advice:
     """The configuration that `calc.recommend` recommends, without its alternatives."""
     try:
-        problem = Problem(given, catalog)
-        first = problem.first()
+        return advised(Problem(given, catalog))
     except InputError as error:
         return refused(error)
+
+
+def advised(problem: Problem) -> Advice:
+    """The configuration recommended for a job on its machine."""
+    first = problem.first()
     if first is None:
         nearest = closest(problem)
         if best := tight(nearest):

@@ -7,6 +7,7 @@ kept between builds under those (`calc.answers.kept`), and a change of one GPU a
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, partial
@@ -21,11 +22,12 @@ from calc.answers.kept import FOLDER, Kept, fingerprint, of_gpu, of_model
 from calc.answers.workings import Shared
 from calc.base.project import ROOT
 from calc.base.reading import parse_mapping, read_bytes
-from calc.base.schema import validator
+from calc.base.schema import InputError, validator
 from calc.base.units import GiB
 from calc.catalog.catalog import GPU, Catalog, Model
-from calc.recommend.machines import machines
-from calc.recommend.problem import SENSIBLE, fits
+from calc.recommend.machines import Machine as Sold
+from calc.recommend.machines import Standing, machines, stands
+from calc.recommend.problem import SENSIBLE, Problem
 
 T = TypeVar("T")
 FILE, SCHEMA = ROOT / "docs" / "sizes.yaml", Path(__file__).with_name("sizes.schema.json")
@@ -94,9 +96,21 @@ class Answers:
         found: Advice = self.once(key(given), lambda: self._light(advice.advise(given, self.catalog)))
         return found
 
-    def fits(self, given: Job) -> bool:
-        """True if anything fits, with any method the job allows: far quicker to find than the fastest."""
-        return bool(self.once(("fits", key(given)), lambda: fits(given, self.catalog)))
+    def stands(self, given: Job) -> Standing:
+        """Whether a job's machine is large enough, with any method the job allows, and perhaps quick enough."""
+
+        def found() -> Standing:
+            try:
+                problem = Problem(given, self.catalog)
+            except InputError:
+                return "too small"
+            if (at := stands(problem)) == "fits":
+                # asked next, with what has been found out so far
+                self.once(key(given), lambda: self._light(advice.advised(problem)))
+            return at
+
+        known: Standing = self.once(("stands", key(given)), found)
+        return known
 
     def _light(self, found: Advice) -> Advice:
         return found._replace(working=self._shared(found.working))
@@ -104,14 +118,17 @@ class Answers:
     def smallest(self, model: str, task: str, trained: str) -> Smallest:
         """The smallest machine as `calc.recommend.machines.smallest` finds it, among those of few nodes."""
         given = {"model": model, "task": task, **advice.JOBS[task], **TRAINED[trained]}
-        least: Smallest | None = None
+        least: Sold | None = None
         for m in self.machines:
-            if m.gpu.usable_bytes > self.limit(given, m.gpus) and self.fits(given | m.fields):
-                here = Smallest(Machine(m.gpu.id, m.gpus), self.find(given | m.fields))
-                if here.advice.slowed <= SENSIBLE:
-                    return here
-                least = least or here
-        return least or Smallest(None, self.find(given | self.machines[-1].fields))
+            if m.gpu.usable_bytes <= self.limit(given, m.gpus):
+                continue
+            stands = self.stands(given | m.fields)
+            if stands == "fits" and (found := self.find(given | m.fields)).slowed <= SENSIBLE:
+                return Smallest(Machine(m.gpu.id, m.gpus), found)
+            if stands != "too small":
+                least = least or m
+        last = least or self.machines[-1]
+        return Smallest(least and Machine(least.gpu.id, least.gpus), self.find(given | last.fields))
 
     def lengths(self, given: Job) -> Along:
         """A job along the length of its sequences."""
@@ -170,6 +187,11 @@ def asked(gpu: GPU, model: Model, task: str, catalog: Catalog) -> tuple[int, ...
     return (*COUNTS, *(SEVERAL_NODES if joined and model.parameters >= LARGE else ()))
 
 
+def drawn(every: Sequence[Topic], share: int) -> Sequence[Topic]:
+    """One topic in `share`: which ones depends on the commit, so that in time it is every one."""
+    return every[int(os.environ.get("SOURCE_DATE_EPOCH", 0)) % share :: share]
+
+
 def _answered(topic: Topic, known: Answers, *, pending: bool = False) -> Found:
     """The answers on a topic; if `pending`, PENDING in place of each that is Missing."""
 
@@ -211,13 +233,15 @@ class Counted(NamedTuple):
     seconds: float
 
 
-def fill(folder: Path = FOLDER) -> Counted:
+def fill(folder: Path = FOLDER, share: int = 1) -> Counted:
     """Answers all topics, over all cores, except for answers kept in `folder`; new ones are kept there.
 
-    Work is split by model, because a model's jobs share most of the inputs of their memory.
+    Work is split by model, because a model's jobs share most of the inputs of their memory. With a `share`, what is not
+    kept stays PENDING but for fine-tuning, which curves are drawn of, and one other topic in so many.
     """
     start, catalog, store = time.perf_counter(), answers.catalog(), Kept(folder)
     every = topics(catalog)
+    left = {topic for topic in every if topic.task != "sft"} - set(drawn(every, share))
     kept = {topic.name: store.read(topic.name) for topic in every}
     count = computed = 0
     missing: dict[str, list[Topic]] = {}
@@ -226,7 +250,11 @@ def fill(folder: Path = FOLDER) -> Counted:
             FOUND[topic.model, topic.task] = _answered(topic, Answers(catalog, kept[topic.name], fixed=True))
             count += len(kept[topic.name])
         except Missing:
-            missing.setdefault(topic.model, []).append(topic)
+            if topic in left:
+                some = Answers(catalog, kept[topic.name], fixed=True)
+                FOUND[topic.model, topic.task] = _answered(topic, some, pending=True)
+            else:
+                missing.setdefault(topic.model, []).append(topic)
     if missing:
         # the longest first, so that no core waits for another at the end
         each = sorted(missing.values(), key=lambda own: -sum(len(topic.cells) for topic in own))

@@ -8,7 +8,7 @@ too much time: a step takes at most SENSIBLE times as long as if memory did not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from calc.base.schema import InputError
 from calc.catalog.catalog import GPU, Catalog, load
@@ -19,6 +19,9 @@ from calc.recommend.answer import growing as answers
 from calc.recommend.problem import COUNTS, SENSIBLE, Configuration, Problem, configured
 from calc.resolve.parse import given
 from calc.scenario.scenario import ScenarioError
+
+# A machine that is too small for a job, or holds it; one that is surely slow holds nothing that takes a sensible time.
+Standing = Literal["too small", "slow", "fits"]
 
 
 class Machine(NamedTuple):
@@ -131,6 +134,13 @@ def growing(
         slow, least = 0, None
     for answer in answers({**asked, **largest.fields}, catalog, where=where):
         yield Smallest(machine, answer, tried, slow, least)
+
+
+def stands(problem: Problem) -> Standing:
+    """How a job stands on its machine, far sooner than its fastest configuration is found."""
+    if not problem.fits():
+        return "too small"
+    return "slow" if problem.surely_slow() else "fits"
 
 
 def _slowed(problem: Problem, machine: Machine) -> Least | None:

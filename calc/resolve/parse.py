@@ -251,15 +251,26 @@ def _resolved(nested: dict[str, Any], catalog: Catalog) -> Scenario:
     asked = (nested, *nested.get("roles", {}).values())
     named = [own["model"] for own in asked if isinstance(own, dict) and "model" in own]
     # a config may be another one the next time
-    fill = _fill.__wrapped__ if any(map(os.path.exists, named)) else _fill
-    scenario = on_card(fill(json.dumps(nested), card.vendor, catalog), card.id)
+    fill = _filled.__wrapped__ if any(map(os.path.exists, named)) else _filled
+    found = fill(json.dumps(nested), card.vendor, catalog)
+    if isinstance(found, Objection):
+        raise found.with_traceback(None)  # or it would keep what each of its raisings has passed through
+    scenario = on_card(found, card.id)
     if (reason := rules.pinning_fault(scenario, card)) is not None:
         raise Objection(reason)
     return scenario
 
 
-# Look-up tables and searches ask for a job on one card after another.
+# Look-up tables and searches ask for a job on one card after another, and for much that is refused on all of them.
 @lru_cache(maxsize=1024)
+def _filled(asked: str, vendor: str, catalog: Catalog) -> Scenario | Objection:
+    """The scenario of `_fill`, or its objection."""
+    try:
+        return _fill(asked, vendor, catalog)
+    except Objection as objection:
+        return objection.with_traceback(None)
+
+
 def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
     """The scenario made of the fields `asked`, as JSON, on any card of a vendor: that decides no other field."""
     nested = json.loads(asked)

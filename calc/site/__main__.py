@@ -31,6 +31,7 @@ def _run() -> None:
     making = commands.add_parser("build", help="build the site")
     making.add_argument("dir", type=Path)
     making.add_argument("--engine", choices=strict.ENGINES, default=strict.ENGINES[0])
+    making.add_argument("--share", type=int, default=1, metavar="N", help="search one in N recommendations, for CI")
     same = commands.add_parser("same", help="whether two engines built the same site")
     same.add_argument("one", type=Path)
     same.add_argument("other", type=Path)
@@ -47,7 +48,7 @@ def _run() -> None:
         case "write":
             build.write()
         case "build":
-            build.build(arguments.dir.resolve(), arguments.engine)
+            build.build(arguments.dir.resolve(), arguments.engine, arguments.share)
         case "same":
             if found := list(compare_engines.differences(arguments.one, arguments.other)):
                 raise faults.BuildError("\n".join(found))

@@ -47,27 +47,27 @@ def write() -> None:
 
 
 @contextlib.contextmanager
-def writing(docs: Path = DOCS) -> Iterator[None]:
-    """Writes the generated pages and the data, all in places that git ignores.
+def writing(docs: Path = DOCS, share: int = 1) -> Iterator[None]:
+    """Writes the generated pages and the data, all in places that git ignores; `share` as in `topics.fill`.
 
     The data is complete only when the context ends: the files of tables are written while the caller works.
     """
     pages.write(docs)
-    last = Guide(rendered.pages(docs), exports.FOLDER)
+    last = Guide(rendered.pages(docs), exports.FOLDER, share)
     if last.recall():
         yield
         return
-    with _rendering(rendered.pages(docs)):
+    with _rendering(rendered.pages(docs), share):
         yield
     last.keep()
 
 
 @contextlib.contextmanager
-def _rendering(found: Pages) -> Iterator[None]:
+def _rendering(found: Pages, share: int) -> Iterator[None]:
     """Runs the macros of all pages, and writes the data meanwhile."""
     found.check()  # first, because what follows takes minutes
     fits.fill()
-    topics.fill()
+    topics.fill(share=share)
     searched.fill(sources.recipes(found.docs))
     with exports.Tables(exports.FOLDER) as tables:
         found.all(tables.write)
@@ -75,9 +75,14 @@ def _rendering(found: Pages) -> Iterator[None]:
         tables.finish(found.record)
 
 
-def build(out: Path, engine: str = strict.ENGINES[0]) -> None:
-    """Builds the site into `out`; on any fault `out` stays as it was, and BuildError or InputError says why."""
+def build(out: Path, engine: str = strict.ENGINES[0], share: int = 1) -> None:
+    """Builds the site into `out`; on any fault `out` stays as it was, and BuildError or InputError says why.
+
+    With a `share` some of the recommendations are left out: see `topics.fill`.
+    """
     started = time.perf_counter()
+    if share < 1:
+        raise BuildError(f"--share: given {share}, allowed: a whole number from 1")
     _refuse(out)
     check()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -86,12 +91,12 @@ def build(out: Path, engine: str = strict.ENGINES[0]) -> None:
             swap.sweep(out.parent)
         with swap.scratch(out) as scratch:
             fresh = scratch / "fresh"
-            _into(fresh, engine)
+            _into(fresh, engine, share)
             swap.place(fresh, out)
     seconds = time.perf_counter() - started
-    share = 100 * answers.Clock.seconds / seconds
+    percent = 100 * answers.Clock.seconds / seconds
     print(
-        f"{out.name}/ built in {seconds:.1f} s; {answers.Clock.seconds:.1f} s of it ({share:.0f} %) "
+        f"{out.name}/ built in {seconds:.1f} s; {answers.Clock.seconds:.1f} s of it ({percent:.0f} %) "
         f"in calc, for {answers.Clock.asked:,} scenarios."
     )
 
@@ -103,7 +108,7 @@ def _refuse(out: Path) -> None:
         raise BuildError(f"dir: given {str(out)!r}, allowed: a folder of its own, as in site")
 
 
-def _into(fresh: Path, engine: str) -> None:
+def _into(fresh: Path, engine: str, share: int) -> None:
     """Builds and checks the site in a folder that nobody reads yet."""
     os.environ.setdefault("SOURCE_DATE_EPOCH", _committed() or UNDATED)
     for template in sorted((ROOT / "overrides").rglob("*.html")):
@@ -115,7 +120,7 @@ def _into(fresh: Path, engine: str) -> None:
         raise BuildError(
             f"{error.filename}: given no such file, allowed: after `make site`, which installs it"
         ) from None
-    with writing():
+    with writing(share=share):
         made.build()
         search.set_aside(fresh)
         cards.write(fresh)

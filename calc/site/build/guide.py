@@ -25,9 +25,9 @@ SETTINGS = "HEADROOM_"  # environment variables with the guide's address and ver
 class Guide:
     """The pages that the last build rendered, and the check that this build would render the same."""
 
-    def __init__(self, pages: Pages, data: Path) -> None:
-        """Reads the inputs before pages are rendered: a file may change meanwhile."""
-        self._pages, self._data, self._inputs = pages, data, _inputs()
+    def __init__(self, pages: Pages, data: Path, share: int = 1) -> None:
+        """Reads the inputs before pages are rendered: a file may change meanwhile; `share` as in `topics.fill`."""
+        self._pages, self._data, self._inputs = pages, data, f"{_inputs()} {share}"
 
     def recall(self) -> bool:
         """True if inputs and data are those of the last build; its pages then count as rendered."""
