@@ -172,6 +172,7 @@ IMAGINED = (16, 24, 48, 80, 144, 288)  # GiB
 MARGIN = 3 * GiB
 
 
+@cache
 def largest(catalog: Catalog) -> GPU:
     """The real card from which imagined ones take everything but their memory."""
     rated = [g for g in catalog.gpus.values() if not g.lacks_bf16 and g.bandwidth_gbs and g.bf16_tflops]

@@ -280,6 +280,7 @@ class Search:
     _hostless: dict[Hashable, bool] = field(default_factory=dict)
     _serves_off_host: dict[int, bool] = field(default_factory=dict)
     _least: float = inf
+    _fastest: Found | None = None  # of all, where it is known
 
     @cached_property
     def rated(self) -> bool:
@@ -462,7 +463,7 @@ class Search:
 
         Where GPUs are joined by PCIe alone, a vLLM engine spans several only if engines of one GPU each would not do.
         """
-        if self.leanest(looking=self.names) is False:
+        if not self._fastest and self.leanest(looking=self.names) is False:
             return None
         groups = self.groups()
         found = self.simplest(self.groups(sharing=False)) or self.simplest(groups)
@@ -518,10 +519,19 @@ class Search:
         return self.quickest(self.groups(), seconds) is not None
 
     def quickest(self, groups: Groups, limit: float = inf) -> Found | None:
-        """The fastest of the groups' configurations; None if none fits within the limit or no rate is known."""
+        """The fastest of the groups' configurations; None if none fits within the limit or no rate is known.
+
+        That of all groups is kept, as it is often asked for once more after `within`.
+        """
+        every = groups is self._every_group
+        if every and self._fastest:
+            return self._fastest if self._fastest.seconds <= limit else None
         asked = dict.fromkeys(at for group in groups.values() for at in group)
         first = dict.fromkeys((b, (0,) * len(place)) for b, place in asked)
-        return self.fastest(first, limit, asked.keys()) if self.rated else None
+        found = self.fastest(first, limit, asked.keys()) if self.rated else None
+        if every:
+            self._fastest = found
+        return found
 
     def reaches(self, b: int, place: Place, limit: float) -> bool:
         """True if the bound of a place is at most `limit`; along the way to it bounds never fall."""
