@@ -89,8 +89,8 @@ class Hosts:
     def held(self, name: str, ranks: int) -> Mapping[str, list[Line]]:
         """The lines of `ranks` ranks of a role at each instant; equal stages of its pipeline hold the same."""
         placed = self.job.placed[name]
-        key = placed.role.model or name, placement.architecture(placed.s, placed.role), ranks
-        return self.job.roles.once(("host", *key), lambda: dict(placed.engine.host(ranks)))
+        key = placed.role.model or name, placement.architecture(placed.s, placed.role), placed.role.leaves, ranks
+        return self.job.roles.training.once(("host", *key), lambda: dict(placed.engine.host(ranks)))
 
     def checkpoints(self, name: str, ranks: int) -> list[Line]:
         """Host memory of the checkpoints of a role's `ranks` ranks, if they leave the GPU."""

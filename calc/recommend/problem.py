@@ -328,7 +328,7 @@ def started(fields: Fields, rung: Fields, catalog: Catalog) -> Iterator[tuple[Br
 def fits(job: Fields, catalog: Catalog) -> bool:
     """True if the framework can run some configuration of a job that fits."""
     try:
-        return Problem(job, catalog).fits()
+        return Problem(job, catalog, names=False).fits()
     except InputError:
         return False
 

@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count, product
 from math import inf
+from operator import le
 from typing import NamedTuple
 
 from calc.base.ledger import Phase, most
@@ -59,12 +60,20 @@ Groups = dict[Effort, list[tuple[int, Place]]]
 class Fit:
     """The fit of a configuration on its machine, without a verdict; each figure is computed when first asked for."""
 
-    def __init__(self, job: Job, host: HostMemory, trains: bool | None = None, server: Fit | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        host: HostMemory,
+        trains: bool | None = None,
+        server: Fit | None = None,
+        told: Callable[[Fit], None] | None = None,
+    ) -> None:
         """The fit of `job` on nodes with the host memory `host`.
 
         `trains`: whether another with the same trainers does, if one is known; `server`: another with the same vLLM.
+        `told` is called once it is known of this one whether it trains.
         """
-        self._job, self._host, self._trains, self._server = job, host, trains, server
+        self._job, self._host, self._trains, self._server, self._told = job, host, trains, server, told
 
     @cached_property
     def _sets(self) -> list[GpuGroup]:
@@ -79,16 +88,21 @@ class Fit:
         """Free bytes beside the peak and its error, on the fullest GPU, over the phases in which vLLM has no part."""
         return min([each.room(serving=False) for each in self._sets])
 
-    @cached_property
+    @property
     def trains(self) -> bool:
         """True if the training phases fit; cheaper than `training`."""
-        return all(each.trains for each in self._sets) if self._trains is None else self._trains
+        if self._trains is None:
+            self._trains = all(each.trains for each in self._sets)
+            if self._told:
+                self._told(self)
+        return self._trains
 
     @property
     def perhaps_trains(self) -> bool:
         """False if `trains` is; takes no replay."""
-        known = self._trains if self._trains is not None else self.__dict__.get("trains")
-        return all(each.perhaps_trains for each in self._sets) if known is None else known
+        if self._trains is None and not self.apart:
+            return all(each.perhaps_trains for each in self._sets)
+        return self.trains  # no job in which vLLM is apart is replayed
 
     @cached_property
     def updates(self) -> bool:
@@ -277,6 +291,7 @@ class Search:
     _updates: dict[Hashable, bool] = field(default_factory=dict)
     _serves: dict[Hashable, Fit] = field(default_factory=dict)
     _beside: dict[Hashable, int] = field(default_factory=dict)
+    _overfull: dict[tuple[int, int], dict[Place, int]] = field(default_factory=dict)
     _hostless: dict[Hashable, bool] = field(default_factory=dict)
     _serves_off_host: dict[int, bool] = field(default_factory=dict)
     _least: float = inf
@@ -343,10 +358,14 @@ class Search:
         trains = self._trains.get(trainer)
         if trains is None and self._trains.get(self.trainer(b, self.staying(b, place))):
             trains = True
-        found = Fit(job, self.host, trains, self._serves.get(server))
-        if trainer not in self._trains:
-            self._trains[trainer] = found.trains
-            self._updates[self.updater(b, place)] = found.updates
+
+        def told(fit: Fit) -> None:
+            self._trains[trainer] = fit.trains
+            self._updates[self.updater(b, place)] = fit.updates
+
+        found = Fit(job, self.host, trains, self._serves.get(server), told)
+        if trains and trainer not in self._trains:
+            told(found)
         self._serves.setdefault(server, found)
         return found
 
@@ -704,7 +723,7 @@ class Search:
         found = self.fit(b, place)
         return found is None or (found.on_device if replaying else found.perhaps_on_device)
 
-    def held(self, b: int, place: Place) -> Hashable:
+    def held(self, b: int, place: Place) -> tuple[int, int, Place]:
         """The key that decides what is resident as roles train: a branch has all its micro batches for that."""
         branch = self.branches[b]
         return branch.kin, branch.micro(branch.leanest), branch.kept(branch.own(place[: branch.turns]))
@@ -713,15 +732,26 @@ class Search:
         """True if what is resident is too much for a GPU, whatever is recomputed, and at every value of the lean axes.
 
         One place is asked for all that hold the same; if the framework refuses it, that tells nothing of the others.
+        Where no closest miss is asked for, none is asked that holds more than another which is too much.
         """
         held = self.held(b, place)
         if held not in self._beside:
             branch = self.branches[b]
+            if not self.names and (leaner := self._leaner_overfull(*held)) is not None:
+                self._beside[held] = leaner
+                return True
             found = self.fit(b, (*place[: branch.turns], *branch.leanest[branch.turns :]))
             if found is None:
                 return False
             self._beside[held] = found.beside_resident
+            if found.beside_resident < 0:
+                self._overfull.setdefault(held[:2], {})[held[2]] = found.beside_resident
         return self._beside[held] < 0
+
+    def _leaner_overfull(self, kin: int, micro: int, kept: Place) -> int | None:
+        """The bytes beside what is resident where as much or more leaves the GPUs, if that is known to be overfull."""
+        known = self._overfull.get((kin, micro), {})
+        return next((beside for more, beside in known.items() if all(map(le, kept, more))), None)
 
     def known_overfull(self, b: int, place: Place) -> bool:
         """True if `overfull` has found it so; computes nothing."""

@@ -103,6 +103,19 @@ def test_what_is_resident_is_the_same_where_the_search_asks_once(
         assert len({tuple(each.beside_resident for each in fit._sets) for fit in fits}) <= 1
 
 
+@settings(max_examples=60)
+@given(searches(4000), st.data())
+def test_no_more_is_resident_where_more_leaves_the_gpus(both: tuple[Search, Search], data: st.DataObject) -> None:
+    """A search that names no closest miss passes over all that holds more than what is too much."""
+    search, _ = both
+    for _ in range(6):
+        b, place, axis = a_place(search, data)
+        leaner = (*place[:axis], place[axis] + 1, *place[axis + 1 :])
+        one, other = search.fit(b, place), search.fit(b, leaner)
+        if axis < search.branches[b].turns and one and other:
+            assert one.beside_resident <= other.beside_resident
+
+
 @settings(max_examples=10)
 @given(searches(400))
 def test_the_closest_miss_lacks_least_of_all_that_were_looked_at_or_ruled_out(both: tuple[Search, Search]) -> None:
