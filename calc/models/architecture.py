@@ -872,7 +872,7 @@ def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ..
     def named(tensors: Iterable[tuple[str, tuple[int, ...], str]], count: int = 1) -> tuple[Tensor, ...]:
         return tuple([Tensor(f"{tower.prefix}{name}", shape, count, kind, "vision") for name, shape, kind in tensors])
 
-    projector = named(tower.projector(tower.merger))
+    projector = named(tower.projector(tower.merger)) + named(tower.beside)
     if tower.deep:
         projector += named(tower.projector(tower.deep_merger), len(tower.deep))
     match part:
@@ -880,7 +880,7 @@ def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ..
             return (*named(tower.patches), *named(tower.linears), *blocks, *vision_tensors(arch, "unread"), *projector)
         case "unread":
             idle = [t._replace(count=tower.unread) for t in blocks if tower.unread]
-            idle += named(tower.normed(tower.last_norm)) if idle else ()
+            idle += named(tower.idle)
             heard = tower.sound.tensors if tower.sound else ()
             return (*idle, *[Tensor(f"{tower.prefix}{name}", *of, "vision") for name, of in heard])
         case "linears":

@@ -254,7 +254,8 @@ _SEEN = frozenset({
     "vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
     "vision_token_id", "downsample_ratio", "image_seq_length", "projector_hidden_act", "vision_feature_layer",
     "vision_feature_select_strategy", "scale_factor", "ignore_index", "num_image_tokens", "projection_dim",
-    "multimodal_projector_bias", "audio_config",
+    "multimodal_projector_bias", "audio_config", "image_grid_pinpoints", "use_image_newline_parameter",
+    "vision_aspect_ratio", "image_token_index", "video_token_index",
 })  # fmt: skip
 
 

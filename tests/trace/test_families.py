@@ -147,6 +147,13 @@ SEEN: dict[str, dict[str, Any]] = {
     "llava": {
         "model_type": "clip_vision_model", **SQUARE, "image_size": 448, "patch_size": 28, "hidden_act": "quick_gelu",
     },
+    "llava_next": {
+        "model_type": "clip_vision_model", **SQUARE, "image_size": 448, "patch_size": 56, "hidden_act": "quick_gelu",
+    },
+    "granitevision": {"model_type": "siglip_vision_model", **SQUARE, "image_size": 448, "patch_size": 56},
+    "llava_onevision": {
+        "model_type": "siglip_vision_model", **SQUARE, "image_size": 448, "patch_size": 28, "vision_use_head": False,
+    },
     "llama4": {**SQUARE, "projector_input_dim": 512, "projector_output_dim": 512, "vision_output_dim": 512,
                "intermediate_size": 1280, "image_size": 448},
     "mistral3": {name: size for name, size in SQUARE.items() if name != "image_size"},
@@ -183,6 +190,12 @@ def seeing(family: str) -> dict[str, Any]:
     elif family == "llava":
         outer = {"image_token_index": 16383, "tie_word_embeddings": False, "image_seq_length": 256}
         inner["model_type"] = "llama"
+    elif family in ("llava_next", "granitevision", "llava_onevision"):
+        kind = "llava_next" if family == "granitevision" else family
+        outer = {"model_type": kind, "image_token_index": 16383, "tie_word_embeddings": False,
+                 "image_grid_pinpoints": [[448, 448], [448, 896]]}  # fmt: skip
+        outer |= {"vision_feature_layer": [1, -1], "vision_feature_select_strategy": "full"} if kind != family else {}
+        inner["model_type"] = SEEING[family].text
     elif family == "pixtral":
         outer = {"model_type": "llava", "image_token_index": 16383, "tie_word_embeddings": False,
                  "vision_feature_layer": -1, "vision_feature_select_strategy": "full"}  # fmt: skip
