@@ -70,7 +70,7 @@ UNMODELLED = tuple(
             pattern: f"has attention of a kind that is not modelled; {id} is the nearest"
             for pattern, id in {r"deepseek[ _-]?v4": "deepseek-v3.2", r"minimax[ _-]?m3": "minimax-m2"}.items()
         },
-        r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic|jetmoe|starcoder(?:base|plus)?(?![0-9])": "is of an "
+        r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic|jetmoe|santacoder": "is of an "
         "architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and mixtral-8x7b are",
         r"kimi[ _-]?audio": _SOUND,
         # Llama 3.2 Vision, and what was made of it

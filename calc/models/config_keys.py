@@ -194,6 +194,12 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
         "summary_use_proj", "task_specific_params",
     ),
+    "gpt_bigcode": (
+        "attention_softmax_in_fp32", "inference_runner", "layer_norm_epsilon", "max_batch_size", "max_sequence_length",
+        "pad_key_length", "pre_allocate_kv_cache", "scale_attention_softmax_in_fp32", "scale_attn_weights",
+        "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+        "validate_runner_input",
+    ),
     "opt": (
         "_remove_final_layer_norm", "init_std", "layer_norm_elementwise_affine", "prefix", "word_embed_proj_dim",
     ),

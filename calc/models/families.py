@@ -336,6 +336,10 @@ _LATE = dict(use_sliding_window=False, sliding_window=4096, max_window_layers=28
 _SPARSE = dict(num_experts_per_tok=8, decoder_sparse_step=1, mlp_only_layers=None)
 _GEMMA = dict(head_dim=256, max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False)
 _GELU = dict(hidden_act="hidden_activation")
+_GPT2 = dict(
+    hidden_size="n_embd", num_hidden_layers="n_layer", num_attention_heads="n_head", intermediate_size="n_inner",
+    max_position_embeddings="n_positions", hidden_act="activation_function", attention_dropout="attn_pdrop",
+)  # fmt: skip
 _HYBRID = dict(
     max_position_embeddings=32768, attention_bias=False, head_dim=256, partial_rotary_factor=0.25,
     full_attention_interval=4, linear_num_key_heads=16, linear_num_value_heads=32, linear_key_head_dim=128,
@@ -742,10 +746,18 @@ FAMILIES: dict[str, Family] = {
              names=Names("transformer", "wte", "ln_f", "attn", "c_attn", "c_proj", "c_fc", "c_proj", "h",
                          positions="wpe")),
         dropout="resid_pdrop", embedding_dropout="embd_pdrop", expansion=4, positions=0,
-        refused=("reorder_and_upcast_attn", "add_cross_attention"),
-        spelled=dict(hidden_size="n_embd", num_hidden_layers="n_layer", num_attention_heads="n_head",
-                     intermediate_size="n_inner", max_position_embeddings="n_positions",
-                     hidden_act="activation_function", attention_dropout="attn_pdrop"),
+        refused=("reorder_and_upcast_attn", "add_cross_attention"), spelled=_GPT2,
+    ),
+    "gpt_bigcode": Family(
+        dict(num_key_value_heads=1, n_inner=None, activation_function="gelu_pytorch_tanh", n_positions=1024,
+             tie_word_embeddings=True, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, multi_query=True,
+             add_cross_attention=False),
+        dict(qkv_bias=True, o_bias=True, mlp_bias=True, norm="layer", norm_bias=True, gated=False, fused_qkv="split",
+             masks_positions=True, norms=Norms("ln_1", mlp="ln_2"),
+             names=Names("transformer", "wte", "ln_f", "attn", "c_attn", "c_proj", "c_fc", "c_proj", "h",
+                         positions="wpe")),
+        dropout="resid_pdrop", embedding_dropout="embd_pdrop", expansion=4, positions=0, needed=("multi_query",),
+        refused=("add_cross_attention",), spelled=_GPT2,
     ),
     "opt": Family(
         dict(max_position_embeddings=2048, activation_function="relu", tie_word_embeddings=True, enable_bias=True,

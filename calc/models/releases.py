@@ -17,7 +17,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "2.0.0": ("gpt2",),
     "4.19.0": ("opt",),
     "4.20.0": ("bloom", "gpt_neox"),
-    "4.28.0": ("llama",),
+    "4.28.0": ("gpt_bigcode", "llama"),
     "4.31.0": ("falcon",),
     "4.32.0": ("mpt",),
     "4.34.0": ("mistral",),

@@ -93,7 +93,7 @@ NEW = (
     "exaone-4-1.2b", "falcon-2-11b", "flexolmo-7x7b", "gemma-3-270m", "glm-4.7", "glm-5", "gpt-neox",
     "granite-3.3-2b", "granite-4-micro", "granite-vision", "hunyuan", "internlm3", "llama-4", "llama3-llava", "llava",
     "mimo-v2", "minimax", "ministral-3", "minitron", "mistral-small-3.2", "mpt", "olmo-1b", "olmo-7b", "olmoe",
-    "phi-3.5-moe", "pixtral", "pythia-1b", "stablelm-2", "starcoder2-3b",
+    "phi-3.5-moe", "pixtral", "pythia-1b", "stablelm-2", "starcoder-15b", "starcoder2-3b", "starcoderbase",
 )  # fmt: skip
 
 

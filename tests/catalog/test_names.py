@@ -92,6 +92,8 @@ TYPED = {
     "deepseek-ai/deepseek-llm-7b-chat": "deepseek-llm-7b",
     "DeepSeek-Coder-V2-Lite-Instruct": "deepseek-v2-lite",
     "bigcode/starcoder2-15b": "starcoder2-15b",
+    "bigcode/starcoder": "starcoder-15b",
+    "StarCoderBase-7B": "starcoderbase-7b",
     "mistralai/Codestral-22B-v0.1": "codestral-22b",
     "Mistral-Large-Instruct-2407": "mistral-large-2407",
     "mistralai/Magistral-Small-2506": "mistral-small-24b",
@@ -272,7 +274,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 239
+    assert len(TYPED) == 241
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -369,7 +371,7 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
         ("mistralai/Voxtral-Mini-3B-2507", "hears or speaks"),
         ("google/flan-t5-xl", "has an encoder beside"),
         ("microsoft/Phi-3-small-8k-instruct", "has attention by blocks"),
-        ("bigcode/starcoder", "is of an architecture that few train today"),
+        ("bigcode/santacoder", "is of an architecture that few train today"),
         ("meituan-longcat/LongCat-Flash-Chat", "has two attentions in a layer"),
         ("answerdotai/ModernBERT-base", "is an encoder"),
     ],

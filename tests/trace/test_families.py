@@ -91,6 +91,9 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, "attn_pdrop": 0.0,
              "hidden_size": None, "num_hidden_layers": None, "num_attention_heads": None, "intermediate_size": None,
              "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": None},
+    "gpt_bigcode": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, **dict.fromkeys((
+        "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_key_value_heads",
+        "head_dim", "max_position_embeddings"))},
     "opt": {"ffn_dim": 2816, "word_embed_proj_dim": 1024, "intermediate_size": None, "num_key_value_heads": None,
             "head_dim": None},
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 4, "ffn_hidden_size": 2816,
@@ -255,7 +258,9 @@ def way(family: str, turn: int) -> dict[str, Any]:
     if family in ("bloom", "mpt", "mimo_v2_flash"):  # which slope scores, or have sinks beside narrow values
         return {**FLASH, "attention": "eager"}
     fields = (FLASH, SDPA, EAGER)[turn % 3]
-    without_q_proj = family in ("phi3", "gpt_neox", "gpt2", "falcon") or bool(OWN.get(family, {}).get("q_lora_rank"))
+    without_q_proj = family in ("phi3", "gpt_neox", "gpt2", "gpt_bigcode", "falcon") or bool(
+        OWN.get(family, {}).get("q_lora_rank")
+    )
     if fields is EAGER and without_q_proj:
         return FLASH
     return FLASH if fields is SDPA and family in ("gemma2", "gpt_oss") else fields  # soft caps and sinks
