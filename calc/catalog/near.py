@@ -46,7 +46,6 @@ _SPEAKS = {
     r"lfm2[.0-9]*[ _-]vl[ _-]450m": "lfm2-350m",
     r"lfm2[.0-9]*[ _-]vl[ _-]1\.6b": "lfm2-1.2b",
     r"lfm2[.0-9]*[ _-]vl[ _-]3b": "lfm2-2.6b",
-    r"aya[ _-]vision[ _-]8b": "command-r7b",
     r"aya[ _-]vision[ _-]32b": "command-r-32b",
     r"molmo[ _-]7b[ _-]d": "qwen2-7b",
     r"phi[ _-]?3\.5[ _-]vision": "phi-3-mini",

@@ -1,7 +1,7 @@
 """A vision tower's operations: patches, blocks and projector, per patch, as Transformers' eager code runs them.
 
 Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v,idefics3,llama4,llava,
-llava_next,llava_onevision,smolvlm,mistral3,paligemma,pixtral,clip,gemma4}/modeling_*.py`. The blocks are an
+llava_next,llava_onevision,smolvlm,mistral3,paligemma,pixtral,clip,gemma4,aya_vision}/modeling_*.py`. The blocks are an
 architecture of their own, so that `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a token
 is a patch.
 """
@@ -204,6 +204,13 @@ def projector(
     if merger.pooled:
         x = pooled(program, tower, program.layer_norm(x, LAST, Size({"": 1})))
         x = program.rms_norm(x, norm, token)
+    elif merger.halved:
+        # the norm itself copies what lies row by row, and keeps it as it lay
+        x = program.tape.op("projector: shuffle", [x], WIDTH, x.b)
+        x = program.linear(linears[0], program.layer_norm(x, norm, token), of(between=1))
+        kept, gate = program.tape.split("projector: halves", x, [of(between=0.5)] * 2)
+        act = program.tape.op("projector: activation", [gate], gate.width, gate.b, saves=[gate])
+        x = program.tape.op("projector: product", [act, kept], act.width, act.b, saves=[act, kept])
     elif merger.narrow:
         x = program.activated(
             program.linear(linears[0], program.layer_norm(shuffled(program, x), norm, token), of(out=1))

@@ -261,7 +261,8 @@ _SEEN = frozenset({
     "vision_token_id", "downsample_ratio", "image_seq_length", "projector_hidden_act", "vision_feature_layer",
     "vision_feature_select_strategy", "scale_factor", "ignore_index", "num_image_tokens", "projection_dim",
     "multimodal_projector_bias", "audio_config", "image_grid_pinpoints", "use_image_newline_parameter",
-    "vision_aspect_ratio", "image_token_index", "video_token_index",
+    "vision_aspect_ratio", "image_token_index", "video_token_index", "downsample_factor",
+    "alignment_intermediate_size", "adapter_layer_norm_eps", "alignment_activation_fn", "max_splits_per_img",
 })  # fmt: skip
 
 

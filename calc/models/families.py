@@ -68,7 +68,7 @@ CONVERTED = (
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
-    "afmoe", "apertus", "bailing_moe", "bamba", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5",
+    "afmoe", "apertus", "aya_vision", "bailing_moe", "bamba", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5",
     "ernie4_5_moe", "exaone_moe", "falcon_h1",
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
     "granitemoehybrid", "granitevision", "idefics3", "kimi_linear", "lfm2", "lfm2_moe", "llama4", "llama4_text",
@@ -263,6 +263,13 @@ SEEING: Mapping[str, Sight] = {
         _MISTRAL3, apart=False, tower={**_MISTRAL3.tower, "longest": 1024, "merger": _LLAVA_MERGER},
         only=dict(multimodal_projector_bias=(True, True), vision_feature_layer=(-2, -1),
                   vision_feature_select_strategy=("default", "full")),
+    ),
+    # tiles as `max_patches` of GOT-OCR2's image processor says, which Aya Vision has, too
+    "aya_vision": replace(
+        _LLAVA_SIGLIP, text="cohere2", taken=-1, only=dict(vision_feature_select_strategy=("full", "full")),
+        tower={**_GEMMA3.tower, "tiles": 12,
+               "merger": Merger("multi_modal_projector", "layernorm", ("linear_1", "linear_2"), joined=True,
+                                halved=True)},
     ),
     "gemma4": Sight(
         "gemma4_text",

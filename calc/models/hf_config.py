@@ -388,7 +388,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         out=out,
         positions=(side // patch) ** 2 or read.optional("num_position_embeddings") or 0,
         edge=edge,
-        between=read.integer("between") if "between" in sight.spelled else 0,
+        between=_between(config, sight, read, arch.hidden),
         deep=tuple(deep),
         taken=taken,
         unread=read.integer("depth") - depth,
@@ -474,7 +474,9 @@ def _merging(family: str, read: _Reader, wrong: Callable[[str, object, str], Con
     """The rule by which a family says how many of a square's patches become a token."""
     tower = SEEING[family].tower
     if not tower.get("flattened"):
-        return _shuffled if tower.get("along") else _single if tower["merger"].biased else _pooled
+        if name := "downsample_factor" if tower["merger"].halved else "scale_factor" * ("along" in tower):
+            return _shuffled(name)
+        return _single if tower["merger"].biased else _pooled
     side = {0.5: 2, 0.25: 4, 1: 1}.get(ratio := read.value("pixel_shuffle_ratio"), 0)
     if not side:
         raise wrong("pixel_shuffle_ratio", ratio, "0.25, 0.5 or 1")
@@ -500,12 +502,26 @@ def _vision_norms(read: _Reader, wrong: Callable[[str, object, str], ConfigError
     return normed
 
 
-def _shuffled(side: int, config: Mapping[str, Any]) -> int:
-    """The side of the square of patches that become one token, of `side`² patches, as Idefics 3 names it."""
-    given = config.get("scale_factor", 2)
-    if type(given) is int and given > 0 and not side % given:
-        return given
-    raise ConfigError("scale_factor", given, f"a divisor of {side}, a square's patches in a row")
+def _shuffled(name: str) -> Merging:
+    """The side of the square of patches that become one token, of `side`² patches, as the field `name` says."""
+
+    def merged(side: int, config: Mapping[str, Any]) -> int:
+        given = config.get(name, 2)
+        if type(given) is int and given > 0 and not side % given:
+            return given
+        raise ConfigError(name, given, f"a divisor of {side}, a square's patches in a row")
+
+    return merged
+
+
+def _between(config: Mapping[str, Any], sight: Sight, read: _Reader, hidden: int) -> int:
+    """The width of a projector's MLP, which Aya Vision's config has outside `vision_config`; 0: it has no own."""
+    if not sight.tower["merger"].halved:
+        return read.integer("between") if "between" in sight.spelled else 0
+    width = _Reader(config, dict(alignment_intermediate_size=hidden), {}).integer("alignment_intermediate_size")
+    if width % 2:
+        raise ConfigError("alignment_intermediate_size", width, "an even number: a gate and as much that it weighs")
+    return width
 
 
 def _single(side: int, config: Mapping[str, Any]) -> int:

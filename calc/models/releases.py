@@ -34,7 +34,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.47.0": ("olmo2",),
     "4.48.0": ("bamba", "cohere2"),
     "4.49.0": ("granitevision", "helium", "qwen2_5_vl"),
-    "4.50.0": ("gemma3", "gemma3_text", "mistral3", "smolvlm"),
+    "4.50.0": ("aya_vision", "gemma3", "gemma3_text", "mistral3", "smolvlm"),
     "4.51.0": ("deepseek_v3", "llama4", "llama4_text", "qwen3", "qwen3_moe"),
     "4.51.3": ("glm4",),
     "4.52.0": ("granitemoehybrid", "internvl", "qwen2_5_omni_thinker"),

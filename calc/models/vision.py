@@ -1,7 +1,8 @@
 """The vision tower of a model that reads images, and the projector that hands its output to the language model.
 
 Read in transformers 5.23 `{configuration,modeling}_*.py` of `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,
-internvl,glm4v,idefics3,llama4,llava,llava_next,llava_onevision,smolvlm,mistral3,paligemma,pixtral,clip,gemma4}`.
+internvl,glm4v,idefics3,llama4,llava,llava_next,llava_onevision,smolvlm,mistral3,paligemma,pixtral,clip,gemma4,
+aya_vision}`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Merger(NamedTuple):
     `unfolded`: a linear makes a token, as wide as a patch, of its patches before two others, all without a bias
     (Mistral 3). `inner`: the names of linears of the tower's own that read the patches of a token side by side before
     the one linear, with an activation behind each (Llama 4). `averaged`: one linear without a bias reads the average of
-    a token's patches behind a norm without weights (Gemma 4).
+    a token's patches behind a norm without weights (Gemma 4). `halved`: the first linear makes a gate and what it
+    weighs side by side (Aya Vision).
     """
 
     name: str
@@ -42,6 +44,7 @@ class Merger(NamedTuple):
     biased: bool = False
     inner: tuple[str, ...] = ()
     averaged: bool = False
+    halved: bool = False
 
 
 class Pixels(NamedTuple):
@@ -247,6 +250,9 @@ class Tower:
             return [
                 (name, *size) for name, size in zip(merger.linears, [(width, h), (h, out), (out, out)], strict=True)
             ]
+        if merger.halved:
+            first, last = merger.linears
+            return [(first, width, wide), (last, wide // 2, out)]
         between = out if merger.narrow else width
         sizes = [(out, out), (out, wide), (out, wide), (wide, out)] if wide else [(width, between), (between, out)]
         return [(name, *size) for name, size in zip(merger.linears, sizes, strict=True)]

@@ -44,6 +44,7 @@ MODULES = (
     "llava",
     "llava_next",
     "llava_onevision",
+    "aya_vision",
 )
 SOUND = re.compile(r"\b(audio_tower|embed_audio)\.")  # it is loaded, and nothing runs it
 VISION = re.compile(
@@ -78,6 +79,8 @@ def _side(config: Any) -> int:
         return int(eyes.patch_size * config.spatial_merge_size)
     if hasattr(config, "downsample_ratio"):
         return int(eyes.patch_size[0] / config.downsample_ratio)
+    if config.model_type == "aya_vision":
+        return int(eyes.patch_size * config.downsample_factor)
     if hasattr(config, "scale_factor"):
         return int(eyes.patch_size * config.scale_factor)
     if config.model_type in ("paligemma", "llava", *CUT):
@@ -103,8 +106,8 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
             raise CaseError(f"images.frames: {case.frames} cannot be traced; allowed: 1")
         shape = (count, case.frames, eyes.num_channels, eyes.image_size, eyes.image_size)
         return {"pixel_values_videos": torch.zeros(shape, device=DEVICE)}
-    if hasattr(config, "downsample_ratio"):
-        tile = eyes.image_size[0]
+    if hasattr(config, "downsample_ratio") or config.model_type == "aya_vision":
+        tile = _tile(eyes)
         return {"pixel_values": torch.zeros(count * _tiles(case, tile), eyes.num_channels, tile, tile, device=DEVICE)}
     if config.model_type == "llama4":  # whose processor makes pixels of bf16
         tile, b = eyes.image_size, torch.float32 if case.prec == "fp32" else torch.bfloat16
@@ -157,6 +160,11 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
     }
 
 
+def _tile(eyes: Any) -> int:
+    """The side of a square, which InternVL's config gives in either direction."""
+    return int(eyes.image_size if isinstance(eyes.image_size, int) else eyes.image_size[0])
+
+
 def _tiles(case: Case, tile: int, most: int = 12) -> int:
     """Squares of an image that is whole squares large: these, and one of all of it if there are several."""
     if case.height % tile or case.width % tile or case.height * case.width > most * tile**2:
@@ -191,8 +199,8 @@ def tokens(case: Case, model: Any, rows: int) -> int:
     config = _of(model)
     if config.model_type in CUT:
         return rows * case.images * _features(case, config)
-    if hasattr(config, "downsample_ratio"):
-        tile = config.vision_config.image_size[0]
+    if hasattr(config, "downsample_ratio") or config.model_type == "aya_vision":
+        tile = _tile(config.vision_config)
         return rows * case.images * _tiles(case, tile) * (tile // _side(config)) ** 2
     if config.model_type == "llama4":
         tile = config.vision_config.image_size
@@ -218,7 +226,7 @@ def linear_names(case: Case, model: Any) -> list[str]:
 
 def unread(case: Case, model: Any) -> set[int]:
     """The ids of parameters without gradients: what hears, and LLaVA's blocks behind the one whose output it takes."""
-    if case.config["model_type"] not in ("llava", *CUT):
+    if case.config["model_type"] not in ("llava", "aya_vision", *CUT):
         return {id(parameter) for name, parameter in model.named_parameters() if SOUND.search(name)}
     config = _of(model)
     depth, layers = config.vision_config.num_hidden_layers, config.vision_feature_layer

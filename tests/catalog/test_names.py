@@ -159,6 +159,7 @@ TYPED = {
     "mistral-small-instruct-2409": "codestral-22b",
     "deepseek-ai/DeepSeek-Prover-V2-7B": "deepseek-llm-7b",
     "aya-23-35b": "command-r-35b",
+    "CohereForAI/aya-vision-8b": "aya-vision-8b",
     "unsloth/gpt-oss-20b-BF16": "gpt-oss-20b",
     "qwen2.5vl:7b": "qwen2.5-vl-7b",
     "unsloth/gemma-4-E4B-it": "gemma-4-e4b",
@@ -274,7 +275,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 241
+    assert len(TYPED) == 242
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:

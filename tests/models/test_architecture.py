@@ -522,9 +522,9 @@ JUNK = st.one_of(
 @given(architectures())
 def test_layers_embedding_norm_and_head_make_the_model(arch: Architecture) -> None:
     layers = sum(A.layer_parameters(arch, arch.specs[i]) for i in range(arch.layers))
-    beside = arch.positions * arch.hidden + A.layer_input_parameters(arch)
-    norms = arch.norm_elements * (2 if arch.names.embedding_norm else 1)
-    bare = A.embedding_parameters(arch) + beside + layers + norms
+    beside = A.beside_embedding_parameters(arch)
+    assert beside >= arch.positions * arch.hidden + arch.norm_elements * bool(arch.names.embedding_norm)
+    bare = A.embedding_parameters(arch) + beside + layers + arch.norm_elements
     assert A.parameters(arch, head="none") == bare
     assert A.parameters(arch, head="scalar") == bare + arch.hidden
     head = (0 if arch.tied else A.embedding_parameters(arch)) + arch.head_bias * arch.vocab

@@ -157,6 +157,9 @@ SEEN: dict[str, dict[str, Any]] = {
     "llava_onevision": {
         "model_type": "siglip_vision_model", **SQUARE, "image_size": 448, "patch_size": 28, "vision_use_head": False,
     },
+    "aya_vision": {
+        "model_type": "siglip_vision_model", **SQUARE, "image_size": 448, "patch_size": 28, "vision_use_head": False,
+    },
     "llama4": {**SQUARE, "projector_input_dim": 512, "projector_output_dim": 512, "vision_output_dim": 512,
                "intermediate_size": 1280, "image_size": 448},
     "mistral3": {name: size for name, size in SQUARE.items() if name != "image_size"},
@@ -199,6 +202,9 @@ def seeing(family: str) -> dict[str, Any]:
                  "image_grid_pinpoints": [[448, 448], [448, 896]]}  # fmt: skip
         outer |= {"vision_feature_layer": [1, -1], "vision_feature_select_strategy": "full"} if kind != family else {}
         inner["model_type"] = SEEING[family].text
+    elif family == "aya_vision":
+        outer = {"image_token_index": 16383, "alignment_intermediate_size": 2048}
+        inner["model_type"] = "cohere2"
     elif family == "pixtral":
         outer = {"model_type": "llava", "image_token_index": 16383, "tie_word_embeddings": False,
                  "vision_feature_layer": -1, "vision_feature_select_strategy": "full"}  # fmt: skip
