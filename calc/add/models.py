@@ -100,6 +100,10 @@ def _kept(data: Mapping[str, Any]) -> dict[str, Any]:
     if family in NESTED:
         data = {"model_type": NESTED[family], **data["text_config"]}
         text = data["model_type"]
+    elif family in SEEING and _names_another(data):
+        inner = {name: value for name, value in data["text_config"].items() if name not in _PASSING}
+        outer = {name: value for name, value in data.items() if name not in _PASSING}
+        return {**outer, "text_config": inner}
     elif family in SEEING:
         # the fields of the language model stand beside those of the tower
         inner = data.get("text_config") or {}
@@ -108,6 +112,13 @@ def _kept(data: Mapping[str, Any]) -> dict[str, Any]:
     defaults = FAMILIES[ALIKE.get(text, text)].defaults
     sizes = {name: defaults[name] for name in _SIZES if name not in data and name in defaults}
     return {name: value for name, value in {**data, **sizes}.items() if name not in _PASSING}
+
+
+def _names_another(data: Mapping[str, Any]) -> bool:
+    """True if the language model inside is of another family than most of those before such a tower."""
+    inner = data.get("text_config")
+    named = inner.get("model_type") if isinstance(inner, Mapping) else None
+    return named in FAMILIES and named != SEEING[seeing(data)].text
 
 
 class _Dumper(yaml.SafeDumper):

@@ -46,11 +46,6 @@ _SPEAKS = {
     r"lfm2[.0-9]*[ _-]vl[ _-]450m": "lfm2-350m",
     r"lfm2[.0-9]*[ _-]vl[ _-]1\.6b": "lfm2-1.2b",
     r"lfm2[.0-9]*[ _-]vl[ _-]3b": "lfm2-2.6b",
-    r"llava[ _-]?(?:next[ _-])?(?:v?1\.[56][ _-])?(?:vicuna[ _-])?7b": "llama-2-7b",
-    r"llava[ _-]?(?:next[ _-])?(?:v?1\.[56][ _-])?(?:vicuna[ _-])?13b": "llama-2-13b",
-    r"llava[ _-]?v?1\.6[ _-]mistral[ _-]7b": "mistral-7b-v0.2",
-    r"llava[ _-]onevision[ _-]qwen2[ _-]7b": "qwen2-7b",
-    r"aya[ _-]vision[ _-]8b": "command-r7b",
     r"aya[ _-]vision[ _-]32b": "command-r-32b",
     r"molmo[ _-]7b[ _-]d": "qwen2-7b",
     r"phi[ _-]?3\.5[ _-]vision": "phi-3-mini",
@@ -74,7 +69,7 @@ UNMODELLED = tuple(
             pattern: f"has attention of a kind that is not modelled; {id} is the nearest"
             for pattern, id in {r"deepseek[ _-]?v4": "deepseek-v3.2", r"minimax[ _-]?m3": "minimax-m2"}.items()
         },
-        r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic|jetmoe|starcoder(?:base|plus)?(?![0-9])": "is of an "
+        r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic|jetmoe|santacoder": "is of an "
         "architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and mixtral-8x7b are",
         r"kimi[ _-]?audio": _SOUND,
         # Llama 3.2 Vision, and what was made of it
@@ -107,6 +102,8 @@ UNMODELLED = tuple(
             for pattern, id in {
                 r"trinity[ _-]?large": "trinity-mini",
                 r"pixtral[ _-]?large": "pixtral-12b",
+                r"llava[ _-]next[ _-](?:72|110)b": "llava-1.6-34b",
+                r"granite[ _-]vision[ _-]3": "granite-vision-3.3-2b",
                 r"mimo[ _-]?v2": "mimo-v2-flash",
                 r"paligemma[ _-]?3b": "paligemma-3b-448",
                 r"paligemma[ _-]?2[ _-]3b": "paligemma2-3b-448",

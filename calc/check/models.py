@@ -180,7 +180,12 @@ def size_in_name(model: Model, _: Catalog) -> Iterator[str]:
         said = {prod(float(part) for part in (one[1].rstrip("x") or "1", one[2])): one[0] for one in found}
         if not said:
             continue
-        counts = [model.parameters, *([active_parameters(model.architecture)] if field.startswith("alias") else [])]
+        alone = parameters(language(model.architecture))  # LLaVA-OneVision 0.5B: its tower is nearly as large
+        counts = [
+            model.parameters,
+            alone,
+            *([active_parameters(model.architecture)] if field.startswith("alias") else []),
+        ]
         low, high = (bound * max(said) * 1e9 for bound in SIZE)
         if not any(low <= count <= high for count in counts):
             allowed = f"{low:,.0f} to {high:,.0f}, as {field} says {said[max(said)]}"

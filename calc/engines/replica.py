@@ -242,12 +242,13 @@ class Holder:
     __slots__ = ()
 
     def tables(self: TrainingEngine) -> list[Line]:
-        """The buffers: each layer's rotary tables, decays of lightning attention, positions of what hears."""
+        """The buffers: rotary tables of each layer, decays of lightning attention, a mask, positions of what hears."""
         r = self.replica
         positions, b = r.arch.cached_positions, r.arch.cached_bytes or self.table_bytes()
         found = [weights.tables(r.role, r.arch, positions, b)] if positions else []
         sound = r.arch.vision and r.arch.vision.sound
         found += [weights.decays(r.role, r.arch, self.table_bytes())] if r.arch.lightning else []
+        found += [weights.triangle(r.role, r.arch.max_positions)] if r.arch.masks_positions else []
         return [*found, weights.sines(r.role, sound)] if isinstance(sound, Whisper) else found
 
     def left(self: TrainingEngine) -> list[Line]:

@@ -1,8 +1,9 @@
 """A vision tower's operations: patches, blocks and projector, per patch, as Transformers' eager code runs them.
 
 Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v,idefics3,llama4,llava,
-smolvlm,mistral3,paligemma,pixtral,clip,gemma4}/modeling_*.py`. The blocks are an architecture of their own, so that
-`calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a token is a patch.
+llava_next,llava_onevision,smolvlm,mistral3,paligemma,pixtral,clip,gemma4,aya_vision}/modeling_*.py`. The blocks are an
+architecture of their own, so that `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a token
+is a patch.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def running(
     """
     narrow = run.precision == "autocast" and (tower.interpolated or not (tower.positions or tower.framed))
     kernel = "flash" if run.kernel in ("masked", "eager") else run.kernel
+    kernel = "efficient" if kernel == "math" else kernel  # a tower's heads are in no groups
     if tower.framed and not run.packaged:
         kernel = "masked" if count % ROW or run.compute != run.weight else "efficient"
     if short and not run.packaged:
@@ -63,15 +65,15 @@ def block(run: Run, *, first: bool, counted: bool) -> Segment:
 
 
 @lru_cache(maxsize=1024)
-def patches(run: Run, tower: Tower, *, embeds: bool) -> Segment:
+def patches(run: Run, tower: Tower, *, embeds: bool, joins: bool = False) -> Segment:
     """A convolution over the pixels of each patch, which keeps them where it is trained, then positions or windows.
 
-    `embeds`: gradients reach what it makes. Interpolated positions are the weighted sum, in fp32, of the `TAPS` rows of
-    a table that are nearest. All blocks share cos and sin, in fp32 but for a framed tower's, where they rotate. A
-    ragged tower's positions are a row for each patch. The embedded patches of a frozen tower are a leaf that a hook
-    makes require a gradient, and the first block's input if neither positions nor another order come between, or the
-    hook comes behind them. A table that is sampled as a picture is cast to fp32 first; its positions, and the norm
-    before them, are in the weights' type.
+    `embeds`: gradients reach what it makes. `joins`: the squares of all images are joined by a copy first. Interpolated
+    positions are the weighted sum, in fp32, of the `TAPS` rows of a table that are nearest. All blocks share cos and
+    sin, in fp32 but for a framed tower's, where they rotate. A ragged tower's positions are a row for each patch. The
+    embedded patches of a frozen tower are a leaf that a hook makes require a gradient, and the first block's input if
+    neither positions nor another order come between, or the hook comes behind them. A table that is sampled as a
+    picture is cast to fp32 first; its positions, and the norm before them, are in the weights' type.
     """
     narrow = tower.first_norm and run.precision == "autocast"  # the convolution's output
     program = activations.Program(replace(run, precision="autocast-narrow") if narrow else run)
@@ -81,6 +83,8 @@ def patches(run: Run, tower: Tower, *, embeds: bool) -> Segment:
     pixels.size = NOTHING  # they are counted as the batch's
     for name in ("centre", "scale") if tower.filled else ():
         pixels = tape.op(f"patches: {name}", [pixels], pixels.width, pixels.b)
+    if joins:
+        pixels = tape.op("patches: join squares", [pixels], pixels.width, pixels.b)
     hidden = tower.blocks.hidden
     weight = hidden * (tower.pixels + tower.patch_bias) if trained else 0
     read = program.cast(pixels, b, "patches")
@@ -176,9 +180,11 @@ def projector(
 
     Two linears read `merge`² patches at once, with a GELU between, or one alone; one matrix multiplies their average. A
     narrow projector's patches, and those that no norm follows, are put together by two copies. Where blocks attend
-    within windows, the output is put into the old order. A convolution makes a token of its patches before a linear and
-    an MLP. `out` is a token's width over the patches that it is made of; `first`: nothing below is trained. `below`:
-    the settings with which the tower's own norm, convolution and linears run. `counted`: a block keeps the input, too.
+    within windows, the output is put into the old order. The output of several blocks is joined by a copy, whose
+    gradient theirs are views of. Squares' tokens are laid out as the image is, then joined with newlines. A convolution
+    makes a token of its patches before a linear and an MLP. `out` is a token's width over the patches that it is made
+    of; `first`: nothing below is trained. `below`: the settings with which the tower's own norm, convolution and
+    linears run. `counted`: a block keeps the input, too.
     """
     looks = below is not None and below.trained
     width, out, token = tower.merged, tower.out, Size({"": 1 / tower.merge**2})
@@ -198,6 +204,13 @@ def projector(
     if merger.pooled:
         x = pooled(program, tower, program.layer_norm(x, LAST, Size({"": 1})))
         x = program.rms_norm(x, norm, token)
+    elif merger.halved:
+        # the norm itself copies what lies row by row, and keeps it as it lay
+        x = program.tape.op("projector: shuffle", [x], WIDTH, x.b)
+        x = program.linear(linears[0], program.layer_norm(x, norm, token), of(between=1))
+        kept, gate = program.tape.split("projector: halves", x, [of(between=0.5)] * 2)
+        act = program.tape.op("projector: activation", [gate], gate.width, gate.b, saves=[gate])
+        x = program.tape.op("projector: product", [act, kept], act.width, act.b, saves=[act, kept])
     elif merger.narrow:
         x = program.activated(
             program.linear(linears[0], program.layer_norm(shuffled(program, x), norm, token), of(out=1))
@@ -214,7 +227,9 @@ def projector(
     elif merger.averaged:
         x = averaged(program, tower, x)
     elif not merger.norm and len(linears) > 1:
-        if tower.classes and x.b == run.compute:  # without the tower's own token; a cast cuts it off, too
+        if len(tower.taken) > 1:
+            x = program.tape.op("projector: join blocks", [x], WIDTH * len(tower.taken), x.b, aliases=[x])
+        elif tower.classes and x.b == run.compute:  # without the tower's own token; a cast cuts it off, too
             x = program.tape.op("projector: cut", [x], WIDTH, x.b)
         for name in linears[:-1]:
             x = program.activated(program.linear(name, x, of(out=1)))
@@ -230,6 +245,8 @@ def projector(
         x = program.activated(program.linear(linears[0], x, WIDTH))
     project = program.whole if merger.pooled else program.linear
     x = project(linears[-1], x, of(out=1))
+    for name in ("lay out", "join") if tower.newline else ():
+        x = program.tape.op(f"projector: {name}", [x], x.width, x.b)
     if tower.windowed:
         program.tape.op("projector: order", [x], x.width, x.b, saves=[Tensor(token, 8)])
     products = [] if merger.pooled else tower.products(merger)

@@ -74,6 +74,14 @@ def masks(role: str, positions: int, b: int) -> Line:
     return Line("weights", role, 2 * b * positions**2, "2·b·S_max^2", {"b": b, "S_max": positions}, "weights#tables")
 
 
+def triangle(role: str, positions: int) -> Line:
+    """The mask of all `positions` by all that StarCoder's model has in a buffer, a byte each, though nothing reads it.
+
+    Transformers 5.23 `models/gpt_bigcode/modeling_gpt_bigcode.py`, `GPTBigCodeModel.bias`, as in 4.28.
+    """
+    return Line("weights", role, positions**2, "S_max^2", {"S_max": positions}, "weights#tables")
+
+
 def decays(role: str, arch: Architecture, b: int) -> Line:
     """The decays of each head's positions in a block that every layer of lightning attention has in buffers.
 

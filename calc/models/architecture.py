@@ -396,6 +396,7 @@ class Architecture:
     vision: Tower | None = None  # the part for images
     pieces: bool = False  # attends piece by piece and joins the outputs, but in one call of the flash-attn package
     positions: int = 0  # rows of a learned embedding of positions (the first GPTs')
+    masks_positions: bool = False  # a buffer of the model's own is a mask of all positions by all (StarCoder)
     # the library whose code runs the layers, if not Transformers; Megatron-core with Transformer Engine, or without it
     modeling: Literal["", "litgpt", "megatron", "megatron-plain", "megatron-local"] = ""
     # adapters beside Megatron-core's linears: one of two matrices is cut over tensor-parallel ranks, and sees with
@@ -805,9 +806,7 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
     if arch.head_bias:
         lm.append(Tensor("lm_head.bias", (rows,), 1, "bias", "head"))
     heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
-    learned = Tensor(f"{names.model}.{names.positions}.weight", (arch.positions, arch.hidden), 1, "embedding", "embed")
-    beside = [*[learned] * (arch.positions > 0), *_embedding_norm(arch), *_layer_inputs(arch), *_streams(arch)]
-    begins, ends = (embedding, *beside) * arch.embeds, (*norm, *heads[head]) * arch.ends
+    begins, ends = (embedding, *_beside_embedding(arch)) * arch.embeds, (*norm, *heads[head]) * arch.ends
     again = (embedding,) if arch.depths and not arch.embeds else ()
     return (*begins, *layers.values(), *again, *_depths(arch), *ends, *vision_tensors(arch))
 
@@ -825,6 +824,13 @@ def _depths(arch: Architecture) -> Iterable[Tensor]:
         yield Tensor(f"mtp.layers.{n}.eh_proj.weight", (h // arch.ranks, 2 * h), 1, "linear", "mlp")
         for t in _layer(arch, spec):
             yield t._replace(name=t.name.replace(f"{arch.names.model}.{arch.names.layers}.*", f"mtp.layers.{n}"))
+
+
+def _beside_embedding(arch: Architecture) -> list[Tensor]:
+    """The tensors before the first layer but the embedding's own: learned positions, a norm, and more in Gemma's."""
+    name = f"{arch.names.model}.{arch.names.positions}.weight"
+    learned = Tensor(name, (arch.positions, arch.hidden), 1, "embedding", "embed")
+    return [*[learned] * (arch.positions > 0), *_embedding_norm(arch), *_layer_inputs(arch), *_streams(arch)]
 
 
 def _embedding_norm(arch: Architecture) -> list[Tensor]:
@@ -855,9 +861,9 @@ def _streams(arch: Architecture) -> list[Tensor]:
     return [Tensor(name, (arch.hidden, arch.hidden), up.streams - 1, "linear", "embed") for name in names]
 
 
-def layer_input_parameters(arch: Architecture) -> int:
-    """Elements of what makes all layers' own embeddings, and streams; 0 if they have none, or another stage has it."""
-    return sum(t.elements * t.count for t in (*_layer_inputs(arch), *_streams(arch))) * arch.embeds
+def beside_embedding_parameters(arch: Architecture) -> int:
+    """Elements before the first layer but the embedding's; 0 if there are none, or another stage has them."""
+    return sum(t.elements * t.count for t in _beside_embedding(arch)) * arch.embeds
 
 
 @lru_cache(maxsize=4096)
@@ -872,7 +878,7 @@ def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ..
     def named(tensors: Iterable[tuple[str, tuple[int, ...], str]], count: int = 1) -> tuple[Tensor, ...]:
         return tuple([Tensor(f"{tower.prefix}{name}", shape, count, kind, "vision") for name, shape, kind in tensors])
 
-    projector = named(tower.projector(tower.merger))
+    projector = named(tower.projector(tower.merger)) + named(tower.beside)
     if tower.deep:
         projector += named(tower.projector(tower.deep_merger), len(tower.deep))
     match part:
@@ -880,7 +886,7 @@ def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ..
             return (*named(tower.patches), *named(tower.linears), *blocks, *vision_tensors(arch, "unread"), *projector)
         case "unread":
             idle = [t._replace(count=tower.unread) for t in blocks if tower.unread]
-            idle += named(tower.normed(tower.last_norm)) if idle else ()
+            idle += named(tower.idle)
             heard = tower.sound.tensors if tower.sound else ()
             return (*idle, *[Tensor(f"{tower.prefix}{name}", *of, "vision") for name, of in heard])
         case "linears":

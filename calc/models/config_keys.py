@@ -194,6 +194,12 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
         "summary_use_proj", "task_specific_params",
     ),
+    "gpt_bigcode": (
+        "attention_softmax_in_fp32", "inference_runner", "layer_norm_epsilon", "max_batch_size", "max_sequence_length",
+        "pad_key_length", "pre_allocate_kv_cache", "scale_attention_softmax_in_fp32", "scale_attn_weights",
+        "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+        "validate_runner_input",
+    ),
     "opt": (
         "_remove_final_layer_norm", "init_std", "layer_norm_elementwise_affine", "prefix", "word_embed_proj_dim",
     ),
@@ -254,7 +260,9 @@ _SEEN = frozenset({
     "vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
     "vision_token_id", "downsample_ratio", "image_seq_length", "projector_hidden_act", "vision_feature_layer",
     "vision_feature_select_strategy", "scale_factor", "ignore_index", "num_image_tokens", "projection_dim",
-    "multimodal_projector_bias", "audio_config",
+    "multimodal_projector_bias", "audio_config", "image_grid_pinpoints", "use_image_newline_parameter",
+    "vision_aspect_ratio", "image_token_index", "video_token_index", "downsample_factor",
+    "alignment_intermediate_size", "adapter_layer_norm_eps", "alignment_activation_fn", "max_splits_per_img",
 })  # fmt: skip
 
 

@@ -68,12 +68,12 @@ CONVERTED = (
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
-    "afmoe", "apertus", "bailing_moe", "bamba", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5",
+    "afmoe", "apertus", "aya_vision", "bailing_moe", "bamba", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5",
     "ernie4_5_moe", "exaone_moe", "falcon_h1",
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
-    "granitemoehybrid", "idefics3", "kimi_linear", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava",
-    "mimo_v2_flash", "minimax_m2", "mistral3", "nemotron_h", "olmoe", "paligemma", "pixtral",
-    "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl",
+    "granitemoehybrid", "granitevision", "idefics3", "kimi_linear", "lfm2", "lfm2_moe", "llama4", "llama4_text",
+    "llava", "llava_next", "llava_onevision", "mimo_v2_flash", "minimax_m2", "mistral3", "nemotron_h", "olmoe",
+    "paligemma", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl",
     "qwen3_vl_moe", "qwen3_5_moe_text",
     "smolvlm", "solar_open", "youtu",
 )  # fmt: skip
@@ -107,7 +107,9 @@ class Sight:
     apart: bool = False
     inner: str = "model.language_model"  # the module of the language model
     head: str = "lm_head"
-    earlier: bool = False  # it reads an earlier block than the last one, which the config names
+    # it reads blocks that the config names, with no norm behind them: the config class's default, from the end
+    taken: int = 0
+    ties: bool = False  # a language model that ties its head to its embedding by its own config does so here, too
     # fields around `vision_config` of which one value is modelled: the config class's default, and that value
     only: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     whisper: bool = False  # the part that hears is Whisper's encoder, and no conformer
@@ -203,6 +205,25 @@ _MISTRAL3 = Sight(
     apart=True, only=dict(multimodal_projector_bias=(False, False), vision_feature_layer=(-1, -1)),
 )  # fmt: skip
 _LLAVA_MERGER = Merger("multi_modal_projector", "", ("linear_1", "linear_2"), biased=True)
+_LLAVA_ONLY = dict(multimodal_projector_bias=(True, True), vision_feature_select_strategy=("default", "default"))
+_LLAVA = Sight(
+    "llama",
+    dict(num_hidden_layers=12, hidden_size=768, hidden_act="quick_gelu", intermediate_size=3072,
+         num_attention_heads=12, num_channels=3, patch_size=32, image_size=224),
+    dict(**_PLAIN, norms=Norms("layer_norm1", mlp="layer_norm2"),
+         names=Names("model.vision_tower", output="out_proj", up="fc1", down="fc2", layers="encoder.layers")),
+    dict(hooked=True, embedding="vision_tower.embeddings.patch_embedding",
+         table="vision_tower.embeddings.position_embedding", classes="vision_tower.embeddings.class_embedding",
+         first_norm="vision_tower.pre_layrnorm", last_norm="vision_tower.post_layernorm", limits=Pixels(1, 10**9),
+         merger=_LLAVA_MERGER),
+    dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
+    taken=-2, only=_LLAVA_ONLY,
+)  # fmt: skip
+# `image_grid_pinpoints` of `LlavaNextConfig` and of `LlavaOnevisionConfig`: heights and widths
+_CUT = dict(grids=((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)), newline="image_newline")
+_ONEVISION = tuple([(384 * down, 384 * right) for down in range(1, 7) for right in range(1, 7)])
+_LLAVA_NEXT = replace(_LLAVA, tower={**_LLAVA.tower, **_CUT})
+_LLAVA_SIGLIP = replace(_GEMMA3, apart=False, tower={**_GEMMA3.tower, "merger": _LLAVA_MERGER}, fixed={})
 SEEING: Mapping[str, Sight] = {
     "gemma3": _GEMMA3,
     "paligemma": replace(
@@ -227,24 +248,28 @@ SEEING: Mapping[str, Sight] = {
              between="projector_output_dim"),
         apart=True, inner="language_model.model", head="language_model.lm_head",
     ),
-    "llava": Sight(
-        "llama",
-        dict(num_hidden_layers=12, hidden_size=768, hidden_act="quick_gelu", intermediate_size=3072,
-             num_attention_heads=12, num_channels=3, patch_size=32, image_size=224),
-        dict(**_PLAIN, norms=Norms("layer_norm1", mlp="layer_norm2"),
-             names=Names("model.vision_tower", output="out_proj", up="fc1", down="fc2", layers="encoder.layers")),
-        dict(hooked=True, embedding="vision_tower.embeddings.patch_embedding",
-             table="vision_tower.embeddings.position_embedding", classes="vision_tower.embeddings.class_embedding",
-             first_norm="vision_tower.pre_layrnorm", last_norm="vision_tower.post_layernorm", limits=Pixels(1, 10**9),
-             merger=_LLAVA_MERGER),
-        dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
-        earlier=True, only=dict(multimodal_projector_bias=(True, True)),
+    "llava": _LLAVA,
+    "llava_next": _LLAVA_NEXT,
+    "granitevision": replace(
+        _LLAVA_SIGLIP, text="granite", tower={**_LLAVA_SIGLIP.tower, **_CUT}, taken=-2,
+        only={**_LLAVA_ONLY, "vision_feature_select_strategy": ("default", "full")},
+    ),
+    "llava_onevision": replace(
+        _LLAVA_SIGLIP, text="qwen2", tower={**_LLAVA_SIGLIP.tower, **_CUT, "grids": _ONEVISION, "most": 9}, taken=-1,
+        ties=True, only={**_LLAVA_ONLY, "vision_feature_select_strategy": ("full", "full")},
     ),
     # of the published `preprocessor_config.json`: images are made smaller to 1024 pixels of the longer side
     "pixtral": replace(
         _MISTRAL3, apart=False, tower={**_MISTRAL3.tower, "longest": 1024, "merger": _LLAVA_MERGER},
         only=dict(multimodal_projector_bias=(True, True), vision_feature_layer=(-2, -1),
                   vision_feature_select_strategy=("default", "full")),
+    ),
+    # tiles as `max_patches` of GOT-OCR2's image processor says, which Aya Vision has, too
+    "aya_vision": replace(
+        _LLAVA_SIGLIP, text="cohere2", taken=-1, only=dict(vision_feature_select_strategy=("full", "full")),
+        tower={**_GEMMA3.tower, "tiles": 12,
+               "merger": Merger("multi_modal_projector", "layernorm", ("linear_1", "linear_2"), joined=True,
+                                halved=True)},
     ),
     "gemma4": Sight(
         "gemma4_text",
@@ -307,8 +332,9 @@ SEEING: Mapping[str, Sight] = {
     ),
 }  # fmt: skip
 # Families whose code runs other towers, too, and the name in SEEING of each pair: `LlavaForConditionalGeneration` makes
-# the tower of the type that `vision_config` names.
-TOWERS = {("llava", "pixtral"): "pixtral"}
+# the tower of the type that `vision_config` names, and so does LLaVA-NeXT's, of which Transformers' documentation calls
+# a model with SigLIP's tower Granite Vision.
+TOWERS = {("llava", "pixtral"): "pixtral", ("llava_next", "siglip_vision_model"): "granitevision"}
 _ATTENTION = ("attention_bias", "attention_bias", "")
 _LLAMA = ("attention_bias", "attention_bias", "mlp_bias")
 _ONE = Norms(mlp="")
@@ -317,6 +343,10 @@ _LATE = dict(use_sliding_window=False, sliding_window=4096, max_window_layers=28
 _SPARSE = dict(num_experts_per_tok=8, decoder_sparse_step=1, mlp_only_layers=None)
 _GEMMA = dict(head_dim=256, max_position_embeddings=8192, tie_word_embeddings=True, attention_bias=False)
 _GELU = dict(hidden_act="hidden_activation")
+_GPT2 = dict(
+    hidden_size="n_embd", num_hidden_layers="n_layer", num_attention_heads="n_head", intermediate_size="n_inner",
+    max_position_embeddings="n_positions", hidden_act="activation_function", attention_dropout="attn_pdrop",
+)  # fmt: skip
 _HYBRID = dict(
     max_position_embeddings=32768, attention_bias=False, head_dim=256, partial_rotary_factor=0.25,
     full_attention_interval=4, linear_num_key_heads=16, linear_num_value_heads=32, linear_key_head_dim=128,
@@ -723,10 +753,18 @@ FAMILIES: dict[str, Family] = {
              names=Names("transformer", "wte", "ln_f", "attn", "c_attn", "c_proj", "c_fc", "c_proj", "h",
                          positions="wpe")),
         dropout="resid_pdrop", embedding_dropout="embd_pdrop", expansion=4, positions=0,
-        refused=("reorder_and_upcast_attn", "add_cross_attention"),
-        spelled=dict(hidden_size="n_embd", num_hidden_layers="n_layer", num_attention_heads="n_head",
-                     intermediate_size="n_inner", max_position_embeddings="n_positions",
-                     hidden_act="activation_function", attention_dropout="attn_pdrop"),
+        refused=("reorder_and_upcast_attn", "add_cross_attention"), spelled=_GPT2,
+    ),
+    "gpt_bigcode": Family(
+        dict(num_key_value_heads=1, n_inner=None, activation_function="gelu_pytorch_tanh", n_positions=1024,
+             tie_word_embeddings=True, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, multi_query=True,
+             add_cross_attention=False),
+        dict(qkv_bias=True, o_bias=True, mlp_bias=True, norm="layer", norm_bias=True, gated=False, fused_qkv="split",
+             masks_positions=True, norms=Norms("ln_1", mlp="ln_2"),
+             names=Names("transformer", "wte", "ln_f", "attn", "c_attn", "c_proj", "c_fc", "c_proj", "h",
+                         positions="wpe")),
+        dropout="resid_pdrop", embedding_dropout="embd_pdrop", expansion=4, positions=0, needed=("multi_query",),
+        refused=("add_cross_attention",), spelled=_GPT2,
     ),
     "opt": Family(
         dict(max_position_embeddings=2048, activation_function="relu", tie_word_embeddings=True, enable_bias=True,

@@ -27,7 +27,18 @@ from calc.models.architecture import (
     Ssm,
 )
 from calc.models.config_keys import MODELLED
-from calc.models.families import ALIKE, CONVERTED, FAMILIES, NESTED, SEEING, THINKERS, TOWERS, UNADAPTED_OUTPUT, Family
+from calc.models.families import (
+    ALIKE,
+    CONVERTED,
+    FAMILIES,
+    NESTED,
+    SEEING,
+    THINKERS,
+    TOWERS,
+    UNADAPTED_OUTPUT,
+    Family,
+    Sight,
+)
 from calc.models.sound import Conformer, Sound, Whisper
 from calc.models.vision import Tower
 
@@ -307,8 +318,9 @@ def _seeing(config: Mapping[str, Any]) -> Architecture:
         inner = {name: value for name, value in config.items() if name not in ("vision_config", "text_config")}
     if not isinstance(inner, Mapping):
         raise ConfigError("text_config", inner, f"a mapping, the language model of {family}")
-    tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
     sight = SEEING[family]
+    tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
+    tied = {} if sight.ties and inner.get("tie_word_embeddings") is True else tied
     named = inner.get("model_type") if "text_config" in config else None
     arch = from_config({**inner, **tied, "model_type": named if named in FAMILIES else sight.text})
     vision = config.get("vision_config")
@@ -336,8 +348,6 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
     out = read.integer("out_hidden_size") if "out_hidden_size" in given else arch.hidden
     if out != arch.hidden:
         raise wrong("out_hidden_size", out, f"hidden_size = {arch.hidden} of the language model")
-    if "vision_use_head" in given and read.boolean("vision_use_head"):
-        raise wrong("vision_use_head", True, "false; not modelled")
     for name, only in ("num_key_value_heads", heads), ("head_dim", hidden // heads):
         if sight.tower.get("filled") and read.integer(name) != only:
             raise wrong(name, read.value(name), f"{only}; others are not modelled")
@@ -346,8 +356,8 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
             raise ConfigError(name, value, f"{repr(only).casefold()}; not modelled")
     patch, side = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
     edge = 0 if sight.tower.get("sampled") else side
-    unread = _unread(config, read) if sight.earlier else 0
-    depth = read.integer("depth") - unread
+    taken = _taken(config, read, sight.taken) if sight.taken else ()
+    depth = max(taken) if taken else read.integer("depth")
     deep = read.value("deepstack_visual_indexes") or ()
     merged, one_each = _merging(family, read, wrong), sight.tower["merger"].biased
     if not all(type(index) is int and 0 <= index < depth for index in _listed(deep)) or len(deep) > arch.layers:
@@ -378,12 +388,14 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         out=out,
         positions=(side // patch) ** 2 or read.optional("num_position_embeddings") or 0,
         edge=edge,
-        between=read.integer("between") if "between" in sight.spelled else 0,
+        between=_between(config, sight, read, arch.hidden),
         deep=tuple(deep),
-        unread=unread,
+        taken=taken,
+        unread=read.integer("depth") - depth,
+        head="vision_tower.head" if "vision_use_head" in given and read.boolean("vision_use_head") else "",
         sound=_sound(config.get("audio_config"), arch.hidden, whisper=sight.whisper),
         standardised="standardize" in given and read.boolean("standardize"),
-        **sight.tower,
+        **{**sight.tower, **(_cut(config, sight, edge) if "grids" in sight.tower else {})},
     )
 
 
@@ -427,21 +439,44 @@ def _wrapped(read: _Reader) -> dict[str, Any]:
     return {"wrapped": "clamped" if read.boolean("use_clipped_linears") else "plain"}
 
 
-def _unread(config: Mapping[str, Any], read: _Reader) -> int:
-    """The number of last blocks that LLaVA does not read, as it takes an earlier one's output."""
-    layer, strategy = config.get("vision_feature_layer", -2), config.get("vision_feature_select_strategy", "default")
-    if strategy != "default":
-        raise ConfigError("vision_feature_select_strategy", strategy, "default; not modelled")
-    if type(layer) is not int or not 2 <= -layer <= read.integer("depth"):
-        raise ConfigError("vision_feature_layer", layer, f"a number from -2 to {-read.integer('depth')}; not modelled")
-    return -1 - layer
+def _taken(config: Mapping[str, Any], read: _Reader, usual: int) -> tuple[int, ...]:
+    """The blocks, from 1 on, whose output LLaVA's kind reads; `usual`: the config class's, counted from the end."""
+    given, depth = config.get("vision_feature_layer", usual), read.integer("depth")
+    layers = _listed(given) or (given,)
+    found = [layer + (layer < 0) * (depth + 1) for layer in layers if type(layer) is int]
+    if len(found) < len(layers) or not all(0 < layer <= depth for layer in found):
+        allowed = f"a number from -1 to {-depth}, or a list of such numbers; not modelled"
+        raise ConfigError("vision_feature_layer", given, allowed)
+    return tuple(found)
+
+
+ANYRES = "anyres_max_"  # the form of `vision_aspect_ratio`: so many squares' tokens are left of an image
+
+
+def _cut(config: Mapping[str, Any], sight: Sight, edge: int) -> dict[str, Any]:
+    """The sizes to which a LLaVA-NeXT or LLaVA-OneVision resizes images, in squares of `edge`, and the most of them."""
+    grids = config.get("image_grid_pinpoints")
+    grids = sight.tower["grids"] if grids is None else grids
+    pairs = [(pair[0], pair[1]) for pair in map(_listed, _listed(grids)) if len(pair) == 2]
+    whole = all(type(side) is int and side > 0 and not side % edge for pair in pairs for side in pair)
+    if not pairs or len(pairs) < len(_listed(grids)) or not whole:
+        raise ConfigError("image_grid_pinpoints", grids, f"a list of heights and widths, in multiples of {edge}")
+    if "most" not in sight.tower:
+        return {"grids": tuple(pairs)}
+    ratio = config.get("vision_aspect_ratio", f"{ANYRES}{sight.tower['most']}")
+    number = ratio.removeprefix(ANYRES) if isinstance(ratio, str) and ratio.startswith(ANYRES) else ""
+    if not number.isdecimal() or not 0 < int(number) < 10**6:
+        raise ConfigError("vision_aspect_ratio", ratio, f"{ANYRES}N, such as {ANYRES}9")
+    return {"grids": tuple(pairs), "most": int(number)}
 
 
 def _merging(family: str, read: _Reader, wrong: Callable[[str, object, str], ConfigError]) -> Merging:
     """The rule by which a family says how many of a square's patches become a token."""
     tower = SEEING[family].tower
     if not tower.get("flattened"):
-        return _shuffled if tower.get("along") else _single if tower["merger"].biased else _pooled
+        if name := "downsample_factor" if tower["merger"].halved else "scale_factor" * ("along" in tower):
+            return _shuffled(name)
+        return _single if tower["merger"].biased else _pooled
     side = {0.5: 2, 0.25: 4, 1: 1}.get(ratio := read.value("pixel_shuffle_ratio"), 0)
     if not side:
         raise wrong("pixel_shuffle_ratio", ratio, "0.25, 0.5 or 1")
@@ -467,12 +502,26 @@ def _vision_norms(read: _Reader, wrong: Callable[[str, object, str], ConfigError
     return normed
 
 
-def _shuffled(side: int, config: Mapping[str, Any]) -> int:
-    """The side of the square of patches that become one token, of `side`² patches, as Idefics 3 names it."""
-    given = config.get("scale_factor", 2)
-    if type(given) is int and given > 0 and not side % given:
-        return given
-    raise ConfigError("scale_factor", given, f"a divisor of {side}, a square's patches in a row")
+def _shuffled(name: str) -> Merging:
+    """The side of the square of patches that become one token, of `side`² patches, as the field `name` says."""
+
+    def merged(side: int, config: Mapping[str, Any]) -> int:
+        given = config.get(name, 2)
+        if type(given) is int and given > 0 and not side % given:
+            return given
+        raise ConfigError(name, given, f"a divisor of {side}, a square's patches in a row")
+
+    return merged
+
+
+def _between(config: Mapping[str, Any], sight: Sight, read: _Reader, hidden: int) -> int:
+    """The width of a projector's MLP, which Aya Vision's config has outside `vision_config`; 0: it has no own."""
+    if not sight.tower["merger"].halved:
+        return read.integer("between") if "between" in sight.spelled else 0
+    width = _Reader(config, dict(alignment_intermediate_size=hidden), {}).integer("alignment_intermediate_size")
+    if width % 2:
+        raise ConfigError("alignment_intermediate_size", width, "an even number: a gate and as much that it weighs")
+    return width
 
 
 def _single(side: int, config: Mapping[str, Any]) -> int:

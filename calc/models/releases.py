@@ -6,7 +6,7 @@ weights. Types that have no other code (kimi_k2, mimo, bailing_moe) are in no re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,24 +17,24 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "2.0.0": ("gpt2",),
     "4.19.0": ("opt",),
     "4.20.0": ("bloom", "gpt_neox"),
-    "4.28.0": ("llama",),
+    "4.28.0": ("gpt_bigcode", "llama"),
     "4.31.0": ("falcon",),
     "4.32.0": ("mpt",),
     "4.34.0": ("mistral",),
     "4.36.0": ("llava", "mixtral", "phi"),
     "4.37.0": ("qwen2",),
     "4.38.0": ("gemma", "stablelm"),
-    "4.39.0": ("cohere", "starcoder2"),
+    "4.39.0": ("cohere", "llava_next", "starcoder2"),
     "4.40.0": ("olmo", "qwen2_moe"),
     "4.41.0": ("paligemma", "phi3"),
     "4.42.0": ("gemma2",),
     "4.44.0": ("nemotron",),
-    "4.45.0": ("granite", "granitemoe", "olmoe", "pixtral", "qwen2_vl"),
+    "4.45.0": ("granite", "granitemoe", "llava_onevision", "olmoe", "pixtral", "qwen2_vl"),
     "4.46.0": ("glm", "idefics3", "phimoe"),
     "4.47.0": ("olmo2",),
     "4.48.0": ("bamba", "cohere2"),
-    "4.49.0": ("helium", "qwen2_5_vl"),
-    "4.50.0": ("gemma3", "gemma3_text", "mistral3", "smolvlm"),
+    "4.49.0": ("granitevision", "helium", "qwen2_5_vl"),
+    "4.50.0": ("aya_vision", "gemma3", "gemma3_text", "mistral3", "smolvlm"),
     "4.51.0": ("deepseek_v3", "llama4", "llama4_text", "qwen3", "qwen3_moe"),
     "4.51.3": ("glm4",),
     "4.52.0": ("granitemoehybrid", "internvl", "qwen2_5_omni_thinker"),
@@ -65,6 +65,9 @@ CODE_BESIDE = (
     "hyperclovax", "internlm3", "iquestcoder", "kimi_linear", "mimo_v2_flash", "minimax_m2", "nemotron_h", "phi",
     "phi3", "phimoe", "qwen2",
 )  # fmt: skip
+# what Transformers' documentation calls a LLaVA-NeXT whose projector reads several blocks, which no release before had
+# (4.48.3 and 4.49.0 `models/llava_next/modeling_llava_next.py`, `LlavaNextMultiModalProjector`)
+SEVERAL = "granitevision"
 FIRST: Mapping[str, str] = {name: version for version, names in BROUGHT.items() for name in names}
 # The first release whose layers share their tables of cos and sin, or make them as they go, by family. Before, each had
 # its own: `register_buffer("cos_cached", …)` of `modeling_<family>.py` in 4.37.2, 4.39.3, 4.40.2 to 4.47.1.
@@ -92,6 +95,8 @@ def newest_type(config: Mapping[str, Any]) -> str | None:
     """The newest of the model types that reading a `config.json` takes; None if none is in a release."""
     parts = (config, config.get("text_config"), config.get("vision_config"))
     asked = [part.get("model_type") for part in parts if isinstance(part, Mapping)]
+    if asked and asked[0] == "llava_next" and isinstance(config.get("vision_feature_layer"), Sequence):
+        asked.append(SEVERAL)
     found = [name for name in asked if isinstance(name, str) and name in FIRST]
     return max(found, key=lambda name: numbers(FIRST[name]), default=None)
 

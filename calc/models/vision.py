@@ -1,7 +1,8 @@
 """The vision tower of a model that reads images, and the projector that hands its output to the language model.
 
 Read in transformers 5.23 `{configuration,modeling}_*.py` of `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,
-internvl,glm4v,idefics3,llama4,llava,smolvlm,mistral3,paligemma,pixtral,clip,gemma4}`.
+internvl,glm4v,idefics3,llama4,llava,llava_next,llava_onevision,smolvlm,mistral3,paligemma,pixtral,clip,gemma4,
+aya_vision}`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Merger(NamedTuple):
     `unfolded`: a linear makes a token, as wide as a patch, of its patches before two others, all without a bias
     (Mistral 3). `inner`: the names of linears of the tower's own that read the patches of a token side by side before
     the one linear, with an activation behind each (Llama 4). `averaged`: one linear without a bias reads the average of
-    a token's patches behind a norm without weights (Gemma 4).
+    a token's patches behind a norm without weights (Gemma 4). `halved`: the first linear makes a gate and what it
+    weighs side by side (Aya Vision).
     """
 
     name: str
@@ -42,6 +44,7 @@ class Merger(NamedTuple):
     biased: bool = False
     inner: tuple[str, ...] = ()
     averaged: bool = False
+    halved: bool = False
 
 
 class Pixels(NamedTuple):
@@ -74,9 +77,16 @@ class Tower:
     `framed`: images are padded to the largest of them, and the patches of all lie in one row under one mask, unless
     FlashAttention's package reads their lengths (Pixtral). `flattened`: pixels, which the processor makes 16 bits wide,
     are unfolded before a linear, and the token of the tower's own comes last, before a norm of patches with their
-    positions; `tiles` then are those of the canvas on which the image is least resized (Llama 4). `prefix`: of the
-    tensors' names. `unread`: the last blocks, which are not among `blocks`, and the norm behind them, whose output
-    nothing reads, so that they get no gradients (LLaVA, whose table of positions is an embedding for all that).
+    positions; `tiles` then are those of the canvas on which the image is least resized (Llama 4). `grids`: heights and
+    widths in pixels, to the best of which an image is resized in its own shape before it is cut into squares, beside
+    one of all of it; each row of their tokens, without those of padding alone, ends with a `newline`, a parameter of
+    that name (LLaVA-NeXT). `most`: so many squares' tokens are left of an image with many more of them, by an
+    interpolation, which leaves a fourth of a video's frame, too; several images of a sample are not cut
+    (LLaVA-OneVision). `prefix`: of the tensors' names. `taken`: the blocks, from 1 on, whose output the projector reads
+    side by side, where it is not that of a norm behind the last one. `unread`: those behind the last of these, which
+    are not among `blocks`; they and the norm behind them get no gradients (LLaVA, whose table of positions is an
+    embedding for all that). `head`: the name of what pools the patches, which runs, and whose output nothing reads
+    (SigLIP).
     `video_limits` are those of all frames of a video together, `frame_limits` those of each (Qwen2-VL); None of both:
     each frame is resized as an image is. `filled`:
     an image, or frame, is enlarged or made smaller to the most pixels of its limits and, where its shape leaves some
@@ -114,8 +124,13 @@ class Tower:
     longest: int = 0
     framed: bool = False
     flattened: bool = False
+    grids: tuple[tuple[int, int], ...] = ()
+    newline: str = ""
+    most: int = 0
     prefix: str = "model."
+    taken: tuple[int, ...] = ()
     unread: int = 0
+    head: str = ""
     filled: bool = False
     standardised: bool = False
     sound: Sound | None = None
@@ -138,8 +153,8 @@ class Tower:
 
     @property
     def merged(self) -> int:
-        """The width of the patches that become one token."""
-        return self.blocks.hidden * self.merge**2
+        """The width of the patches that become one token, of all blocks that are read."""
+        return self.blocks.hidden * self.merge**2 * max(1, len(self.taken))
 
     @property
     def patches(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
@@ -154,14 +169,14 @@ class Tower:
         if self.patch_bias:
             yield f"{self.embedding}.bias", (h,), "bias"
         if self.classes:
-            one = () if self.flattened or self.unread else (1,)
+            one = () if self.flattened or self.taken else (1,)
             yield self.classes, (*one, *one, h), "patches"
-            yield self.table + ".weight" * bool(self.unread), (*one, self.positions + 1, h), "patches"
+            yield self.table + ".weight" * bool(self.taken), (*one, self.positions + 1, h), "patches"
         elif self.filled:
             yield self.table, (2, self.positions, h), "patches"
         elif self.positions:
             yield f"{self.table}.weight", (self.positions, h), "patches"
-        for norm in filter(None, (self.first_norm, self.last_norm * (not self.unread))):
+        for norm in filter(None, (self.first_norm, self.last_norm * (not self.taken))):
             yield from self.normed(norm)
         if name := self.merger.convolved:
             yield f"{name}.weight", (self.out, h, self.merge, self.merge), "patches"
@@ -176,6 +191,27 @@ class Tower:
         """Name, shape and kind of each tensor of a norm of patches."""
         for end in ("weight", "bias") if self.blocks.norm_bias else ("weight",):
             yield f"{norm}.{end}", (self.blocks.hidden,), "norm"
+
+    @property
+    def idle(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and kind of each tensor behind the blocks that gets no gradients."""
+        h, wide = self.blocks.hidden, self.blocks.intermediate
+        if self.taken:
+            yield from self.normed(self.last_norm)
+        if self.head:
+            yield f"{self.head}.probe", (1, 1, h), "patches"
+            yield f"{self.head}.attention.in_proj_weight", (3 * h, h), "matrix"
+            yield f"{self.head}.attention.in_proj_bias", (3 * h,), "bias"
+            yield from self.normed(f"{self.head}.layernorm")
+            for name, outputs, inputs in ("attention.out_proj", h, h), ("mlp.fc1", wide, h), ("mlp.fc2", h, wide):
+                yield f"{self.head}.{name}.weight", (outputs, inputs), "linear"
+                yield f"{self.head}.{name}.bias", (outputs,), "bias"
+
+    @property
+    def beside(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
+        """Name, shape and kind of what stands among an image's tokens, which is trained as the projector is."""
+        if self.newline:
+            yield self.newline, (self.out,), "matrix"
 
     @property
     def linears(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
@@ -214,6 +250,9 @@ class Tower:
             return [
                 (name, *size) for name, size in zip(merger.linears, [(width, h), (h, out), (out, out)], strict=True)
             ]
+        if merger.halved:
+            first, last = merger.linears
+            return [(first, width, wide), (last, wide // 2, out)]
         between = out if merger.narrow else width
         sizes = [(out, out), (out, wide), (out, wide), (wide, out)] if wide else [(width, between), (between, out)]
         return [(name, *size) for name, size in zip(merger.linears, sizes, strict=True)]

@@ -92,6 +92,39 @@ class Images:
         height, width = self.resized(tower)
         return tower.filled and height * width < self.row(tower) * tower.patch**2
 
+    def whole(self, tower: Tower) -> bool:
+        """True if images are not cut, as LLaVA-OneVision reads several of a sample, or frames of a video."""
+        return tower.most > 0 and (self.count > 1 or self.frames > 1)
+
+    def grid(self, tower: Tower) -> tuple[int, int]:
+        """Height and width to which an image is resized before it is cut: those that leave most of its pixels.
+
+        Of those that leave as many, the smallest, then the first (transformers 5.23 `image_processing_utils.py`,
+        `select_best_resolution`).
+        """
+
+        def left(grid: tuple[int, int]) -> tuple[int, int]:
+            height, width = grid
+            scale = min(width / self.width, height / self.height)
+            pixels = int(self.width * scale) * int(self.height * scale)
+            return min(pixels, self.width * self.height), -height * width
+
+        return max(tower.grids, key=left)
+
+    def rows(self, tower: Tower) -> tuple[int, int]:
+        """Rows and columns of the tokens of an image that is cut, without its newlines and the small picture of it.
+
+        Those of padding alone are left out, and where more than 1.21 times the most are left, they are interpolated
+        (transformers 5.23 `models/llava_onevision/modeling_llava_onevision.py`, `unpad_image`, `pack_image_features`).
+        """
+        down, right = (edge // tower.edge * (tower.edge // tower.patch) for edge in self.grid(tower))
+        if self.width / self.height > right / down:
+            down -= (down - int(round(self.height * (right / self.width), 7))) // 2 * 2
+        else:
+            right -= (right - int(round(self.width * (down / self.height), 7))) // 2 * 2
+        over = math.sqrt(down * right / (tower.most * tower.positions)) if tower.most else 0
+        return (int(down // over), int(right // over)) if over > 1.1 else (down, right)
+
     def tiles(self, tower: Tower) -> int:
         """Squares of an image: those of the grid whose shape is nearest to the image's, and one of all of it.
 
@@ -103,6 +136,8 @@ class Images:
         if tower.along:
             short, long = sorted((self.width, self.height))
             return tower.along * math.ceil(tower.along * short / long) + 1
+        if tower.grids:
+            return 1 if self.whole(tower) else math.prod(self.grid(tower)) // tower.edge**2 + 1
         if tower.tiles == 1 or self.frames > 1:
             return 1
         if tower.flattened:
@@ -136,5 +171,11 @@ class Images:
         if tower.filled:
             height, width = self.resized(tower)
             return self.count * self.frames * (height * width // (tower.patch * tower.merge) ** 2)
+        if tower.grids and self.whole(tower):  # one newline an image, or a video
+            side = tower.edge // tower.patch
+            return self.count * (self.frames * math.ceil(side / 2) ** 2 if self.frames > 1 else side**2) + self.count
+        if tower.grids:
+            down, right = self.rows(tower)
+            return self.count * (tower.positions + down * (right + 1))
         classes = bool(tower.classes) * self.count * -(-self.frames // tower.frames) * self.tiles(tower)
         return (self.patches(tower) - classes) // tower.merge**2

@@ -184,7 +184,7 @@ def seen(images: Images, values: Mapping[str, Any], tower: Tower) -> None:
         allowed = "vision with lora.targets by name; adapters in the tower are modelled beside all its linears"
         raise Objection(Refusal("images.freeze", repr(images.freeze), allowed))
     for name in ("min_pixels", "max_pixels", "frames"):
-        if tower.edge and f"images.{name}" in values:
+        if tower.edge and f"images.{name}" in values and not (name == "frames" and tower.most):
             allowed = f"nothing; every image is resized to {tower.edge} pixels a side"
             raise Objection(Refusal(f"images.{name}", values[f"images.{name}"], allowed))
     if values["attention"] == "eager":

@@ -16,8 +16,8 @@ from calc.memory.run import Run, dimensions
 from calc.models.architecture import (
     LayerSpec,
     Tensor,
+    beside_embedding_parameters,
     embedding_parameters,
-    layer_input_parameters,
     layer_parameters,
     layer_tensors,
 )
@@ -160,7 +160,7 @@ def stack(
         casts_below=casts(run, arch.specs[:-1]),
         retains=run.retains,
         wrapped=run.wrapped,
-        embedding_own=(0 if tied else embedding) + (layer_input_parameters(arch) if run.trained else 0),
+        embedding_own=(0 if tied else embedding) + (beside_embedding_parameters(arch) if run.trained else 0),
         layers=arch.layers,
         bottom=amount(activations.below_layers(run, recompute, masked), dims) if arch.embeds else NO_BYTES,
         lent=activations.lent_again(run) if recompute else (),

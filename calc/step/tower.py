@@ -178,7 +178,8 @@ class Seen:
     @property
     def patches(self) -> Segment:
         """The patches, from pixels to the first block's input."""
-        return vision.patches(self.own, self.tower, embeds=self.embeds)
+        joins = bool(self.tower.grids) and self.images.frames == 1  # a video's frames are seen as squares as they lie
+        return vision.patches(self.own, self.tower, embeds=self.embeds, joins=joins)
 
     @property
     def segment(self) -> Segment:
@@ -211,6 +212,23 @@ class Seen:
         b = self.own.residual
         each = Amount(b * self.tower.out / self.tower.merge**2, 0, 0, 0, 0, f"T·({b}·out)")
         return [self.line("temporary", each, deep)] if deep else []
+
+    def waiting(self, layers: int) -> list[Line]:
+        """The output of those of the lowest `layers` blocks that the projector reads, too, where nothing else holds it.
+
+        That of the last block of all is the projector's input.
+        """
+        number = sum(taken <= layers for taken in self.tower.taken if taken < self.tower.blocks.layers)
+        return [self.line("temporary", self.stream, number)] if number else []
+
+    def joined(self, layer: int) -> list[Line]:
+        """The gradient of all blocks' output that the projector reads, while backward is in `layer` and comes to more.
+
+        That of the last block's output is a view of it.
+        """
+        taken, last = self.tower.taken, layer == self.tower.blocks.layers - 1
+        more = any(number <= layer for number in taken)
+        return [self.line("temporary", self.stream, len(taken) - last)] if more else []
 
     def kept(self) -> list[Line]:
         """Everything that lies on the GPU while the language model runs, until the tower's backward."""
@@ -254,7 +272,8 @@ class Seen:
                 yield f"{name}: {shot.name}", [*beside, *below, *self.alive(shot)]
 
         def under(layers: int, deep: int) -> list[Line]:
-            return [*(self.below(layers, deep) if grad else []), *self.features(deep)]
+            held = self.below(layers, deep) if grad else []
+            return [*held, *self.features(deep), *([] if grad and self.passes else self.waiting(layers))]
 
         runs = grad and self.passes and not self.again
         found = [*moments("patches", self.patches, grad and self.passes, [])]
@@ -298,7 +317,7 @@ class Seen:
             return
         for layer in dict.fromkeys((depth - 1, 0)):
             left = self.deep(layer)
-            below = [*self.below(layer + self.again, left), *self.features(left)]
+            below = [*self.below(layer + self.again, left), *self.features(left), *self.joined(layer)]
             for shot in self.segment.again if self.again else ():
                 waiting = self.line("temporary", self.segment.waiting)
                 yield (

@@ -65,6 +65,7 @@ class Case:
     images: int = 0  # in each row, of height x width pixels as the model sees them
     height: int = 0
     width: int = 0
+    frames: int = 1  # of a video
     freeze: str = "none"  # tower, or vision (tower and projector)
     tower_ckpt: bool = True  # the tower is checkpointed where the language model is
     clip: bool = False
@@ -231,6 +232,7 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "images": int(flat.get("images.count", "images.width" in flat)),
             "height": int(flat.get("images.height", 0)),
             "width": int(flat.get("images.width", 0)),
+            "frames": int(flat.get("images.frames", 1)),
             "freeze": _pick(flat, "images.freeze", _FREEZE, "vision" if lora else "none"),
             "tower_ckpt": bool(flat.get("images.checkpointing", True)),
         }

@@ -4,14 +4,18 @@ Grids and lengths are numpy's arrays, which the code reads as it reads tensors; 
 device is made by its shape alone.
 """
 
+import math
 import re
 from collections.abc import Callable
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from transformers import LlavaNextProcessor, LlavaOnevisionProcessor
+from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
 
 from .case import Case
 from .reading import CaseError
@@ -38,14 +42,21 @@ MODULES = (
     "paligemma",
     "llama4",
     "llava",
+    "llava_next",
+    "llava_onevision",
+    "aya_vision",
 )
 SOUND = re.compile(r"\b(audio_tower|embed_audio)\.")  # it is loaded, and nothing runs it
 VISION = re.compile(
-    r"\b(visual|vision_tower|vision_model|multi_modal_projector|connector|embed_vision|audio_tower|embed_audio)\."
+    r"\b(?:(visual|vision_tower|vision_model|multi_modal_projector|connector|embed_vision|audio_tower|embed_audio)\."
+    r"|image_newline$)"
 )
-PROJECTOR = re.compile(r"\b(merger|merger_list|deepstack_merger_list|multi_modal_projector|connector|embed_vision)\.")
+PROJECTOR = re.compile(
+    r"\b(?:(merger|merger_list|deepstack_merger_list|multi_modal_projector|connector|embed_vision)\.|image_newline$)"
+)
 LONG = 4  # squares along an image's longer side, of Idefics 3
 SQUARES = 16  # the most into which an image is cut, of Llama 4
+CUT = {"llava_next": LlavaNextProcessor, "llava_onevision": LlavaOnevisionProcessor}  # whose images lose their padding
 SOFT = 280  # tokens for which an image of Gemma 4 has patches, of which those left over are empty
 
 
@@ -68,9 +79,11 @@ def _side(config: Any) -> int:
         return int(eyes.patch_size * config.spatial_merge_size)
     if hasattr(config, "downsample_ratio"):
         return int(eyes.patch_size[0] / config.downsample_ratio)
+    if config.model_type == "aya_vision":
+        return int(eyes.patch_size * config.downsample_factor)
     if hasattr(config, "scale_factor"):
         return int(eyes.patch_size * config.scale_factor)
-    if config.model_type in ("paligemma", "llava"):
+    if config.model_type in ("paligemma", "llava", *CUT):
         return int(eyes.patch_size)
     if config.model_type == "llama4":
         return int(eyes.patch_size / eyes.pixel_shuffle_ratio)
@@ -88,13 +101,28 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
     """
     config = _of(model)
     eyes, side, count = config.vision_config, _side(config), rows * case.images
-    if hasattr(config, "downsample_ratio"):
-        tile = eyes.image_size[0]
+    if case.frames > 1:
+        if config.model_type != "llava_onevision":
+            raise CaseError(f"images.frames: {case.frames} cannot be traced; allowed: 1")
+        shape = (count, case.frames, eyes.num_channels, eyes.image_size, eyes.image_size)
+        return {"pixel_values_videos": torch.zeros(shape, device=DEVICE)}
+    if hasattr(config, "downsample_ratio") or config.model_type == "aya_vision":
+        tile = _tile(eyes)
         return {"pixel_values": torch.zeros(count * _tiles(case, tile), eyes.num_channels, tile, tile, device=DEVICE)}
     if config.model_type == "llama4":  # whose processor makes pixels of bf16
         tile, b = eyes.image_size, torch.float32 if case.prec == "fp32" else torch.bfloat16
         squares = count * _tiles(case, tile, SQUARES)
         return {"pixel_values": torch.zeros(squares, eyes.num_channels, tile, tile, dtype=b, device=DEVICE)}
+    if config.model_type in CUT:
+        edge = eyes.image_size
+        squares = image_size_to_num_patches([case.height, case.width], config.image_grid_pinpoints, edge)
+        many = {"batch_num_images": np.array([case.images] * rows)} if config.model_type == "llava_onevision" else {}
+        squares = 1 if many and case.images > 1 else squares  # of several images of a sample each is one
+        return {
+            **many,
+            "pixel_values": torch.zeros(count, squares, eyes.num_channels, edge, edge, device=DEVICE),
+            "image_sizes": np.array([[case.height, case.width]] * count),
+        }
     if hasattr(config, "scale_factor"):
         edge, number = eyes.image_size, case.images * _cut(case)
         mask = torch.zeros(rows, number, edge, edge, dtype=torch.long, device=DEVICE)
@@ -132,6 +160,11 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
     }
 
 
+def _tile(eyes: Any) -> int:
+    """The side of a square, which InternVL's config gives in either direction."""
+    return int(eyes.image_size if isinstance(eyes.image_size, int) else eyes.image_size[0])
+
+
 def _tiles(case: Case, tile: int, most: int = 12) -> int:
     """Squares of an image that is whole squares large: these, and one of all of it if there are several."""
     if case.height % tile or case.width % tile or case.height * case.width > most * tile**2:
@@ -146,11 +179,28 @@ def _cut(case: Case) -> int:
     return LONG * -(-LONG * short // long) + 1
 
 
+def _features(case: Case, config: Any) -> int:
+    """Tokens of an image that loses its padding, as the model's processor counts them."""
+    edge, patch = config.vision_config.image_size, config.vision_config.patch_size
+    processor = object.__new__(CUT[config.model_type])
+    processor.image_processor = SimpleNamespace(image_grid_pinpoints=config.image_grid_pinpoints)
+    processor.patch_size, processor.num_additional_image_tokens = patch, 0
+    processor.num_image_tokens = (edge // patch) ** 2
+    processor.vision_aspect_ratio = getattr(config, "vision_aspect_ratio", "")
+    if case.frames > 1:  # `_get_num_multimodal_tokens`
+        return case.frames * math.ceil(edge // patch / 2) ** 2 + 1
+    if case.images > 1 and config.model_type == "llava_onevision":
+        return processor.num_image_tokens + 1  # `replace_image_token`
+    return int(processor._get_number_of_features(case.height, case.width, edge, edge))
+
+
 def tokens(case: Case, model: Any, rows: int) -> int:
     """Tokens of `rows` samples that stand for images: those that a mask over all tokens picks."""
     config = _of(model)
-    if hasattr(config, "downsample_ratio"):
-        tile = config.vision_config.image_size[0]
+    if config.model_type in CUT:
+        return rows * case.images * _features(case, config)
+    if hasattr(config, "downsample_ratio") or config.model_type == "aya_vision":
+        tile = _tile(config.vision_config)
         return rows * case.images * _tiles(case, tile) * (tile // _side(config)) ** 2
     if config.model_type == "llama4":
         tile = config.vision_config.image_size
@@ -176,11 +226,13 @@ def linear_names(case: Case, model: Any) -> list[str]:
 
 def unread(case: Case, model: Any) -> set[int]:
     """The ids of parameters without gradients: what hears, and LLaVA's blocks behind the one whose output it takes."""
-    if case.config["model_type"] != "llava":
+    if case.config["model_type"] not in ("llava", "aya_vision", *CUT):
         return {id(parameter) for name, parameter in model.named_parameters() if SOUND.search(name)}
-    depth = case.config["vision_config"]["num_hidden_layers"]
-    behind = "|".join(map(str, range(depth + 1 + case.config.get("vision_feature_layer", -2), depth)))
-    idle = re.compile(rf"vision_tower\.(encoder\.layers\.({behind})|post_layernorm)\.")
+    config = _of(model)
+    depth, layers = config.vision_config.num_hidden_layers, config.vision_feature_layer
+    last = max(layer % (depth + 1) for layer in (layers if isinstance(layers, list) else [layers]))
+    behind = "|".join(map(str, range(last, depth))) or "none"
+    idle = re.compile(rf"vision_tower\.(encoder\.layers\.({behind})|post_layernorm|head)\.")
     return {id(parameter) for name, parameter in model.named_parameters() if idle.search(name)}
 
 

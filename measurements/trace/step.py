@@ -23,7 +23,7 @@ LOGPROB = {"fp32": "log-softmax-fp32", "trl": "selective", "lse": "logsumexp"}
 # inputs of the model itself
 FORWARD = (
     "input_ids", "position_ids", "attention_mask", "labels", "shift_labels", "pixel_values", "image_grid_thw",
-    "image_sizes",
+    "image_sizes", "batch_num_images", "pixel_values_videos",
     "token_type_ids", "image_position_ids", "mm_token_type_ids",
 )  # fmt: skip
 

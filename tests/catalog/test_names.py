@@ -38,6 +38,12 @@ TYPED = {
     "Yi-6B-200K": "yi-6b-200k",
     "llava-hf/llava-1.5-7b-hf": "llava-1.5-7b",
     "llava-v1.5-13b": "llava-1.5-13b",
+    "llava-hf/llava-v1.6-vicuna-7b-hf": "llava-1.6-vicuna-7b",
+    "llava-v1.6-34b": "llava-1.6-34b",
+    "lmms-lab/llama3-llava-next-8b": "llama3-llava-next-8b",
+    "ibm-granite/granite-vision-3.3-2b": "granite-vision-3.3-2b",
+    "llava-hf/llava-onevision-qwen2-7b-ov-hf": "llava-onevision-7b",
+    "LLaVA-OneVision-72B": "llava-onevision-72b",
     "mistralai/Pixtral-12B-2409": "pixtral-12b",
     "Qwen/Qwen2.5-14B-Instruct-1M": "qwen2.5-14b-1m",
     "Qwen/Qwen2.5-Math-1.5B": "qwen2.5-1.5b",
@@ -86,6 +92,8 @@ TYPED = {
     "deepseek-ai/deepseek-llm-7b-chat": "deepseek-llm-7b",
     "DeepSeek-Coder-V2-Lite-Instruct": "deepseek-v2-lite",
     "bigcode/starcoder2-15b": "starcoder2-15b",
+    "bigcode/starcoder": "starcoder-15b",
+    "StarCoderBase-7B": "starcoderbase-7b",
     "mistralai/Codestral-22B-v0.1": "codestral-22b",
     "Mistral-Large-Instruct-2407": "mistral-large-2407",
     "mistralai/Magistral-Small-2506": "mistral-small-24b",
@@ -151,6 +159,7 @@ TYPED = {
     "mistral-small-instruct-2409": "codestral-22b",
     "deepseek-ai/DeepSeek-Prover-V2-7B": "deepseek-llm-7b",
     "aya-23-35b": "command-r-35b",
+    "CohereForAI/aya-vision-8b": "aya-vision-8b",
     "unsloth/gpt-oss-20b-BF16": "gpt-oss-20b",
     "qwen2.5vl:7b": "qwen2.5-vl-7b",
     "unsloth/gemma-4-E4B-it": "gemma-4-e4b",
@@ -266,7 +275,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 233
+    assert len(TYPED) == 242
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -358,11 +367,12 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
         ("inclusionAI/Ling-3.0-Flash", "has layers of a kind that is not modelled"),
         ("ai21labs/AI21-Jamba-1.5-Mini", "has Mamba-1's state spaces"),
         ("baichuan-inc/Baichuan2-13B-Chat", "slopes attention's scores"),
-        ("llava-hf/llava-v1.6-vicuna-7b-hf", "reads images"),
+        ("llava-hf/llava-next-110b-hf", "is of the family of llava-1.6-34b"),
+        ("llava-hf/LLaVA-NeXT-Video-7B-hf", "reads images"),
         ("mistralai/Voxtral-Mini-3B-2507", "hears or speaks"),
         ("google/flan-t5-xl", "has an encoder beside"),
         ("microsoft/Phi-3-small-8k-instruct", "has attention by blocks"),
-        ("bigcode/starcoder", "is of an architecture that few train today"),
+        ("bigcode/santacoder", "is of an architecture that few train today"),
         ("meituan-longcat/LongCat-Flash-Chat", "has two attentions in a layer"),
         ("answerdotai/ModernBERT-base", "is an encoder"),
     ],

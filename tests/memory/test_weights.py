@@ -218,3 +218,11 @@ def test_unsloth_had_all_positions_before_its_tables_grew_and_has_those_of_gemma
     assert tables("qwen2-7b", "2024.6") == (131_072, 0)
     assert tables("qwen2-7b", "2024.7") == (32_768, 0)
     assert tables("gemma-2-9b", "2024.7") == (8192, 4)
+
+
+def test_starcoder_has_a_mask_of_all_its_positions() -> None:
+    """8192² bytes on every GPU, sharded or not; StarCoder 2 has none."""
+    for model, masks in ("starcoderbase-1b", [2**26]), ("starcoder2-3b", []):
+        alone = job(model=model)
+        for s in alone, under(alone, "fsdp2"):
+            assert [line.bytes for line in engine_of(s).tables()] == masks

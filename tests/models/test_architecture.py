@@ -329,6 +329,21 @@ def test_glm_4_5() -> None:
     assert tiny("glm4_moe", **fields, use_qk_norm=True).qk_norm == "heads"
 
 
+def test_starcoder_has_one_key_and_value_for_all_heads() -> None:
+    """Queries 8·8, a key and a value of 2 each, 96 with their biases 12, 64 + 8 back; an MLP of 2·96 and biases 20.
+
+    Two norms with biases; 32 positions beside the vocabulary, which is the head, too.
+    """
+    sizes = {"n_embd": 8, "n_layer": 2, "n_head": 4, "n_inner": 12, "n_positions": 32, "vocab_size": 10}
+    arch = from_config({"model_type": "gpt_bigcode", **sizes})
+    assert (arch.heads, arch.kv_heads, arch.tied, arch.grouped) == (4, 1, True, True)
+    layer = 8 * 12 + 12 + 64 + 8 + 192 + 20 + 32
+    assert A.layer_parameters(arch, arch.specs[0]) == layer
+    assert A.parameters(arch) == 2 * layer + 80 + 32 * 8 + 16
+    with pytest.raises(A.ConfigError, match=r"^multi_query: given False, allowed: true"):
+        from_config({"model_type": "gpt_bigcode", **sizes, "multi_query": False})
+
+
 def test_falcons_mlp_is_four_times_as_wide_where_nobody_says_it() -> None:
     config = {k: v for k, v in TINY.items() if k != "intermediate_size"}
     assert from_config({"model_type": "falcon", **config, "new_decoder_architecture": True}).intermediate == 32
@@ -507,9 +522,9 @@ JUNK = st.one_of(
 @given(architectures())
 def test_layers_embedding_norm_and_head_make_the_model(arch: Architecture) -> None:
     layers = sum(A.layer_parameters(arch, arch.specs[i]) for i in range(arch.layers))
-    beside = arch.positions * arch.hidden + A.layer_input_parameters(arch)
-    norms = arch.norm_elements * (2 if arch.names.embedding_norm else 1)
-    bare = A.embedding_parameters(arch) + beside + layers + norms
+    beside = A.beside_embedding_parameters(arch)
+    assert beside >= arch.positions * arch.hidden + arch.norm_elements * bool(arch.names.embedding_norm)
+    bare = A.embedding_parameters(arch) + beside + layers + arch.norm_elements
     assert A.parameters(arch, head="none") == bare
     assert A.parameters(arch, head="scalar") == bare + arch.hidden
     head = (0 if arch.tied else A.embedding_parameters(arch)) + arch.head_bias * arch.vocab

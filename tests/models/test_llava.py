@@ -39,8 +39,8 @@ def test_an_image_is_one_square_of_a_token_a_patch() -> None:
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"vision_feature_layer": [-2, -5]}, r"vision_feature_layer: given \[-2, -5\]"),
-        ({"vision_feature_layer": -1}, "vision_feature_layer: given -1, allowed: a number from -2 to -24"),
+        ({"vision_feature_layer": [-2, -25]}, r"vision_feature_layer: given \[-2, -25\]"),
+        ({"vision_feature_layer": 0}, "vision_feature_layer: given 0, allowed: a number from -1 to -24"),
         ({"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy: given 'full'"),
     ],
 )

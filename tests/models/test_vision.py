@@ -113,7 +113,6 @@ def test_paligemma_by_hand() -> None:
     [
         ({"mm_tokens_per_image": 15}, {}, "mm_tokens_per_image: given 15, allowed: the square of a divisor of 8"),
         ({"mm_tokens_per_image": 9}, {}, "mm_tokens_per_image: given 9, allowed: the square of a divisor of 8"),
-        ({}, {"vision_use_head": True}, "vision_config.vision_use_head: given True, allowed: false; not modelled"),
         ({}, {"num_attention_heads": 3}, "vision_config.num_attention_heads: given 3, allowed: a divisor of hidden_si"),
     ],
 )

@@ -91,6 +91,9 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, "attn_pdrop": 0.0,
              "hidden_size": None, "num_hidden_layers": None, "num_attention_heads": None, "intermediate_size": None,
              "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": None},
+    "gpt_bigcode": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, **dict.fromkeys((
+        "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_key_value_heads",
+        "head_dim", "max_position_embeddings"))},
     "opt": {"ffn_dim": 2816, "word_embed_proj_dim": 1024, "intermediate_size": None, "num_key_value_heads": None,
             "head_dim": None},
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 4, "ffn_hidden_size": 2816,
@@ -147,6 +150,16 @@ SEEN: dict[str, dict[str, Any]] = {
     "llava": {
         "model_type": "clip_vision_model", **SQUARE, "image_size": 448, "patch_size": 28, "hidden_act": "quick_gelu",
     },
+    "llava_next": {
+        "model_type": "clip_vision_model", **SQUARE, "image_size": 448, "patch_size": 56, "hidden_act": "quick_gelu",
+    },
+    "granitevision": {"model_type": "siglip_vision_model", **SQUARE, "image_size": 448, "patch_size": 56},
+    "llava_onevision": {
+        "model_type": "siglip_vision_model", **SQUARE, "image_size": 448, "patch_size": 28, "vision_use_head": False,
+    },
+    "aya_vision": {
+        "model_type": "siglip_vision_model", **SQUARE, "image_size": 448, "patch_size": 28, "vision_use_head": False,
+    },
     "llama4": {**SQUARE, "projector_input_dim": 512, "projector_output_dim": 512, "vision_output_dim": 512,
                "intermediate_size": 1280, "image_size": 448},
     "mistral3": {name: size for name, size in SQUARE.items() if name != "image_size"},
@@ -183,6 +196,15 @@ def seeing(family: str) -> dict[str, Any]:
     elif family == "llava":
         outer = {"image_token_index": 16383, "tie_word_embeddings": False, "image_seq_length": 256}
         inner["model_type"] = "llama"
+    elif family in ("llava_next", "granitevision", "llava_onevision"):
+        kind = "llava_next" if family == "granitevision" else family
+        outer = {"model_type": kind, "image_token_index": 16383, "tie_word_embeddings": False,
+                 "image_grid_pinpoints": [[448, 448], [448, 896]]}  # fmt: skip
+        outer |= {"vision_feature_layer": [1, -1], "vision_feature_select_strategy": "full"} if kind != family else {}
+        inner["model_type"] = SEEING[family].text
+    elif family == "aya_vision":
+        outer = {"image_token_index": 16383, "alignment_intermediate_size": 2048}
+        inner["model_type"] = "cohere2"
     elif family == "pixtral":
         outer = {"model_type": "llava", "image_token_index": 16383, "tie_word_embeddings": False,
                  "vision_feature_layer": -1, "vision_feature_select_strategy": "full"}  # fmt: skip
@@ -242,7 +264,9 @@ def way(family: str, turn: int) -> dict[str, Any]:
     if family in ("bloom", "mpt", "mimo_v2_flash"):  # which slope scores, or have sinks beside narrow values
         return {**FLASH, "attention": "eager"}
     fields = (FLASH, SDPA, EAGER)[turn % 3]
-    without_q_proj = family in ("phi3", "gpt_neox", "gpt2", "falcon") or bool(OWN.get(family, {}).get("q_lora_rank"))
+    without_q_proj = family in ("phi3", "gpt_neox", "gpt2", "gpt_bigcode", "falcon") or bool(
+        OWN.get(family, {}).get("q_lora_rank")
+    )
     if fields is EAGER and without_q_proj:
         return FLASH
     return FLASH if fields is SDPA and family in ("gemma2", "gpt_oss") else fields  # soft caps and sinks

@@ -42,6 +42,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "opt": {"hidden_size": 256, "num_attention_heads": 8, "ffn_dim": 1024, "vocab_size": 512, "dropout": 0.0,
             "word_embed_proj_dim": 256},
     "gpt2": {"n_embd": 256, "n_head": 8, "vocab_size": 512, "resid_pdrop": 0.0, "attn_pdrop": 0.0},
+    "gpt_bigcode": {"n_embd": 256, "n_head": 8, "vocab_size": 512, "resid_pdrop": 0.0, "attn_pdrop": 0.0},
     "qwen3_moe": SIZES | {"head_dim": 32, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 512},
     "granitemoehybrid": SIZES | STATES | {"num_local_experts": 0, "num_experts_per_tok": 0,
                                           "shared_intermediate_size": 1024, "layer_types": ["mamba"]},
