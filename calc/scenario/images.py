@@ -92,6 +92,10 @@ class Images:
         height, width = self.resized(tower)
         return tower.filled and height * width < self.row(tower) * tower.patch**2
 
+    def shape(self, tower: Tower) -> tuple[int, int]:
+        """Width and height of an image as its processor gets it."""
+        return (tower.edge, tower.edge) if tower.squared else (self.width, self.height)
+
     def tiles(self, tower: Tower) -> int:
         """Squares of an image: those of the grid whose shape is nearest to the image's, and one of all of it.
 
@@ -100,8 +104,9 @@ class Images:
         `crop_image_to_patches`; `models/internvl/video_processing_internvl.py`). Idefics 3 makes every image so many
         squares long (`models/idefics3/image_processing_idefics3.py`, `resize_for_vision_encoder`, `split_images`).
         """
+        width, height = self.shape(tower)
         if tower.along:
-            short, long = sorted((self.width, self.height))
+            short, long = sorted((width, height))
             return tower.along * math.ceil(tower.along * short / long) + 1
         if tower.tiles == 1 or self.frames > 1:
             return 1
@@ -112,8 +117,8 @@ class Images:
         grids = sorted([(w, h) for w in sides for h in sides if w * h <= tower.tiles], key=math.prod)
         best = (1, 1)
         for grid in grids:
-            off, least = (abs(self.width / self.height - w / h) for w, h in (grid, best))
-            filled = self.width * self.height > 0.5 * tower.edge**2 * math.prod(grid)
+            off, least = (abs(width / height - w / h) for w, h in (grid, best))
+            filled = width * height > 0.5 * tower.edge**2 * math.prod(grid)
             if off < least or (off == least and filled):
                 best = grid
         number = math.prod(best)
@@ -125,9 +130,10 @@ class Images:
         Of those that do so alike the smallest (transformers 5.23 `models/llama4/image_processing_llama4.py`,
         `get_best_fit`).
         """
+        width, height = self.shape(tower)
         sides = range(1, tower.tiles + 1)
         grids = [(w, h) for w in sides for h in sides if w * h <= tower.tiles]
-        scale = {(w, h): min(w * tower.edge / self.width, h * tower.edge / self.height) for w, h in grids}
+        scale = {(w, h): min(w * tower.edge / width, h * tower.edge / height) for w, h in grids}
         best = min([s for s in scale.values() if s >= 1], default=max(scale.values()))
         return min(math.prod(grid) for grid, own in scale.items() if own == best)
 
