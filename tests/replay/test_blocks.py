@@ -175,6 +175,19 @@ def test_the_replays_peak_is_the_ledgers(model: str, fields: dict[str, Any]) -> 
     assert replayed.heap.process.most == pytest.approx(max(p.moment.allocated_bytes for p in group.phases), rel=0.0015)
 
 
+@pytest.mark.parametrize("model", ["afm-4.5b", "apertus-8b"])
+def test_four_bits_behind_a_square_or_an_exponential_make_an_fp32_stream(model: str) -> None:
+    """Autocast runs both in fp32, and bitsandbytes' linear returns what it gets: what a layer adds is fp32 then.
+
+    A linear in 16 bits makes bf16 of it.
+    """
+    fields = {"model": model, "trainer": "transformers", "checkpointing": "full", "expandable_segments": True}
+    made = {method: job(method=method, **fields)[1] for method in ("lora", "qlora")}
+    assert made["qlora"].stream == 2 * made["lora"].stream
+    for method in made:
+        test_the_replays_peak_is_the_ledgers(model, fields | {"method": method})
+
+
 SHARDED = {"gpus": 4, "sharding": "fsdp2", "expandable_segments": True}
 MIXED = {"precision": "fsdp-mixed"}
 SHARDS: tuple[dict[str, Any], ...] = (
