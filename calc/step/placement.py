@@ -168,7 +168,8 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         wide = adapter is not None and "embed_tokens" in adapter.saved and role.upcasts
         # nor does it square or exponentiate in bf16, and a 4-bit linear returns the type that it is given
         # (bitsandbytes 0.50.2 nn/modules.py, Linear4bit.forward: inp_dtype), to be added to the stream
-        wide |= s.method == "qlora" and arch.activation in WIDENING
+        widens = arch.activation in WIDENING and "activation" not in replaced(s.kernels, arch.family)
+        wide |= s.method == "qlora" and widens
         precision = "autocast-wide" if wide else "autocast-bf16"
     return Run(
         arch=arch,
