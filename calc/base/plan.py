@@ -9,8 +9,8 @@ from typing import Any, Literal, assert_never
 
 # The words of `Path`, explained there.
 LossKind = Literal[
-    "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits", "ahead",
-    "fused", "fused-rows", "cut", "tiled", "pieces", "divergence", "scalar", "vocab-parallel",
+    "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits",
+    "chunked-views", "ahead", "fused", "fused-rows", "cut", "tiled", "pieces", "divergence", "scalar", "vocab-parallel",
     "vocab-parallel-compiled", "vocab-parallel-te", "vocab-parallel-softmax", "vocab-chunked", "linear-entropy",
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
@@ -53,6 +53,7 @@ class Path:
     `kind`: `cross-entropy` (a model's own loss, in fp32), `log-softmax` (of all logits, then gather), `selective` (row
     by row), `logsumexp` (gather minus logsumexp), `rows` (the same row by row), `flash` (a kernel that keeps its logits
     and writes one gradient), `chunked`, `chunked-logits` (torchtune's: all logits, each chunk cast for its own loss),
+    `chunked-views` (Axolotl's: all logits of one product, whose chunks compiled kernels read),
     `ahead` (torchtitan's: chunks whose backward runs at once), `fused`, `fused-rows` (Liger's of GRPO), `cut`
     (cut-cross-entropy), `tiled`, `pieces` (litgpt's), `divergence` (of a student's distributions from a teacher's),
     `scalar` (a value head, no vocabulary), `vocab-chunked` (prime-rl's log-probabilities and entropies, from logits of
@@ -118,7 +119,7 @@ class Path:
     def inside(self) -> bool:
         """True if the loss runs in the model's own forward, and not in a schedule that keeps outputs for a turn."""
         match self.kind:
-            case "cross-entropy" | "chunked" | "fused" | "fused-rows" | "cut" | "tiled" | "scalar":
+            case "cross-entropy" | "chunked" | "chunked-views" | "fused" | "fused-rows" | "cut" | "tiled" | "scalar":
                 return self.held != "turn" and not self.outside
             case (
                 "vocab-parallel"

@@ -137,6 +137,8 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
         "kernels": "liger" if flags.on(*LIGER, "liger_rms_norm") else None,
         "loss": "cut"
         if flags.on("cut_cross_entropy")
+        else "chunked"
+        if flags.on("chunked_cross_entropy")
         else "fused"
         if flags.on(*LIGER, "liger_fused_linear_cross_entropy")
         else None,

@@ -16,7 +16,7 @@ from calc.estimate.gpu_group import PHASES, sets
 from calc.estimate.host_memory import HostMemory, host_memory
 from calc.estimate.host_nodes import DURING, Hosts
 from calc.estimate.result import Estimate, Group
-from calc.scenario.rules import card_notes, card_warnings, linear_notes
+from calc.scenario.rules import activation_notes, card_notes, card_warnings, linear_notes
 from calc.scenario.scenario import Scenario
 from calc.step.roles import Job
 from calc.throughput import Throughput, Unrated, node_of, throughput
@@ -65,6 +65,7 @@ def _notes(s: Scenario, job: Job, groups: Sequence[Group], on_host: Iterable[str
     yield from card_warnings(s, job.gpu)
     yield from card_notes(s, job.gpu)
     yield from linear_notes(s)
+    yield from activation_notes(s)
     yield from job.keeps.notes
     yield from (str(g.refusal) for g in groups if g.refusal)
     yield from paged_out(groups)

@@ -248,7 +248,7 @@ def kernels_fault(s: Scenario) -> Refusal | None:
     if s.tensor_parallel > 1:
         return Refusal("kernels", f"{s.kernels!r} with tensor_parallel = {s.tensor_parallel}", "eager")
     if not replaced(s.kernels, s.architecture.family):
-        allowed = "eager; Liger has none for it that is modelled"
+        allowed = "eager; Liger has none for it that is modelled" if s.kernels == "liger" else "eager, liger"
         return Refusal("kernels", repr(s.kernels), allowed, f"for the family {s.architecture.family}")
     return None
 

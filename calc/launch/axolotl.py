@@ -55,6 +55,8 @@ def settings(s: Scenario) -> dict[str, Any]:
         found["rl"] = "dpo"
     if s.task == "rm":
         found["reward_model"] = True
+    if s.loss == "chunked":
+        found["chunked_cross_entropy"] = True
     plugins = []
     if s.loss == "cut":
         plugins.append(CUT)

@@ -248,6 +248,8 @@ def common_notes(s: Scenario) -> Iterator[str]:
         yield "vision_tower true: the class that your trainer loads decides, such as AutoModelForImageTextToText"
     if s.checkpoint_gb:
         yield f"checkpoint_gb {s.checkpoint_gb:g} is the size of the files that are loaded, which no flag sets"
+    if s.kernels == "xielu":
+        yield "kernels xielu: install github.com/nickjbrowning/XIELU, which Transformers then takes by itself"
     if s.pinned_max_round_threshold_mb:
         yield (
             "pinned_max_cached_size_mb stands beside pinned_max_round_threshold_mb with the same size: without it "

@@ -120,7 +120,7 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
             tanh = tape.op("mlp: tanh", [inner], i, inner.b, saves_out=True)
             tanh = tape.op("mlp: tanh + 1", [tanh], i, tanh.b, aliases=[tanh])
             return tape.op("mlp: activation", [half, tanh], i, tanh.b, saves=[half, tanh])
-        if kind == "xielu":
+        if kind == "xielu" and "activation" not in self.run.replaced:
             return self.expanded_gate(x)
         if kind == "bloom_gelu":
             return self.bloom_gelu(x)

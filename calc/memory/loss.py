@@ -92,6 +92,8 @@ class Head(Program):
                 return self.fused_rows(path)
             case "chunked-logits":
                 return self.of_chunks(path)
+            case "chunked-views":
+                return self.of_views(path)
             case "ahead":
                 return self.ahead(path)
             case "cut":
@@ -623,6 +625,25 @@ class Head(Program):
                                 backward_scratch=piece * 8,
                                 backward_course=(piece * 4, piece * 4, None)))  # fmt: skip
         tape.op("losses of chunks", each, ONE, 4)
+        return tape
+
+    def of_views(self, path: Path) -> Tape:
+        """Axolotl's loss: all logits at once, in eighths that a compiled cross entropy reads as they are.
+
+        A kernel keeps its eighth of the logits and a log-sum-exp, and writes its gradient beside them; that of all
+        logits joins the eighths. Accelerate has made fp32 of the model's outputs by then. axolotl 0.19
+        `monkeypatch/loss/chunked.py`.
+        """
+        tape, piece = self.tape, V * (1 / CHUNKS)
+        whole = self.logits(path)
+        chunks = tape.split("logits: chunks", whole, [piece] * CHUNKS)
+        losses = [tape.op("loss of a chunk", [chunk], ONE, 4, saves=[chunk, Tensor(ONE, 4)]) for chunk in chunks]
+        loss = tape.op("losses of chunks", losses, ONE, 4)
+        if path.outputs_fp32:
+            self.leave()
+            returned = tape.op("outputs: to fp32", [_detached(whole)], V, 4)
+            tape.op("loss", [loss], ONE, 4)
+            tape.returns(returned)
         return tape
 
     def ahead(self, path: Path) -> Tape:

@@ -41,6 +41,8 @@ WIDTHS: Mapping[Format, Widths] = {
     "autocast-wide": Widths(2, 4, 2, True),
     "fp32": Widths(4, 4, 4, False),
 }
+# activations with an operation that autocast runs in fp32: a power, an exponential
+WIDENING = ("relu2", "gelu_new", "xielu")
 
 
 @dataclass(frozen=True, slots=True)

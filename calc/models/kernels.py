@@ -11,8 +11,9 @@ from functools import cache
 from typing import Literal
 
 # norm: keeps its input and a number a row; in place: its gradient is written over the output's. rotation: of queries
-# and keys, in place. gate: the MLP's activation and product, which keeps gate and up alone.
-Replaced = Literal["norm", "norm in place", "rotation", "gate"]
+# and keys, in place. gate: the MLP's activation and product, which keeps gate and up alone. activation: that of an MLP
+# without a gate, which keeps its input alone and returns its type.
+Replaced = Literal["norm", "norm in place", "rotation", "gate", "activation"]
 
 SDPA_FLASH_HEAD = 256  # torch sdp_utils.cpp: FlashAttention takes heads up to this size, all equal, not in fp32
 
@@ -47,7 +48,9 @@ LIGER_TOWERS: Mapping[str, tuple[Replaced, ...]] = {
     "qwen2_5_vl": ("norm in place",),
     **dict.fromkeys(("glm4v", "glm4v_moe"), ("norm in place", "gate")),
 }
-LIBRARIES: Mapping[str, Mapping[str, tuple[Replaced, ...]]] = {"eager": {}, "liger": LIGER}
+# `_xielu_cuda` of github.com/nickjbrowning/XIELU, in which Transformers runs `XIELUActivation` where it is installed
+XIELU: Mapping[str, tuple[Replaced, ...]] = {"apertus": ("activation",)}
+LIBRARIES: Mapping[str, Mapping[str, tuple[Replaced, ...]]] = {"eager": {}, "liger": LIGER, "xielu": XIELU}
 
 
 @cache

@@ -62,7 +62,8 @@ class Tower:
     `patch`² pixels of `channels` colours in `frames` frames; an image counts as `frames` equal ones. `windowed`: most
     blocks attend within windows, in whose order the patches lie meanwhile. `positions`: rows of a learned embedding of
     positions, of which an image's patches have one each, or (`interpolated`) a weighted sum; 0: there is none. `edge`:
-    side of the square to which every image is resized; 0: it keeps its shape, within `limits`. `embedding` and `table`
+    side of the square to which every image is resized; 0: it keeps its shape, within `limits`. `squared`: a trainer has
+    made such a square of it, bars included, before the processor sees it. `embedding` and `table`
     are the names of what turns pixels into patches, `first_norm` that of a norm before positions are added, `last_norm`
     that of one after the last block. `sampled`: the table of positions is a picture that a bicubic sampling reads in
     fp32 (GLM-4V). `between`: the width of a projector's MLP, where it has a gate. `deep`: the blocks
@@ -108,6 +109,7 @@ class Tower:
     positions: int = 0
     interpolated: bool = False
     edge: int = 0
+    squared: bool = False
     embedding: str = "visual.patch_embed.proj"
     table: str = "visual.pos_embed"
     first_norm: str = ""

@@ -151,7 +151,8 @@ class Blocks:
 
     `weights` has every tensor that is held whole; where FSDP 2 shards them all, `units` has the layers and, last, the
     root, or with `ends` (see `calc.base.plan.Role`) the embedding and the head. `states` has the optimizer states of
-    each trained tensor, `passing` what the optimizer's step allocates for each, either all `at_once` or one by one.
+    each trained tensor, `passing` what the optimizer's step allocates for each, either all `at_once` or one by one;
+    `copies` are such of another type, which come after them.
     `stream` is the embedding's output, `tables` are cosines and sines. `embedding` is the embedding's gradient, 0 where
     it gets none, `sorting` the scratch memory of that gradient; `tied` says how a tied head's gradient is added to it:
     "in place" or "apart". `held`: how long outputs stay, a word of `calc.base.plan.Path`. `beside`: where parameters
@@ -187,6 +188,7 @@ class Blocks:
     partitioned: Partitioned | Flattened | None = None
     retains: bool = False
     streams: Streams = ""
+    copies: tuple[int, ...] = ()
 
     @property
     def sharded(self) -> bool:
@@ -209,6 +211,7 @@ class Tensors(NamedTuple):
     units: tuple[Unit, ...]
     states: tuple[tuple[int, ...], ...]
     passing: tuple[int, ...]
+    copies: tuple[int, ...]
     flats: Flats | None
     buckets: Buckets | None
     partitioned: Partitioned | Flattened | None
@@ -222,14 +225,17 @@ def _tensors(engine: TrainingEngine, checkpointing: str) -> Tensors:
     cut = _under_zero(engine, checkpointing) if isinstance(engine, Zero) else None
     whole = not isinstance(engine, Fsdp) and not isinstance(cut, Partitioned)
     own = [size for size, _ in _stored(r)] if not cut or r.run.adapter else []
-    adapters = [t.elements * r.adapter_bytes for t in _trained(r)] if r.run.adapter and not cut else []
+    adapters = [t.elements * _width(r, t, r.adapter_bytes) for t in _trained(r)] if r.run.adapter and not cut else []
     changed = [*_stepped(engine, flats)]
-    each = passing(r.optimizer, r.step_bytes) if r.optimizer else 0
+    # `foreach` takes the tensors of one type together
+    apart = [t for t in changed if _width(r, t, r.step_bytes) != r.step_bytes]
+    alike = [t for t in changed if t not in apart] if apart else changed
     return Tensors(
         weights=(*(own if whole else _scales(r)), *(adapters if whole else ()), *_buffers(engine)),
         units=() if whole or flats or cut else _units(r),
         states=tuple([_states(r, t) for t in changed]),
-        passing=() if r.in_backward else tuple([t.elements * each for t in changed]),
+        passing=() if r.in_backward else tuple([_passing(r, t) for t in alike]),
+        copies=tuple([_passing(r, t) for t in apart]),
         flats=flats,
         buckets=_buckets(engine) if isinstance(engine, Plain) and engine.buckets and r.optimizer else None,
         partitioned=cut,
@@ -248,6 +254,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
     if isinstance(engine, Fsdp1) and engine.joined:
         # all views of a flat parameter that holds adapters get gradients
         r = replace(r, run=replace(run, trained=True))
+    embedded = run.trained or run.saves("embed_tokens")
     return Blocks(
         **own._asdict(),
         at_once=optimizer is not None and optimizer.impl == "foreach" and not scratch(optimizer, r.step_bytes),
@@ -262,8 +269,8 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         ),
         layers=_layers(r, batch, masked, checkpointing if optimizer else "none"),
         norm=_piece(r, batch, Lifetimes(Program(run).final_norm())),
-        head=_head(replace(r, run=run), batch),
-        embedding=r.embedding * r.grad_bytes if run.trained else 0,
+        head=_head(replace(r, run=run, grad_bytes=r.saved_bytes if run.saves("lm_head") else r.grad_bytes), batch),
+        embedding=r.embedding * (r.saved_bytes if r.saved else r.grad_bytes) if embedded else 0,
         sorting=int(SORTING * arch.hidden * batch.tokens) if batch.tokens > SORTED_TOKENS else 0,
         tied=("in place" if r.ties_in_place else "apart") if r.ties_gradients else "",
         held=r.path.held,
@@ -398,13 +405,13 @@ def _buckets(e: Plain) -> Buckets:
     r = e.replica
     stored = [*_stored(r)]
     if r.run.adapter:
-        stored += [(t.elements * r.adapter_bytes, False) for t in _trained(r)]
+        stored += [(t.elements * _width(r, t, r.adapter_bytes), False) for t in _trained(r)]
     sent = [
         found
         for four in (False, True)
         for found in _assigned([size for size, own in stored if own is four], (BROADCAST,))
     ]
-    made = [t.elements * r.grad_bytes for t in _trained(r)]
+    made = [t.elements * _width(r, t, r.grad_bytes) for t in _trained(r)]
     ordered, limits = made[::-1], (FIRST_BUCKET, BUCKET)
     return Buckets(
         broadcast=tuple([sum(found) for found in sent if len(found) > 1]),
@@ -506,13 +513,29 @@ def _in_order(arch: Architecture, head: Head) -> Iterator[Tensor]:
 
 
 def _trained(r: Replica) -> Iterator[Tensor]:
-    """The tensors that the optimizer steps: LoRA's two matrices for each adapted linear, or the whole model."""
+    """The tensors that the optimizer steps: LoRA's two matrices for each adapted linear, or the whole model.
+
+    Copies that are trained whole beside adapters lie where their modules do.
+    """
     if r.optimizer and not r.run.adapter:
         yield from _in_order(r.arch, r.head)
     if r.optimizer and r.run.adapter:
+        saved = r.parts[-1].tensors if r.saved else ()
         adapters = {spec: [*_adapters(r, spec)] for spec in set(r.arch.specs)}
+        yield from [t for t in saved if t.kind == "embedding"]
         for spec in r.arch.specs:
             yield from adapters[spec]
+        yield from [t for t in saved if t.kind != "embedding"]
+
+
+def _width(r: Replica, t: Tensor, usual: int) -> int:
+    """Bytes of an element of a trained tensor, of its gradient or of its step: `usual`, or those of whole copies."""
+    return r.saved_bytes if r.saved and t in r.parts[-1].tensors else usual
+
+
+def _passing(r: Replica, t: Tensor) -> int:
+    """The bytes that the optimizer's step of a tensor takes in passing."""
+    return t.elements * passing(r.optimizer, _width(r, t, r.step_bytes)) if r.optimizer else 0
 
 
 def _adapters(r: Replica, spec: LayerSpec) -> Iterator[Tensor]:
@@ -532,11 +555,19 @@ def _stored(r: Replica) -> Iterator[tuple[int, bool]]:
     Linears that a checkpoint leaves in 16 are taken to be its first: which they are, its size does not say.
     """
     left = r.run.wide
-    for t in _in_order(r.arch, r.head):
+    for t in _staying(r):
         four = _in_four(r, t)
         kept = min(left, t.elements) if four else 0
         left -= kept
         yield _weight(r, t) + int((r.weight_bytes - NF4[r.run.nested]) * kept), four and not kept
+
+
+def _staying(r: Replica) -> Iterator[Tensor]:
+    """The model's own tensors on the GPU: without those of which copies are trained, if they have left for the host."""
+    own = [*_in_order(r.arch, r.head)]
+    left = r.saved and sum([t.elements for t in own]) > r.parameters
+    kinds = {t.kind for t in r.parts[-1].tensors} if left else set[str]()
+    yield from [t for t in own if t.kind not in kinds]
 
 
 def _in_four(r: Replica, t: Tensor) -> bool:
@@ -551,14 +582,14 @@ def _states(r: Replica, t: Tensor) -> tuple[int, ...]:
     a moment are small, and left out.
     """
     assert r.optimizer
-    facts = r.optimizer.facts
+    facts, b = r.optimizer.facts, _width(r, t, r.step_bytes)
     n = 0 if facts.paged or facts.factored else facts.moments
     if n and facts.eight_bit:
         if in_32_bits(r.optimizer, t):
-            return ((4 if facts.wide else r.step_bytes) * t.elements,) * n
+            return ((4 if facts.wide else b) * t.elements,) * n
         codes = int(facts.packed * 2) * t.elements // 2
         return (codes,) * n + (int(facts.packed * t.elements) - codes,) * n
-    return (int(t.elements * state_bytes_per_parameter(r.optimizer, r.step_bytes) / n),) * n if n else ()
+    return (int(t.elements * state_bytes_per_parameter(r.optimizer, b) / n),) * n if n else ()
 
 
 def _piece(r: Replica, batch: Batch, passes: Lifetimes, checkpointing: str = "none") -> Piece:

@@ -79,7 +79,8 @@ class Act(NamedTuple):
     def events(self) -> int:
         """About how many blocks come and go in a whole replay, which is what it takes."""
         m, steps = self.model, STEPS + len(self.others) // self.micro_batches
-        passing = len(m.passing if m.at_once else {*m.passing})
+        every = (*m.passing, *m.copies)
+        passing = len(every if m.at_once else {*every})
         tensors = len(m.weights) + sum(map(len, m.states)) + 2 * steps * passing
         fullest = [(self.model, self.inside)] * STEPS * self.micro_batches
         return tensors + sum([m.events for both in (*fullest, *self.others) for m in both if m])
@@ -779,8 +780,9 @@ class Replay:
             self.heap.take_all([size for sizes in m.states for size in sizes])
         if m.at_once:
             self.give(*self.heap.take_all(m.passing))
+            self.give(*self.heap.take_all(m.copies))
         else:
-            self.pass_by(m.passing)
+            self.pass_by((*m.passing, *m.copies))
 
     def pass_by(self, sizes: Iterable[int]) -> None:
         """Allocates and frees blocks one after another.

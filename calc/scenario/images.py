@@ -92,6 +92,10 @@ class Images:
         height, width = self.resized(tower)
         return tower.filled and height * width < self.row(tower) * tower.patch**2
 
+    def shape(self, tower: Tower) -> tuple[int, int]:
+        """Width and height of an image as its processor gets it."""
+        return (tower.edge, tower.edge) if tower.squared else (self.width, self.height)
+
     def whole(self, tower: Tower) -> bool:
         """True if images are not cut, as LLaVA-OneVision reads several of a sample, or frames of a video."""
         return tower.most > 0 and (self.count > 1 or self.frames > 1)
@@ -102,12 +106,13 @@ class Images:
         Of those that leave as many, the smallest, then the first (transformers 5.23 `image_processing_utils.py`,
         `select_best_resolution`).
         """
+        own_width, own_height = self.shape(tower)
 
         def left(grid: tuple[int, int]) -> tuple[int, int]:
             height, width = grid
-            scale = min(width / self.width, height / self.height)
-            pixels = int(self.width * scale) * int(self.height * scale)
-            return min(pixels, self.width * self.height), -height * width
+            scale = min(width / own_width, height / own_height)
+            pixels = int(own_width * scale) * int(own_height * scale)
+            return min(pixels, own_width * own_height), -height * width
 
         return max(tower.grids, key=left)
 
@@ -118,10 +123,11 @@ class Images:
         (transformers 5.23 `models/llava_onevision/modeling_llava_onevision.py`, `unpad_image`, `pack_image_features`).
         """
         down, right = (edge // tower.edge * (tower.edge // tower.patch) for edge in self.grid(tower))
-        if self.width / self.height > right / down:
-            down -= (down - int(round(self.height * (right / self.width), 7))) // 2 * 2
+        width, height = self.shape(tower)
+        if width / height > right / down:
+            down -= (down - int(round(height * (right / width), 7))) // 2 * 2
         else:
-            right -= (right - int(round(self.width * (down / self.height), 7))) // 2 * 2
+            right -= (right - int(round(width * (down / height), 7))) // 2 * 2
         over = math.sqrt(down * right / (tower.most * tower.positions)) if tower.most else 0
         return (int(down // over), int(right // over)) if over > 1.1 else (down, right)
 
@@ -133,8 +139,9 @@ class Images:
         `crop_image_to_patches`; `models/internvl/video_processing_internvl.py`). Idefics 3 makes every image so many
         squares long (`models/idefics3/image_processing_idefics3.py`, `resize_for_vision_encoder`, `split_images`).
         """
+        width, height = self.shape(tower)
         if tower.along:
-            short, long = sorted((self.width, self.height))
+            short, long = sorted((width, height))
             return tower.along * math.ceil(tower.along * short / long) + 1
         if tower.grids:
             return 1 if self.whole(tower) else math.prod(self.grid(tower)) // tower.edge**2 + 1
@@ -147,8 +154,8 @@ class Images:
         grids = sorted([(w, h) for w in sides for h in sides if w * h <= tower.tiles], key=math.prod)
         best = (1, 1)
         for grid in grids:
-            off, least = (abs(self.width / self.height - w / h) for w, h in (grid, best))
-            filled = self.width * self.height > 0.5 * tower.edge**2 * math.prod(grid)
+            off, least = (abs(width / height - w / h) for w, h in (grid, best))
+            filled = width * height > 0.5 * tower.edge**2 * math.prod(grid)
             if off < least or (off == least and filled):
                 best = grid
         number = math.prod(best)
@@ -160,9 +167,10 @@ class Images:
         Of those that do so alike the smallest (transformers 5.23 `models/llama4/image_processing_llama4.py`,
         `get_best_fit`).
         """
+        width, height = self.shape(tower)
         sides = range(1, tower.tiles + 1)
         grids = [(w, h) for w in sides for h in sides if w * h <= tower.tiles]
-        scale = {(w, h): min(w * tower.edge / self.width, h * tower.edge / self.height) for w, h in grids}
+        scale = {(w, h): min(w * tower.edge / width, h * tower.edge / height) for w, h in grids}
         best = min([s for s in scale.values() if s >= 1], default=max(scale.values()))
         return min(math.prod(grid) for grid, own in scale.items() if own == best)
 

@@ -17,7 +17,7 @@ from calc.catalog.catalog import GPU, Catalog, CatalogError, Model
 from calc.catalog.names import adapted
 from calc.models.architecture import Architecture, ConfigError, layer_kinds
 from calc.models.families import MXFP4
-from calc.models.kernels import SDPA_FLASH_HEAD
+from calc.models.kernels import SDPA_FLASH_HEAD, replaced
 from calc.models.lora import adaptable_names, lora_parameters
 from calc.models.slices import part, stage
 from calc.models.vision import Tower
@@ -694,6 +694,12 @@ def linear_notes(s: Scenario) -> Iterator[str]:
         return
     yield f"{layers} taken to run in PyTorch's operations, without {library}"
     yield "its kernels keep far less: linear_attention fla says how much"
+
+
+def activation_notes(s: Scenario) -> Iterator[str]:
+    """The note on an activation that has a kernel, where it runs in Transformers' operations."""
+    if s.architecture.activation == "xielu" and "activation" not in replaced(s.kernels, s.architecture.family):
+        yield "xIELU is taken to run in PyTorch's operations; its kernel keeps far less: kernels xielu says how much"
 
 
 def lacks_kernels(s: Scenario, gpu: GPU) -> str | None:

@@ -28,7 +28,7 @@ from calc.memory import weights
 from calc.memory.host import HostAllocator
 from calc.memory.megatron_adapters import EIGHT_BITS
 from calc.memory.optimizer import Optimizer, PrecisionAware
-from calc.memory.run import Adapter, Format, Kernel, Narrow, Recipe, Run
+from calc.memory.run import WIDENING, Adapter, Format, Kernel, Narrow, Recipe, Run
 from calc.memory.runtime import process, symmetric
 from calc.memory.weights import EightBits, Experts
 from calc.models.architecture import (
@@ -166,6 +166,10 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
     if role.wrapped and precision == "bf16":
         # autocast leaves an embedding as it is: with a copy in fp32 so is all that is added to its output
         wide = adapter is not None and "embed_tokens" in adapter.saved and role.upcasts
+        # nor does it square or exponentiate in bf16, and a 4-bit linear returns the type that it is given
+        # (bitsandbytes 0.50.2 nn/modules.py, Linear4bit.forward: inp_dtype), to be added to the stream
+        widens = arch.activation in WIDENING and "activation" not in replaced(s.kernels, arch.family)
+        wide |= s.method == "qlora" and widens
         precision = "autocast-wide" if wide else "autocast-bf16"
     return Run(
         arch=arch,

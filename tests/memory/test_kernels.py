@@ -12,10 +12,12 @@ from tapes import arch, backward_of, frozen, passing, tape
 from calc.autograd.lifetimes import Lifetimes
 from calc.autograd.tape import total
 from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
 from calc.memory.run import Adapter, Run, dimensions
 from calc.memory.vision import block, projector, running
 from calc.models.families import FAMILIES, SEEING
 from calc.models.kernels import LIGER, LIGER_TOWERS, replaced
+from calc.resolve.parse import parse
 from calc.scenario.scenario import ScenarioError
 
 
@@ -43,6 +45,20 @@ def liger(model: str, **run: Any) -> dict[str, Any]:
 def test_a_layer_keeps_what_its_kernels_save(model: str, run: dict[str, Any], kept: str) -> None:
     """Counted in liger-kernel 0.8.5 `ops/{rms_norm,rope,swiglu,geglu}.py`: `ctx.save_for_backward`."""
     assert terms(tape(model, **liger(model, **run)).saved(), arch(model)) == form(kept)
+
+
+def test_the_kernel_of_apertus_activation_keeps_its_input_and_returns_its_type() -> None:
+    """A frozen layer: of the MLP the product of up, 2i, alone; without it xIELU keeps 5 bytes more and makes fp32."""
+    run = frozen(precision="autocast-bf16")
+    kept = {
+        library: terms(tape("apertus", **run, replaced=replaced(library, "apertus")).saved(), arch("apertus"))[0]
+        for library in ("eager", "xielu")
+    }
+    assert kept["xielu"]["i"] == 2 < kept["eager"]["i"]
+    assert "activation" not in replaced("xielu", "llama")
+    job = {"model": "apertus-8b", "task": "sft", "gpu": "h200"}
+    notes = {kernels: " ".join(estimate(parse(job | {"kernels": kernels})).notes) for kernels in ("eager", "xielu")}
+    assert "kernels xielu says how much" in notes["eager"] and "xielu" not in notes["xielu"]
 
 
 def test_routed_experts_stay_as_they_are_beside_the_norms_kernels() -> None:

@@ -88,6 +88,9 @@ def peaks(path: Path, **run: Any) -> tuple[float, float, float, float]:
         (Path("ahead", summed=4), 10 / 8, 0, 14 / 8, 10 / 8),
         # compiled: an eighth's logits 2, then their gradient 2 beside them
         (Path("ahead", summed=4, compiled=True), 2 / 8, 0, 4 / 8, 2 / 8),
+        # logits 2 and, once the loss is there, their fp32 copy; logits and an eighth's gradients 2, then both 2 joined
+        (Path("chunked-views", outputs_fp32=True), 6, 2, 4, 6),
+        (Path("chunked-views"), 2, 2, 4, 2),
         (Path("fused"), 0, 0, 0, 0),
         (Path("cut"), 0, 0, 0, 0),
         (Path("scalar"), 0, 0, 0, 0),

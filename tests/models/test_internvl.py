@@ -8,6 +8,7 @@ from architectures import published, record
 from calc.models.architecture import ConfigError, parameters, vision_tensors
 from calc.models.hf_config import from_config
 from calc.models.vision import Tower
+from calc.resolve.parse import parse
 from calc.scenario.images import Images
 
 
@@ -70,6 +71,19 @@ def test_an_image_is_cut_into_the_grid_of_its_shape(width: int, height: int, til
     assert seen.tiles(tower()) == tiles
     assert seen.tokens(tower()) == 256 * tiles
     assert seen.patches(tower()) == 1025 * tiles
+
+
+@pytest.mark.parametrize(
+    ("model", "tiles", "apart"),
+    [("internvl3.5-8b", 13, 1), ("smolvlm2-2.2b", 13, 17), ("llama-4-scout", 5, 1), ("qwen2.5-vl-7b", 1, 1)],
+)
+def test_axolotl_makes_a_square_of_an_image_before_the_processor_sees_it(model: str, tiles: int, apart: int) -> None:
+    """Of the side that the config's `vision_config.image_size` says: axolotl 0.19 `processing_strategies.py:295`."""
+    fields = {"model": model, "task": "sft", "gpu": "h200", "seq_len": 8192, "images": {"width": 640, "height": 480}}
+    for trainer, number in ("transformers", tiles), ("axolotl", apart):
+        s = parse(fields | {"trainer": trainer})
+        assert s.images and s.architecture.vision
+        assert s.images.tiles(s.architecture.vision) == number
 
 
 def test_a_frame_of_a_video_is_not_cut() -> None:

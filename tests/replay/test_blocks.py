@@ -30,6 +30,8 @@ JOB = {"gpu": "h100-sxm", "model": "qwen2.5-0.5b", "task": "sft", "framework": "
 TABLE = 151_936 * 896
 # a checkpoint that leaves the first q_proj, 896 · 896 elements, in 16 bits; all in four would be 457,004,096 bytes
 KEPT = {"method": "qlora", "checkpoint_gb": (457_004_096 + (2 - NF4[True]) * 896 * 896) / 1e9}
+# copies of embedding and head that are trained whole, beside adapters whose type is another
+SAVED = {"method": "lora", "trainer": "transformers", "lora.modules_to_save": ["embed_tokens", "lm_head"]}
 
 
 def job(**fields: Any) -> tuple[Scenario, Blocks]:
@@ -60,7 +62,9 @@ def gradients(model: Blocks) -> list[int]:
         if not (facts.factored or facts.in_backward or facts.narrow or facts.orthogonal) and name != "none"
     ),
 )
-@pytest.mark.parametrize("fields", [{}, {"precision": "autocast"}, {"method": "lora"}, {"method": "qlora"}, KEPT])
+@pytest.mark.parametrize(
+    "fields", [{}, {"precision": "autocast"}, {"method": "lora"}, {"method": "qlora"}, SAVED, KEPT]
+)
 def test_weights_states_and_gradients_add_up_to_the_ledgers_lines(optimizer: str, fields: dict[str, Any]) -> None:
     """But for managed memory, which is no block of PyTorch's; what a block is cut short of is less than a byte."""
     s, model = job(optimizer=optimizer, **fields)
@@ -142,6 +146,9 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"method": "lora"},
     {"method": "lora", "checkpointing": "full"},
     {"method": "qlora"},
+    {"method": "lora", "lora.modules_to_save": ["embed_tokens", "lm_head"], "checkpointing": "full"},
+    {"method": "qlora", "lora.modules_to_save": ["lm_head"], "trainer": "transformers"},
+    {"method": "lora", "lora.modules_to_save": ["embed_tokens"], "trainer": "llamafactory", "checkpointing": "full"},
     {"task": "dpo"},
     {"task": "rm"},
     {"precision": "autocast"},
@@ -166,6 +173,19 @@ def test_the_replays_peak_is_the_ledgers(model: str, fields: dict[str, Any]) -> 
     replayed.all(act)
     (group,) = estimate(s, load()).groups
     assert replayed.heap.process.most == pytest.approx(max(p.moment.allocated_bytes for p in group.phases), rel=0.0015)
+
+
+@pytest.mark.parametrize("model", ["afm-4.5b", "apertus-8b", "phi-2"])
+def test_four_bits_behind_a_square_or_an_exponential_make_an_fp32_stream(model: str) -> None:
+    """Autocast runs both in fp32, and bitsandbytes' linear returns what it gets: what a layer adds is fp32 then.
+
+    A linear in 16 bits makes bf16 of it.
+    """
+    fields = {"model": model, "trainer": "transformers", "checkpointing": "full", "expandable_segments": True}
+    made = {method: job(method=method, **fields)[1] for method in ("lora", "qlora")}
+    assert made["qlora"].stream == 2 * made["lora"].stream
+    for method in made:
+        test_the_replays_peak_is_the_ledgers(model, fields | {"method": method})
 
 
 SHARDED = {"gpus": 4, "sharding": "fsdp2", "expandable_segments": True}

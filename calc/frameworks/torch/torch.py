@@ -40,7 +40,7 @@ from calc.frameworks.constraints import (
 )
 from calc.frameworks.releases import pinned
 from calc.frameworks.torch.releases import RELEASES
-from calc.frameworks.torch.trainers import litgpt, megatron, megatron_swift, torchtitan, torchtune, unsloth
+from calc.frameworks.torch.trainers import axolotl, litgpt, megatron, megatron_swift, torchtitan, torchtune, unsloth
 from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, SHIPPED, TRAINERS
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
@@ -82,6 +82,8 @@ def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architect
             return torchtitan.modelled(architecture, str(values["versions.torchtitan"]), str(values["versions.torch"]))
         case "torchtune":
             return torchtune.modelled(architecture, str(values["versions.torchtune"]), packing=bool(values["packing"]))
+        case "axolotl":
+            return as_published(axolotl.modelled(architecture), values)
         case "unsloth":
             release, library = (str(values[f"versions.{name}"]) for name in ("unsloth", "transformers"))
             joined = bool(values["packing"] or values["padding_free"])

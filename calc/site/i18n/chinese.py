@@ -1016,6 +1016,12 @@ ADVICE = {
     "state spaces are taken to run in PyTorch's operations, without mamba-ssm": (
         "状态空间层按 PyTorch 的逐个算子计算，没有 mamba-ssm"
     ),
+    "xIELU is taken to run in PyTorch's operations; its kernel keeps far less: kernels xielu says how much": (
+        "xIELU 按 PyTorch 的逐个算子计算；它的 kernel 保留的张量少得多：设 kernels 为 xielu 即可看到"
+    ),
+    "kernels xielu: install github.com/nickjbrowning/XIELU, which Transformers then takes by itself": (
+        "kernels xielu：安装 github.com/nickjbrowning/XIELU，Transformers 随后会自动使用它"
+    ),
     "linear attention is taken to run in the kernels of flash-linear-attention and causal-conv1d": (
         "线性注意力按 flash-linear-attention 与 causal-conv1d 的 kernel 计算"
     ),

@@ -15,6 +15,7 @@ from calc.frameworks import trainer
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
+from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import PAIRED
 
@@ -60,6 +61,14 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def modelled(architecture: Architecture) -> Architecture:
+    """The model, whose tower gets squares of its config's `image_size` (loaders/utils.py:78, ImageOps.pad in
+    processing_strategies.py:295); what keeps an image's shape is left alone, as its config has no such side.
+    """
+    tower = architecture.vision
+    return replace(architecture, vision=replace(tower, squared=True)) if tower and tower.edge else architecture
+
+
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why Axolotl cannot run `s`, in one line, or None."""
     if s.quantize_moe_experts and s.lora and isinstance(s.lora.targets, str):
@@ -67,7 +76,7 @@ def refuse(s: Scenario) -> Refusal | None:
         return Refusal(
             "lora.targets", f"{s.lora.targets!r} with quantize_moe_experts", "a list", "with trainer axolotl"
         )
-    return shared.refuse(s, TASKS, {"loss": ("full", "fused", "cut"), "checkpointing": ("none", "full")})
+    return shared.refuse(s, TASKS, {"loss": ("full", "chunked", "fused", "cut"), "checkpointing": ("none", "full")})
 
 
 def deepspeed(s: Scenario) -> DeepSpeed:
@@ -82,7 +91,12 @@ def keeps(s: Scenario) -> dict[str, Any]:
 
 
 def path(s: Scenario, usual: Path) -> Path:
-    """The loss path: the model's own; for pairs TRL's, see `trainer.selective`."""
+    """The loss path: the model's own, or one in chunks of its logits; for pairs TRL's, see `trainer.selective`.
+
+    `chunked_cross_entropy` is a loss function in place of Transformers' own (monkeypatch/loss/chunked.py).
+    """
+    if s.loss == "chunked" and s.task not in PAIRED:
+        return Path("chunked-views", outputs_fp32=trainer.wrapped(s))
     return trainer.selective(usual)
 
 
