@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 
 from calc.base.ledger import Line, Phase, Sums
 from calc.base.optimizers import OPTIMIZERS
+from calc.base.versions import at_least
 from calc.catalog.catalog import Catalog
 from calc.estimate.estimate import estimate, loading_moments
-from calc.estimate.result import Estimate
+from calc.estimate.result import Estimate, Group
 from calc.estimate.verdict import Verdict
+from calc.frameworks.registry import plan
 from calc.memory import runtime
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
@@ -289,7 +291,43 @@ def peak_allocated(e: Estimate, *, traced: bool = False) -> int:
     """The most that PyTorch's allocator counts at any instant; `traced`: as far as a trace of a step sees it."""
     if traced:
         return max(_allocated(phase.moment.lines, UNTRACED) for phase in _steps(e))
-    return max(_allocated(phase.moment.lines, frozenset()) for group in e.groups for phase in group.phases)
+    return max(
+        _allocated(phase.moment.lines, frozenset()) + unmapped
+        for group in e.groups
+        for phase, unmapped in _unmapped(e, group)
+    )
+
+
+def _unmapped(e: Estimate, group: Group) -> Iterator[tuple[Phase, int]]:
+    """Each phase with the bytes that PyTorch counts in it beyond what the GPU holds: those of a vLLM that sleeps.
+
+    vLLM's tensors stay allocated in a pool of PyTorch's while `CuMemAllocator.sleep` takes the pages from under them
+    (vllm `device_allocator/cumem.py`, since 0.7.0), so that a counter of the process that both share may exceed the
+    card.
+    """
+    pool = max(_pooled(phase.moment.lines) for phase in group.phases) if _sleeps(e.scenario) else 0
+    for phase in group.phases:
+        yield phase, 0 if phase.name == "load" else max(0, pool - _pooled(phase.moment.lines))
+
+
+def _sleeps(s: Scenario) -> bool:
+    """True if vLLM sleeps by its own pool of memory, in the process of a trainer."""
+    rollout = s.rollout
+    if rollout is None or rollout.engine != "vllm" or not rollout.sleep:
+        return False
+    keeps = plan(s)
+    serving = keeps.serving
+    assert serving
+    return at_least(serving.version, "0.7") and serving.process in {role.process for role in keeps.roles}
+
+
+def _pooled(lines: Iterable[Line]) -> int:
+    """Bytes of the engine's weights and KV cache, which lie in its pool."""
+    return sum(
+        line.bytes
+        for line in lines
+        if line.allocated and line.role == runtime.SERVING and line.component in ("weights", "kv_cache")
+    )
 
 
 def _steps(e: Estimate) -> list[Phase]:
@@ -308,8 +346,17 @@ def _allocated(lines: Iterable[Line], left_out: frozenset[str]) -> int:
 
 def counted(e: Estimate, metric: str) -> int:
     """The bytes of which `reach` is the range; a tool that is not named is taken to count all of the process."""
-    moment = max(e.groups, key=lambda g: g.peak.moment.device_bytes).peak.moment
-    return moment.allocated_bytes + moment.fragmentation if metric == "reserved" else moment.device_bytes
+    group = max(e.groups, key=lambda g: g.peak.moment.device_bytes)
+    return _reserved(e, group) if metric == "reserved" else group.peak.moment.device_bytes
+
+
+def _reserved(e: Estimate, group: Group) -> int:
+    """The most that PyTorch counts as reserved in a phase."""
+    if not _sleeps(e.scenario):
+        return group.peak.moment.allocated_bytes + group.peak.moment.fragmentation
+    return max(
+        phase.moment.allocated_bytes + phase.moment.fragmentation + unmapped for phase, unmapped in _unmapped(e, group)
+    )
 
 
 def reach(e: Estimate, metric: str, *, filled: bool = False) -> tuple[int, int]:
@@ -325,7 +372,8 @@ def reach(e: Estimate, metric: str, *, filled: bool = False) -> tuple[int, int]:
     reserved = moment.allocated_bytes + moment.fragmentation
     outside = moment.device_bytes - reserved  # the context, NCCL, a rollout engine's process
     if metric == "reserved":
-        return low - outside, high - outside - runtime.beyond(moment.lines)
+        more = _reserved(e, group) - reserved  # of a vLLM that sleeps
+        return low - outside + more, high - outside - runtime.beyond(moment.lines) + more
     if metric == "unknown":
         own = max(_trainers(phase.moment.lines) for phase in group.phases)
         return min(min(low, group.filled_low - moment.fragmentation) - outside, own), high

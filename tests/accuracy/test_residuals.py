@@ -1,0 +1,59 @@
+"""What an estimate is compared with: PyTorch's counters, which a sleeping vLLM stays on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from calc.accuracy.residuals import counted, peak_allocated, reach
+from calc.catalog.catalog import load
+from calc.estimate.estimate import estimate
+from calc.estimate.result import Estimate
+from calc.resolve.parse import parse
+
+# the prompts and the answers are long, so that training takes more beside weights and cache than vLLM's own steps do
+JOB: dict[str, Any] = {
+    "model": "qwen2.5-0.5b",
+    "task": "grpo",
+    "framework": "verl==0.4.0",
+    "gpu": "h100-sxm",
+    "gpus": 8,
+    "micro_batch": 4,
+    "prompt_len": 1024,
+    "response_len": 3072,
+    "rollout": {"n": 2, "batch": 256, "tensor_parallel": 1, "gpu_memory_utilization": 0.6},
+}
+
+
+def of(changes: dict[str, Any]) -> Estimate:
+    """The estimate of `JOB` with other fields."""
+    return estimate(parse(JOB | changes), load())
+
+
+def training(e: Estimate) -> int:
+    """The most tensors that lie on the GPU while vLLM sleeps, in bytes."""
+    return max(phase.moment.allocated_bytes for phase in e.groups[0].phases if phase.name in ("score", "backward"))
+
+
+def test_counters_keep_the_pool_of_a_vllm_that_sleeps_in_the_same_process() -> None:
+    e = of({})
+    (serving,) = (phase for phase in e.groups[0].phases if phase.name == "rollout")
+    pool = sum(line.bytes for line in serving.moment.lines if line.role == "rollout" and line.component == "kv_cache")
+    weights = sum(line.bytes for line in serving.moment.lines if line.role == "rollout" and line.component == "weights")
+    assert peak_allocated(e) == training(e) + pool + weights
+    low, high = reach(e, "reserved")
+    assert low <= counted(e, "reserved") <= high
+    assert peak_allocated(e) <= counted(e, "reserved")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"framework": "verl==0.7.1"}, id="vLLM in a process of its own"),
+        pytest.param({"framework": "verl==0.3.0"}, id="verl's own worker for vLLM 0.6.3, which has no such pool"),
+    ],
+)
+def test_counters_of_other_jobs_are_those_of_their_phases(changes: dict[str, Any]) -> None:
+    e = of(changes)
+    assert peak_allocated(e) == max(phase.moment.allocated_bytes for phase in e.groups[0].phases)
