@@ -468,7 +468,7 @@ def _cut(config: Mapping[str, Any], sight: Sight, edge: int) -> dict[str, Any]:
     ratio = config.get("vision_aspect_ratio", f"{ANYRES}{sight.tower['most']}")
     number = ratio.removeprefix(ANYRES) if isinstance(ratio, str) and ratio.startswith(ANYRES) else ""
     if not number.isdecimal() or not 0 < int(number) < 10**6:
-        raise ConfigError("vision_aspect_ratio", ratio, f"{ANYRES}N, such as {ANYRES}9")
+        raise ConfigError("vision_aspect_ratio", ratio, "anyres_max_N, such as anyres_max_9")
     return {"grids": tuple(pairs), "most": int(number)}
 
 
