@@ -109,6 +109,7 @@ class Sight:
     head: str = "lm_head"
     # it reads blocks that the config names, with no norm behind them: the config class's default, from the end
     taken: int = 0
+    kind: str = ""  # the `model_type` of its tower, where its code runs those of other types, too
     ties: bool = False  # a language model that ties its head to its embedding by its own config does so here, too
     # fields around `vision_config` of which one value is modelled: the config class's default, and that value
     only: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -217,13 +218,15 @@ _LLAVA = Sight(
          first_norm="vision_tower.pre_layrnorm", last_norm="vision_tower.post_layernorm", limits=Pixels(1, 10**9),
          merger=_LLAVA_MERGER),
     dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
-    taken=-2, only=_LLAVA_ONLY,
+    taken=-2, kind="clip_vision_model", only=_LLAVA_ONLY,
 )  # fmt: skip
 # `image_grid_pinpoints` of `LlavaNextConfig` and of `LlavaOnevisionConfig`: heights and widths
 _CUT = dict(grids=((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)), newline="image_newline")
 _ONEVISION = tuple([(384 * down, 384 * right) for down in range(1, 7) for right in range(1, 7)])
 _LLAVA_NEXT = replace(_LLAVA, tower={**_LLAVA.tower, **_CUT})
-_LLAVA_SIGLIP = replace(_GEMMA3, apart=False, tower={**_GEMMA3.tower, "merger": _LLAVA_MERGER}, fixed={})
+_LLAVA_SIGLIP = replace(
+    _GEMMA3, apart=False, tower={**_GEMMA3.tower, "merger": _LLAVA_MERGER}, fixed={}, kind="siglip_vision_model",
+)  # fmt: skip
 SEEING: Mapping[str, Sight] = {
     "gemma3": _GEMMA3,
     "paligemma": replace(

@@ -351,6 +351,8 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
     for name, only in ("num_key_value_heads", heads), ("head_dim", hidden // heads):
         if sight.tower.get("filled") and read.integer(name) != only:
             raise wrong(name, read.value(name), f"{only}; others are not modelled")
+    if sight.kind and (kind := vision.get("model_type", sight.kind)) != sight.kind:
+        raise wrong("model_type", kind, f"{sight.kind}; other towers are not modelled")
     for name, (usual, only) in sight.only.items():
         if (value := config.get(name, usual)) != only:
             raise ConfigError(name, value, f"{repr(only).casefold()}; not modelled")
@@ -466,7 +468,7 @@ def _cut(config: Mapping[str, Any], sight: Sight, edge: int) -> dict[str, Any]:
     ratio = config.get("vision_aspect_ratio", f"{ANYRES}{sight.tower['most']}")
     number = ratio.removeprefix(ANYRES) if isinstance(ratio, str) and ratio.startswith(ANYRES) else ""
     if not number.isdecimal() or not 0 < int(number) < 10**6:
-        raise ConfigError("vision_aspect_ratio", ratio, f"{ANYRES}N, such as {ANYRES}9")
+        raise ConfigError("vision_aspect_ratio", ratio, "anyres_max_N, such as anyres_max_9")
     return {"grids": tuple(pairs), "most": int(number)}
 
 

@@ -369,6 +369,7 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
         ("baichuan-inc/Baichuan2-13B-Chat", "slopes attention's scores"),
         ("llava-hf/llava-next-110b-hf", "is of the family of llava-1.6-34b"),
         ("llava-hf/LLaVA-NeXT-Video-7B-hf", "reads images"),
+        ("CohereLabs/aya-vision-32b", "is of the family of aya-vision-8b"),
         ("mistralai/Voxtral-Mini-3B-2507", "hears or speaks"),
         ("google/flan-t5-xl", "has an encoder beside"),
         ("microsoft/Phi-3-small-8k-instruct", "has attention by blocks"),

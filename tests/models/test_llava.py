@@ -42,6 +42,15 @@ def test_an_image_is_one_square_of_a_token_a_patch() -> None:
         ({"vision_feature_layer": [-2, -25]}, r"vision_feature_layer: given \[-2, -25\]"),
         ({"vision_feature_layer": 0}, "vision_feature_layer: given 0, allowed: a number from -1 to -24"),
         ({"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy: given 'full'"),
+        (
+            {
+                "vision_config": {
+                    **record("llava-1.5-7b")["config"]["vision_config"],
+                    "model_type": "siglip_vision_model",
+                }
+            },
+            "vision_config.model_type: given 'siglip_vision_model', allowed: clip_vision_model; other towers are not",
+        ),
     ],
 )
 def test_other_features_of_the_tower_are_refused(fields: dict[str, Any], line: str) -> None:
