@@ -7,6 +7,7 @@ tokens in bf16.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -300,6 +301,30 @@ def test_the_replays_peak_is_the_ledgers_where_checkpoints_leave_for_the_host(
     s = parse({**JOB, "precision": "bf16", **own}, where="test", catalog=load())
     assert s.offload.activations
     assert replayed_peak(s) == pytest.approx(ledgers_peak(s), rel=0.0015)
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "qwen2.5-0.5b"])
+@pytest.mark.parametrize(
+    "trainer", [{"framework": "trl"}, {"trainer": "axolotl"}, {"trainer": "torchtune", "loss": "full"}], ids=str
+)
+def test_the_replays_peak_is_the_ledgers_where_a_few_checkpoints_wait(trainer: dict[str, Any], model: str) -> None:
+    """Five in forward, fewer beside what the final norm saves; two where a layer runs again."""
+    own = {"checkpointing": "full", "seq_len": 4096, "offload": {"activations": True}, "method": "lora", **trainer}
+    s = parse({**JOB, "precision": "bf16", "model": model, **own}, where="test", catalog=load())
+    assert replayed_peak(s) == pytest.approx(ledgers_peak(s), rel=0.003)
+
+
+def test_a_stash_is_full_with_five_and_is_dropped_as_backward_begins() -> None:
+    """The final norm's input, its cast, what it returns and a number a row wait there in place of layers' inputs."""
+    _, model = job(framework="trl", offload={"activations": True}, checkpointing="full", method="lora")
+    assert model.beside_norm == 0
+    model = replace(model, beside_norm=9)
+    replayed = replay.Replay(Expandable(), 32 * MiB)
+    replayed.load(model)
+    kept = replayed.forward(model)
+    assert len(replayed.stashed) == 5
+    replayed.backward(model, kept)
+    assert not replayed.stashed
 
 
 def replayed_peak(s: Scenario) -> int:

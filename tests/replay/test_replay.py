@@ -78,7 +78,7 @@ def act(**fields: Any) -> replay.Act | None:
         ({"gpus": 2, "sharding": "zero2", "offload": {"optimizer": True}}, False),
         ({"framework": "openrlhf"}, False),  # DeepSpeed
         ({"trainer": "unsloth", "gpus": 2}, True),  # checkpoints come back into buffers
-        ({"framework": "trl", "offload": {"activations": True}}, False),  # some wait on the GPU
+        ({"framework": "trl", "offload": {"activations": True}}, True),  # some wait on the GPU
         ({"task": "inference"}, False),
     ],
     ids=str,
