@@ -512,7 +512,7 @@ def _in_order(arch: Architecture, head: Head) -> Iterator[Tensor]:
     yield from [t for t in outside if t.kind == "embedding"]
     for spec in arch.specs:
         yield from layer_tensors(arch, spec)
-    yield from [t for t in outside if t.kind != "embedding"]
+    yield from [t._replace(count=1) for t in outside if t.kind != "embedding" for _ in range(t.count)]
 
 
 def _trained(r: Replica) -> Iterator[Tensor]:

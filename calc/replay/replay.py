@@ -150,12 +150,14 @@ def _others(own: Placed, models: Callable[[int], Both]) -> tuple[Both, ...]:
 def _known(placed: Placed, bare: bool) -> bool:
     """True if all blocks of a role are known: it is whole on its GPU, or sharded beside `bare` PyTorch alone.
 
-    The blocks of a vision tower are not.
+    The blocks of a vision tower are not, unless it just lies there.
     """
     s, engine = placed.s, placed.engine
     if engine.replica.path.compiled and s.expandable_segments:
         return False  # measured with fixed segments alone; three published runs reserve 3 to 6 GiB less than a replay
-    if engine.replica.arch.vision or (engine.replica.streams and not isinstance(engine, Plain)):
+    if engine.replica.streams and not isinstance(engine, Plain):
+        return False
+    if engine.replica.arch.vision and (s.images or not s.lora or not isinstance(engine, Plain)):
         return False
     uncut = s.gpus == s.shards * s.tensor_parallel
     if isinstance(engine, Plain):

@@ -176,6 +176,14 @@ def test_the_replays_peak_is_the_ledgers(model: str, fields: dict[str, Any]) -> 
     assert replayed.heap.process.most == pytest.approx(max(p.moment.allocated_bytes for p in group.phases), rel=0.0015)
 
 
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_a_tower_that_reads_nothing_lies_beside_the_language_model(method: str) -> None:
+    fields = {"model": "gemma-3-4b", "vision_tower": True, "method": method, "checkpointing": "full"}
+    s, model = job(**fields)
+    assert sum(model.weights) == pytest.approx(held(s, "weights") + held(s, "adapter"), abs=len(model.weights))
+    test_the_replays_peak_is_the_ledgers("gemma-3-4b", fields)
+
+
 @pytest.mark.parametrize("model", ["afm-4.5b", "apertus-8b", "phi-2"])
 def test_four_bits_behind_a_square_or_an_exponential_make_an_fp32_stream(model: str) -> None:
     """Autocast runs both in fp32, and bitsandbytes' linear returns what it gets: what a layer adds is fp32 then.
