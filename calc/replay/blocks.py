@@ -21,7 +21,7 @@ from calc.engines.plain import Plain
 from calc.engines.replica import Replica, TrainingEngine
 from calc.engines.zero import FLATTENS_ON_GPU, LAZY_BUCKET, B, Zero
 from calc.engines.zero_partition import part_of
-from calc.memory.activations import Program, kinds, lifetimes
+from calc.memory.activations import Program, final_norm, kinds, lifetimes
 from calc.memory.loss import AFTER, head_dimensions, written
 from calc.memory.optimizer import in_32_bits, passing, scratch, single_step, state_bytes_per_parameter
 from calc.memory.run import dimensions
@@ -38,7 +38,7 @@ from calc.models.architecture import (
 from calc.models.lora import adapter_matrices
 from calc.replay.zero3_partitions import NORM, Partitioned, Stored, partitioned
 from calc.step.compiled_model import SORTING
-from calc.step.instants import LASTING, SORTED_TOKENS, Batch
+from calc.step.instants import LASTING, SORTED_TOKENS, STASH, Batch
 
 # DDP's buckets of gradients, and the one that is full first (torch 2.13 `nn/parallel/distributed.py`,
 # `_DEFAULT_BUCKET_CAP_MB`; `csrc/distributed/c10d/reducer.hpp`, `kDefaultFirstBucketBytes`); what it broadcasts at once
@@ -162,6 +162,7 @@ class Blocks:
     `flats`: the model is in FSDP 1's flat parameters, `weights` and `units` are empty; `partitioned`: it is under ZeRO,
     `states` and `passing` are those of its sub-groups, and what it has is none of `weights`. `buckets` are DDP's.
     `retains`: see `calc.memory.run.Run`. `streams`: how checkpoints leave for the host, see `calc.base.plan.Role`.
+    `beside_norm`: those on their way that are still there beside what the final norm keeps.
     """
 
     weights: tuple[int, ...]
@@ -189,6 +190,7 @@ class Blocks:
     retains: bool = False
     streams: Streams = ""
     copies: tuple[int, ...] = ()
+    beside_norm: int = 0
 
     @property
     def sharded(self) -> bool:
@@ -280,6 +282,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         ends=r.ends if own.units else "",
         retains=optimizer is not None and run.retains and not r.streams,
         streams=r.streams if optimizer else "",
+        beside_norm=max(0, STASH - final_norm(run).saves - 1),
     )
 
 
@@ -509,7 +512,7 @@ def _in_order(arch: Architecture, head: Head) -> Iterator[Tensor]:
     yield from [t for t in outside if t.kind == "embedding"]
     for spec in arch.specs:
         yield from layer_tensors(arch, spec)
-    yield from [t for t in outside if t.kind != "embedding"]
+    yield from [t._replace(count=1) for t in outside if t.kind != "embedding" for _ in range(t.count)]
 
 
 def _trained(r: Replica) -> Iterator[Tensor]:

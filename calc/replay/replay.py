@@ -36,6 +36,7 @@ from calc.replay.fsdp2_streams import EMBEDDING, ROOT, Shards
 from calc.replay.zero2_buckets import Partition
 from calc.replay.zero3_streams import Partitions
 from calc.scenario.lengths import in_turn
+from calc.step.instants import STASH
 from calc.step.placement import Placed, masked
 from calc.step.roles import Roles
 
@@ -149,14 +150,14 @@ def _others(own: Placed, models: Callable[[int], Both]) -> tuple[Both, ...]:
 def _known(placed: Placed, bare: bool) -> bool:
     """True if all blocks of a role are known: it is whole on its GPU, or sharded beside `bare` PyTorch alone.
 
-    The blocks of a vision tower are not.
+    The blocks of a vision tower are not, unless it just lies there.
     """
     s, engine = placed.s, placed.engine
     if engine.replica.path.compiled and s.expandable_segments:
         return False  # measured with fixed segments alone; three published runs reserve 3 to 6 GiB less than a replay
-    if engine.replica.arch.vision or (engine.replica.streams and not isinstance(engine, Plain)):
+    if engine.replica.streams and not isinstance(engine, Plain):
         return False
-    if engine.replica.streams == "stash":
+    if engine.replica.arch.vision and (s.images or not s.lora or not isinstance(engine, Plain)):
         return False
     uncut = s.gpus == s.shards * s.tensor_parallel
     if isinstance(engine, Plain):
@@ -403,6 +404,7 @@ class Replay:
         self.rebuilt = False  # they have the order of the gradients
         self.retained: list[Block] = []  # inputs of layers that ran again, and their gradients
         self.returned: list[Block] = []  # buffers into which checkpoints come back from the host
+        self.stashed: list[Block] = []  # checkpoints on their way to the host
         self.kept: Kept = []
         self.gradients: list[Block] = []
         self.adding = False  # gradients of earlier micro batches exist, or none stays
@@ -425,7 +427,7 @@ class Replay:
         other.kept = [own.copy() for own in self.kept]
         other.gradients, other.casts, other.before = self.gradients.copy(), self.casts.copy(), self.before.copy()
         other.buckets, other.retained = self.buckets.copy(), self.retained.copy()
-        other.returned = self.returned.copy()
+        other.returned, other.stashed = self.returned.copy(), self.stashed.copy()
         return other
 
     def all(self, a: Act, marks: list[Replay] | None = None) -> None:
@@ -453,7 +455,7 @@ class Replay:
         process = self.heap.process
         spare, *found = zip(*[stream.state for stream in process.streams], strict=True)
         ours = process.allocated, self.threads, self.stepped, self.adding, self.late, self.head
-        own = *self.gradients, *self.casts, *self.buckets, *self.returned
+        own = *self.gradients, *self.casts, *self.buckets, *self.returned, *self.stashed
         blocks = *own, *[(*own.items(),) for own in self.kept]
         shards = [own.state for own in self.shards.values()]
         return State((*found, *ours, blocks, shards), spare, process.reserved, process.released)
@@ -645,6 +647,8 @@ class Replay:
             kept.append(own)
             if m.streams and n < len(m.layers):
                 self.depart(m, own, last=n == len(m.layers) - 1)
+            elif piece is m.norm:
+                self.crowd_out(m.beside_norm)
             if layer:
                 layer.leave(n)
         if shards and m.inside:
@@ -660,10 +664,19 @@ class Replay:
         """Sends a layer's checkpoint to the host; the `last` stays where others come back into buffers."""
         if m.streams == "buffers" and last:
             return
+        if m.streams == "stash":
+            self.stashed.append(own.pop(INPUT))
+            self.crowd_out(STASH)
+            return
         self.give(own.pop(INPUT))
         if m.streams == "buffers" and m.stream > length(self.returned[0] if self.returned else NO_BLOCK):
             self.give(*self.returned)
             self.returned = self.heap.take_all([m.stream] * RETURNED)
+
+    def crowd_out(self, room: int) -> None:
+        """Frees the checkpoints that have been stashed first, until no more are left than there is `room` for."""
+        while len(self.stashed) > room:
+            self.give(self.stashed.pop(0))
 
     def leave(self, kept: Kept) -> None:
         """Frees what a forward keeps."""
@@ -682,7 +695,8 @@ class Replay:
     def backward(self, m: Blocks, kept: Kept) -> None:
         """Runs the backward of a forward that kept `kept`."""
         self.phase = "backward"
-        block = NO_BLOCK
+        block = ahead = NO_BLOCK
+        self.crowd_out(0)
         self.apart = bool(m.tied)
         if m.beside is not None:
             self.adding, self.beside = True, m.beside
@@ -696,8 +710,10 @@ class Replay:
             if layer:
                 layer.reenter(n)
             before, saved = len(self.gradients), kept.pop()
-            if m.streams == "each" and n < len(m.layers):
-                saved[INPUT] = self.take(m.stream)
+            if m.streams in ("each", "stash") and n < len(m.layers):
+                saved[INPUT], ahead = ahead or self.take(m.stream), NO_BLOCK
+            if m.streams == "stash" and 0 < n < len(m.layers):
+                ahead = self.take(m.stream)  # in place of the one before, which is in use until this one is there
             block = self.back(piece, saved, block, retains=m.retains and layer is not None)
             self.apart = False
             if layer:

@@ -215,7 +215,8 @@ def in_turn(lengths: Lengths, cap: int, rows: int) -> tuple[int, ...]:
     below = [total**rows for total in accumulate(weight for _, weight in weights)]
     middles = [(part + 0.5) / PARTS for part in range(PARTS)]
     of_part = [weights[min(bisect_left(below, middle), len(weights) - 1)][0] for middle in middles]
-    return tuple([of_part[int(GOLDEN * n % 1 * PARTS)] for n in range(1, BATCHES + 1)])
+    batches = min(BATCHES, max(1, lengths.samples // rows))
+    return tuple([of_part[int(GOLDEN * n % 1 * PARTS)] for n in range(1, batches + 1)])
 
 
 def _cells(weights: Iterable[tuple[int, float]], width: int) -> Sum:

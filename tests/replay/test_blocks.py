@@ -7,6 +7,7 @@ tokens in bf16.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,6 +176,14 @@ def test_the_replays_peak_is_the_ledgers(model: str, fields: dict[str, Any]) -> 
     assert replayed.heap.process.most == pytest.approx(max(p.moment.allocated_bytes for p in group.phases), rel=0.0015)
 
 
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_a_tower_that_reads_nothing_lies_beside_the_language_model(method: str) -> None:
+    fields = {"model": "gemma-3-4b", "vision_tower": True, "method": method, "checkpointing": "full"}
+    s, model = job(**fields)
+    assert sum(model.weights) == pytest.approx(held(s, "weights") + held(s, "adapter"), abs=len(model.weights))
+    test_the_replays_peak_is_the_ledgers("gemma-3-4b", fields)
+
+
 @pytest.mark.parametrize("model", ["afm-4.5b", "apertus-8b", "phi-2"])
 def test_four_bits_behind_a_square_or_an_exponential_make_an_fp32_stream(model: str) -> None:
     """Autocast runs both in fp32, and bitsandbytes' linear returns what it gets: what a layer adds is fp32 then.
@@ -300,6 +309,30 @@ def test_the_replays_peak_is_the_ledgers_where_checkpoints_leave_for_the_host(
     s = parse({**JOB, "precision": "bf16", **own}, where="test", catalog=load())
     assert s.offload.activations
     assert replayed_peak(s) == pytest.approx(ledgers_peak(s), rel=0.0015)
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "qwen2.5-0.5b"])
+@pytest.mark.parametrize(
+    "trainer", [{"framework": "trl"}, {"trainer": "axolotl"}, {"trainer": "torchtune", "loss": "full"}], ids=str
+)
+def test_the_replays_peak_is_the_ledgers_where_a_few_checkpoints_wait(trainer: dict[str, Any], model: str) -> None:
+    """Five in forward, fewer beside what the final norm saves; two where a layer runs again."""
+    own = {"checkpointing": "full", "seq_len": 4096, "offload": {"activations": True}, "method": "lora", **trainer}
+    s = parse({**JOB, "precision": "bf16", "model": model, **own}, where="test", catalog=load())
+    assert replayed_peak(s) == pytest.approx(ledgers_peak(s), rel=0.003)
+
+
+def test_a_stash_is_full_with_five_and_is_dropped_as_backward_begins() -> None:
+    """The final norm's input, its cast, what it returns and a number a row wait there in place of layers' inputs."""
+    _, model = job(framework="trl", offload={"activations": True}, checkpointing="full", method="lora")
+    assert model.beside_norm == 0
+    model = replace(model, beside_norm=9)
+    replayed = replay.Replay(Expandable(), 32 * MiB)
+    replayed.load(model)
+    kept = replayed.forward(model)
+    assert len(replayed.stashed) == 5
+    replayed.backward(model, kept)
+    assert not replayed.stashed
 
 
 def replayed_peak(s: Scenario) -> int:

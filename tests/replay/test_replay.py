@@ -78,8 +78,11 @@ def act(**fields: Any) -> replay.Act | None:
         ({"gpus": 2, "sharding": "zero2", "offload": {"optimizer": True}}, False),
         ({"framework": "openrlhf"}, False),  # DeepSpeed
         ({"trainer": "unsloth", "gpus": 2}, True),  # checkpoints come back into buffers
-        ({"framework": "trl", "offload": {"activations": True}}, False),  # some wait on the GPU
+        ({"framework": "trl", "offload": {"activations": True}}, True),  # some wait on the GPU
         ({"task": "inference"}, False),
+        ({"model": "gemma-3-4b", "vision_tower": True, "method": "lora"}, True),  # the tower just lies there
+        ({"model": "gemma-3-4b", "vision_tower": True}, False),
+        ({"model": "gemma-3-4b", "images": {"width": 64, "height": 64}, "method": "lora"}, False),
     ],
     ids=str,
 )

@@ -104,8 +104,13 @@ def test_batches_in_turn_are_those_of_the_distribution(rows: int) -> None:
     assert len(batches) == BATCHES and max(batches) <= 2048
     assert mean(batches) == pytest.approx(lengths.padded(2048, rows), rel=0.05)
     assert mean(batches[:24]) == pytest.approx(mean(batches[24:]), rel=0.25)  # in no order
-    short = in_turn(known({"counts": [[100, 3], [200, 1]]}), 2048, 1).count(100)
+    short = in_turn(known({"counts": [[100, 300], [200, 100]]}), 2048, 1).count(100)
     assert short == pytest.approx(BATCHES * 3 / 4, abs=1)
+
+
+@pytest.mark.parametrize(("samples", "rows", "batches"), [(20, 1, 20), (20, 4, 5), (3, 4, 1), (10_000, 4, BATCHES)])
+def test_an_epoch_of_few_samples_has_few_batches(samples: int, rows: int, batches: int) -> None:
+    assert len(in_turn(Lengths(600, 3000, samples), 2048, rows)) == batches
 
 
 def test_padding_takes_time_and_is_no_token() -> None:
