@@ -71,6 +71,7 @@ MOMENTS = {
     "sort weights": "排序权重",
     "sort": "排序",
     "unsort": "还原次序",
+    "bound": "限定下界",
     "clamp gate": "截断 gate",
     "clamp up": "截断 up",
     "scale gate": "缩放 gate",
