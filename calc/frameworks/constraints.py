@@ -273,6 +273,23 @@ def outputs_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def grouping_fault(s: Scenario) -> Refusal | None:
+    """The reason why batches cannot be grouped by length, in one line; None if they can or need not.
+
+    Packs are all as long; of sequences end to end other batches would be the fullest.
+    """
+    if not s.group_by_length:
+        return None
+    field = "group_by_length"
+    if s.framework not in ON_KERNELS or s.trainer not in ("own", *ON_PEFT):
+        who = f"trainer {s.trainer}" if s.framework in ON_KERNELS else s.framework
+        return Refusal(field, f"true with {who}", f"false; with torch, trl and trainer own, {', '.join(ON_PEFT)}")
+    for name in ("packing", "padding_free"):
+        if getattr(s, name):
+            return Refusal(field, f"true with {name}", "false, or with batches that are padded")
+    return None
+
+
 def streams_fault(s: Scenario) -> Refusal | None:
     """The reason why checkpoints cannot wait on the host, in one line; None if they can or need not."""
     if not s.offload.activations:
@@ -440,7 +457,7 @@ def unmodelled(s: Scenario) -> Refusal | None:
     """The reason why a framework that is not plain PyTorch cannot have some of its settings, in one line, or None."""
     faults = (
         kernels_fault, whole_gradients, states_fault, streams_fault, hybrid_fault, compile_fault, experts_fault,
-        outputs_fault, checkpoint_fault,
+        outputs_fault, checkpoint_fault, grouping_fault,
     )  # fmt: skip
     return next((reason for fault in faults if (reason := fault(s))), None)
 

@@ -25,6 +25,7 @@ from calc.frameworks.constraints import (
     compile_fault,
     cut_alike,
     experts_fault,
+    grouping_fault,
     hybrid_fault,
     in_backward_fault,
     kernels_fault,
@@ -183,6 +184,8 @@ def rollout(sequences: int) -> dict[str, Any]:
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why plain PyTorch cannot run `s`, in one line, or None."""
     if fault := compile_fault(s) or experts_fault(s) or outputs_fault(s) or checkpoint_fault(s):
+        return fault
+    if fault := grouping_fault(s):
         return fault
     if s.sharding != "zero3" and (fault := zero_fault(s)):
         return fault
