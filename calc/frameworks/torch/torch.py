@@ -351,7 +351,7 @@ def _loss_path(s: Scenario) -> Path:
         kind = "log-softmax" if s.logprob == "log-softmax-fp32" else s.logprob
         kept = s.response_len / s.seq_len if s.task in RL else trainer.predicting(s)
         path = Path(kind, head_fp32=wide, upcast=s.logprob == "log-softmax-fp32", kept=kept)
-        return trainer.likelihood(s, path) if s.task == "orpo" else path
+        return _kept(s, trainer.likelihood(s, path) if s.task == "orpo" else path)
     if s.task == "gkd":
         return trainer.divergence(s, wide=wide)
     if s.loss != "full":

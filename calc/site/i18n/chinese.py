@@ -2276,6 +2276,7 @@ REFUSALS = {
     "false, or with both sequence_parallel and compiled layers": "false，或同时使用 sequence_parallel 与编译的层",
     "false, or with layers of Megatron-core that have no fusions": "false，或用于没有融合算子的 Megatron-core 层",
     "none, or with {field!} {values!}": "none，或与 {field} {values} 一起",
+    "{usual!}, or roles.reference none": "{usual}，或 roles.reference none",
     "false, or for {task!}": "false，或用于 {task}",
     "false, or with batches that are padded": "false，或使用填充的批次",
     "false, or with {field!} {values!}": "false，或与 {field} {values} 一起",
