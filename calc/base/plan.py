@@ -62,7 +62,8 @@ class Path:
     `vocab-parallel-softmax` (slime's, log-probabilities and entropies of one softmax) and `linear-entropy` (verl's
     kernels, which make both from the head's input).
 
-    `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `scaled`: a temperature divides the logits,
+    `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `uncast`: a `cross-entropy` reads them in
+    the type that they have. `scaled`: a temperature divides the logits,
     `view` in place through a view, `in-place`, or `copy`. `upcast`: the loss casts the logits, and meanwhile the
     model's own stay referenced. `cut`: a `slice`, whose backward makes a gradient of all logits, or `unpad`, a copy of
     the real tokens whose backward still needs all logits. `shift_copy`: logits without the last position are copied.
@@ -92,6 +93,7 @@ class Path:
 
     kind: LossKind
     head_fp32: bool = False
+    uncast: bool = False
     scaled: Scaled = ""
     upcast: bool = False
     cut: Cut = ""

@@ -17,6 +17,12 @@ def at_least(version: str, first: str) -> bool:
     return numbers(version) >= numbers(first)
 
 
+@lru_cache(maxsize=65536)
+def since(version: str, first: str) -> bool:
+    """True if `version` is `first` or later, where `4.51` stands for the last of the 4.51 releases."""
+    return at_least(version, first) or f"{first}.".startswith(f"{version}.")
+
+
 def nearest(version: str, known: tuple[str, ...]) -> str:
     """The known version whose memory behaviour `version` shares.
 

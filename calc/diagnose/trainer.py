@@ -133,6 +133,7 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
         "reentrant": _reentrant(flags),
         "attention": _attention(flags),
         "packing": _packing(flags),
+        "group_by_length": _grouped(flags, task),
         "padding_free": flags.switch("padding_free") if project in ("ms-swift", "trl") else None,
         "kernels": "liger" if flags.on(*LIGER, "liger_rms_norm") else None,
         "loss": "cut"
@@ -208,6 +209,13 @@ def _attention(flags: Flags) -> str | None:
 def _packing(flags: Flags) -> bool | None:
     names = ("packing", "sample_packing", "neat_packing")
     return flags.on(*names) if flags.text(*names) is not None else None
+
+
+def _grouped(flags: Flags, task: str | None) -> bool | None:
+    """True if batches are grouped by length, which says nothing where sequences are packed."""
+    asked = flags.on("group_by_length") or flags.text("train_sampling_strategy") == "group_by_length"
+    joined = _packing(flags) or flags.on("padding_free")
+    return True if asked and task in (None, "pretrain", "sft") and not joined else None
 
 
 def _optimizer(flags: Flags) -> dict[str, Any]:

@@ -163,7 +163,8 @@ def lengths(s: Scenario) -> str:
     if s.rollout:
         return f"prompts of {s.prompt_len} and responses of {s.response_len} tokens"
     if s.lengths:
-        return f"{s.seq_len} tokens at most, the longest {s.longest_len}, {s.expected_len} on average"
+        grouped = ", grouped by length" if s.group_by_length else ""
+        return f"{s.seq_len} tokens at most, the longest {s.longest_len}, {s.expected_len} on average{grouped}"
     return f"{s.seq_len} tokens"
 
 

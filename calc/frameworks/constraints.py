@@ -256,20 +256,40 @@ def kernels_fault(s: Scenario) -> Refusal | None:
 def outputs_fault(s: Scenario) -> Refusal | None:
     """The reason why a loop cannot treat its outputs as `s` says, in one line, or None: trainers do as their code does.
 
-    Of losses that stream there are no logits to keep, and a pipeline's schedule keeps those of its own.
+    Of losses that stream there are no logits to keep, and a pipeline's schedule keeps those of its own. A model of
+    reference has outputs, too, which no field says.
     """
     if s.outputs_kept == "none" and not s.outputs_fp32:
         return None
     field = "outputs_kept" if s.outputs_kept != "none" else "outputs_fp32"
     asked, usual = (s.outputs_kept, "none") if field == "outputs_kept" else ("true", "false")
     fixed: dict[str, tuple[str | int, ...]] = {
-        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "loss": ("full",),
-        "pipeline_parallel": (1,),
+        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft", "dpo", "orpo", "simpo"),
+        "loss": ("full",), "pipeline_parallel": (1,),
     }  # fmt: skip
     for name, values in fixed.items():
         if (value := getattr(s, name)) not in values:
             with_these = f"{usual}, or with {name} {', '.join(map(str, values))}"
             return Refusal(field, f"{asked} with {name} {value}", with_these)
+    if s.has("reference"):
+        return Refusal(field, f"{asked} with a reference", f"{usual}, or roles.reference none")
+    return None
+
+
+def grouping_fault(s: Scenario) -> Refusal | None:
+    """The reason why batches cannot be grouped by length, in one line; None if they can or need not.
+
+    Packs are all as long; of sequences end to end other batches would be the fullest.
+    """
+    if not s.group_by_length:
+        return None
+    field = "group_by_length"
+    if s.framework not in ON_KERNELS or s.trainer not in ("own", *ON_PEFT):
+        who = f"trainer {s.trainer}" if s.framework in ON_KERNELS else s.framework
+        return Refusal(field, f"true with {who}", f"false; with torch, trl and trainer own, {', '.join(ON_PEFT)}")
+    for name in ("packing", "padding_free"):
+        if getattr(s, name):
+            return Refusal(field, f"true with {name}", "false, or with batches that are padded")
     return None
 
 
@@ -440,7 +460,7 @@ def unmodelled(s: Scenario) -> Refusal | None:
     """The reason why a framework that is not plain PyTorch cannot have some of its settings, in one line, or None."""
     faults = (
         kernels_fault, whole_gradients, states_fault, streams_fault, hybrid_fault, compile_fault, experts_fault,
-        outputs_fault, checkpoint_fault,
+        outputs_fault, checkpoint_fault, grouping_fault,
     )  # fmt: skip
     return next((reason for fault in faults if (reason := fault(s))), None)
 

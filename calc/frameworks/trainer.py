@@ -14,6 +14,7 @@ from calc.base.plan import Holds, Keeps, Loads, Path, Stage
 from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.base.versions import at_least
+from calc.models.releases import logits_cast
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP
 
@@ -113,8 +114,8 @@ def path(s: Scenario, usual: Path) -> Path:
 
 
 def early(s: Scenario) -> bool:
-    """True if the model casts its logits to fp32, as Transformers' do up to 4.45."""
-    return not at_least(s.versions["transformers"], "4.46")
+    """True if the model casts its logits to fp32, as most of Transformers' do up to 4.45."""
+    return logits_cast(s.architecture.family, s.versions["transformers"]) == "model"
 
 
 def targets(s: Scenario) -> int:
@@ -148,13 +149,13 @@ def divergence(s: Scenario, *, wide: bool) -> Path:
 def own_loss(s: Scenario) -> Path:
     """The loss of Transformers' models, `ForCausalLMLoss` (`loss/loss_utils.py`).
 
-    The cast to fp32 is in the model up to 4.45 (Mistral's own class up to 4.47) and in the loss since. Up to 4.48
-    logits were shifted by one position, which copies them unless there is a single sequence; since then labels are
-    shifted.
+    The cast to fp32 is in most models up to 4.45 and in the loss since; some have none before. Up to 4.48 logits were
+    shifted by one position, which copies them unless there is a single sequence; since then labels are shifted.
     """
     transformers = s.versions["transformers"]
-    wide = not at_least(transformers, "4.48") if s.architecture.family == "mistral" else early(s)
-    return Path("cross-entropy", head_fp32=wide, shift_copy=s.rows > 1 and not at_least(transformers, "4.49"))
+    cast = logits_cast(s.architecture.family, transformers)
+    shifts = s.rows > 1 and not at_least(transformers, "4.49")
+    return Path("cross-entropy", head_fp32=cast == "model", uncast=not cast, shift_copy=shifts)
 
 
 def selective(usual: Path) -> Path:

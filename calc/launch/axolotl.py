@@ -48,6 +48,7 @@ def settings(s: Scenario) -> dict[str, Any]:
         "bf16": s.precision not in ("fp32", "fp16"),
         **({"fp16": True} if narrow else {}),
         **({"activation_offloading": True} if s.offload.activations else {}),
+        **({"group_by_length": True} if s.group_by_length else {}),
         "optimizer": trained.pop("optim"),
         **trained,
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS, Optim
 from calc.base.plan import DeepSpeed
+from calc.base.versions import at_least
 from calc.launch.shell import LaunchError, runner
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import ROLES
@@ -114,6 +115,15 @@ def arguments(s: Scenario, own: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
     if s.sharded.family == "fsdp" and not s.no_sync:
         told["accelerator_config"] = synchronised()
     return told
+
+
+def grouping(s: Scenario) -> dict[str, Any]:
+    """TrainingArguments for batches of like length; a strategy among others since 5.2 (`training_args.py`)."""
+    if not s.group_by_length:
+        return {}
+    if at_least(s.versions["transformers"], "5.2"):
+        return {"train_sampling_strategy": "group_by_length"}
+    return {"group_by_length": True}
 
 
 def fsdp(s: Scenario) -> dict[str, Any]:

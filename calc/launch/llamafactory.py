@@ -55,6 +55,7 @@ def settings(s: Scenario) -> dict[str, Any]:
         "bf16": s.precision not in ("fp32", "fp16"),
         "fp16": s.precision == "fp16",
         "pure_bf16": pure,
+        **hugging_face.grouping(s),
         **{
             key: value
             for key, value in hugging_face.arguments(s, {own: True} if own else {}).items()

@@ -61,6 +61,8 @@ def flags(s: Scenario) -> Iterator[Words]:
     yield option("--max_length", s.seq_len)
     yield option("--packing", s.packing)
     yield option("--padding_free", s.padding_free)
+    if s.group_by_length:
+        yield option("--group_by_length", True)
     yield option("--per_device_train_batch_size", s.micro_batch)
     yield option("--use_liger_kernel", s.loss == "fused" or s.kernels == "liger")
     own = OPTIMIZERS[s.optimizer].spelled.swift

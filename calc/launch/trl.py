@@ -15,7 +15,7 @@ from typing import Any, assert_never
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.versions import at_least
 from calc.launch import shell
-from calc.launch.hugging_face import DEEPSPEED, deepspeed, device, mixed, optim, reentrant, synchronised, yaml
+from calc.launch.hugging_face import DEEPSPEED, deepspeed, device, grouping, mixed, optim, reentrant, synchronised, yaml
 from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own
 from calc.scenario.scenario import Scenario
 
@@ -96,6 +96,8 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
         yield from grpo(s)
     else:
         yield option("--max_length", s.seq_len)
+    for name, value in grouping(s).items():
+        yield option(f"--{name}", value)
     if s.task == "sft":
         yield option("--packing", s.packing)
         if s.padding_free:

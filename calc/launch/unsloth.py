@@ -64,5 +64,5 @@ def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
         yield "expandable_segments false: set PYTORCH_ALLOC_CONF yourself, or unsloth switches them on"
     places = [*hugging_face.unsaid(s), "lora.dtype", "lora.init", "loss", "reentrant"]
     # without flash-attn, xFormers or PyTorch's own keep the same
-    yield from shell.unsaid(s, *places, *(["attention"] if s.attention == "eager" else []))
+    yield from shell.unsaid(s, *places, "group_by_length", *(["attention"] if s.attention == "eager" else []))
     yield from shell.common_notes(s)

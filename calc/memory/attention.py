@@ -399,26 +399,31 @@ class Attention(Linears):
             x = tape.op("scores: over cap", [x], scores, self.c)
             x = tape.op("scores: tanh", [x], scores, self.c, saves_out=True)
             x = tape.op("scores: times cap", [x], scores, self.c)
-        x = tape.op("scores: mask", [x], scores, self.c, aliases=[x])
+        # the mask has the type of the residual stream
+        b = max(self.c, self.run.residual)
+        x = tape.op("scores: mask", [x], scores, b, aliases=[x] if b == x.b else [])
+        x = self.at_least_bound(x) if self.arch.scores_bounded else x
         named = [x]  # by `attn_weights`, until the probabilities get that name
         if self.arch.lowered:
             # probabilities stay in the compute type, and a sink is a column of its own
             if self.arch.attention_sinks:
                 scores = scores + of(H=1)
-                x = tape.op("scores: join sink", [x], scores, self.c, weight=self.sinks)
+                x = tape.op("scores: join sink", [x], scores, b, weight=self.sinks)
             best = Tensor(of(H=1), 8)
-            x = tape.op("scores: less maximum", [x], scores, self.c, saves=[best], aliases=[x],
-                        backward_scratch=scores * self.c)  # fmt: skip
+            x = tape.op("scores: less maximum", [x], scores, b, saves=[best], aliases=[x],
+                        backward_scratch=scores * b)  # fmt: skip
             low = x
-            x = tape.op("softmax", [x], scores, self.c, saves_out=True)
+            x = tape.op("softmax", [x], scores, b, saves_out=True)
             if self.arch.attention_sinks:
-                x = tape.op("probabilities: drop sink", [x], scores, self.c, view=True)
+                x = tape.op("probabilities: drop sink", [x], scores, b, view=True)
+            x = self.cast(x, self.c, "probabilities")
             tape.returns(*(named if self.arch.lowered == "beside" else []))
             named = [low]
         else:
-            b = x.b if self.arch.narrow_softmax else self.run.residual if self.arch.own_eager else 4
-            x = self.cast(x, b, "softmax")
-            x = tape.op("softmax", [x], scores, b, saves_out=True)
+            wide = self.softmax_bytes(x)
+            # PyTorch's kernel reads fp16 as it is (torch `native/SoftMax.cpp`, `half_to_float`)
+            x = x if self.run.half else self.cast(x, wide, "softmax")
+            x = tape.op("softmax", [x], scores, wide, saves_out=True)
             x = self.cast(x, self.c, "probabilities")
         if self.arch.attention_dropout:
             x = self.dropped_out(x, "probabilities")
@@ -427,6 +432,21 @@ class Attention(Linears):
         tape.hold(x)
         mixed = tape.op("values", [x, v], of(o=1), self.c, saves=[x, v])
         return tape.op("attention: contiguous", [mixed], of(o=1), self.c)
+
+    def at_least_bound(self, scores: Tensor) -> Tensor:
+        """The larger of masked scores and the least number of their type, which keeps the scores.
+
+        Backward makes two masks and half of the gradient (torch `derivatives.yaml`, `maximum`).
+        """
+        w, b = scores.width, scores.b
+        return self.tape.op("scores: bound", [scores], w, b, saves=[scores], backward_scratch=w * (b + 2))
+
+    def softmax_bytes(self, scores: Tensor) -> float:
+        """Bytes of an element of eager attention's softmax."""
+        if self.arch.own_eager:
+            return self.run.residual
+        narrow = self.arch.narrow_softmax == "always" or (self.arch.narrow_softmax and not self.run.half)
+        return scores.b if narrow and not self.autocast else 4
 
     def sloped(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Eager attention whose scores fall with distance (ALiBi).

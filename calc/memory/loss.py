@@ -330,9 +330,10 @@ class Head(Program):
             tape.hold(self.input)
         if path.compiled:
             return self.fused_cross_entropy(x)
-        wide = self.cast(x, 4, "logits")
+        wide = x if path.uncast else self.cast(x, 4, "logits")
         x = self.shifted(wide, path)
         own = wide, x
+        x = self.cast(x, 4, "cross entropy") if self.autocast else x
         # over a part of the vocabulary step by step: shifted logits, and a gradient that is the sum of two tensors
         # (torch `distributed/tensor/parallel/loss.py`, `_nll_loss_and_log_softmax_backward`)
         step = x.size if self.run.sequences else NOTHING

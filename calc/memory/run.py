@@ -70,6 +70,7 @@ class Run:
 
     arch: Architecture
     precision: Format = "bf16"
+    half: bool = False  # 16-bit tensors are fp16
     trained: bool = True  # the model's own weights get gradients
     training: bool = False  # dropout is on
     differentiable: bool = False  # the model's own weights require gradients, though nothing makes any

@@ -332,7 +332,9 @@ class Architecture:
     # positions slope attention's scores (ALiBi), in Transformers' eager attention alone: by the product that makes the
     # scores (BLOOM), or by an fp32 tensor that is added to them (MPT)
     slopes: Literal["", "within", "added"] = ""
-    narrow_softmax: bool = False  # eager attention takes the softmax in its input's type (Llama 4)
+    # eager attention takes the softmax in its input's type (Llama 4), but for fp16 (OPT of old)
+    narrow_softmax: Literal["", "always", "but fp16"] = ""
+    scores_bounded: bool = False  # eager attention's masked scores are the larger of them and a bound (OPT of old)
     # so it does of scores less their maximum, which are a tensor beside the scores (GPT-OSS), or take their name
     lowered: Literal["", "beside", "renamed"] = ""
     # queries are multiplied by a number of their position: those without rotary ones (Llama 4), or latent attention's

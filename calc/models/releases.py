@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from calc.base.versions import at_least, numbers
+from calc.base.versions import at_least, numbers, since
 from calc.models.architecture import Architecture
 
 BROUGHT: Mapping[str, tuple[str, ...]] = {
@@ -75,6 +75,22 @@ SHARE_TABLES: Mapping[str, str] = {
     "llama": "4.38", "mistral": "4.42", "mixtral": "4.48", "phi": "4.45", "qwen2": "4.45", "qwen2_moe": "4.45",
     "stablelm": "4.45", "starcoder2": "4.45",
 }  # fmt: skip
+# The first release in which a model's logits go to the loss that all share (`loss/loss_utils.py`, which casts them to
+# fp32), where it is not 4.46, by family; before, each has a loss of its own. Read in the last package of each minor
+# release from 4.19 to 4.57, and in 4.46.0, 4.47.0 and 4.48.0 to 4.48.2.
+SHARE_LOSS: Mapping[str, str] = {
+    "bloom": "4.48.3", "falcon": "4.48.3", "gpt2": "4.48.3", "gpt_neox": "4.49", "granite": "4.48",
+    "granitemoe": "4.48.3", "mistral": "4.48", "mpt": "4.48.3", "opt": "4.48.3", "stablelm": "4.48.3",
+    "starcoder2": "4.47",
+}  # fmt: skip
+# Families with a loss of their own that takes logits in the type that they have, up to a release that casts them.
+NARROW_LOSS: Mapping[str, str] = {
+    **dict.fromkeys(("bloom", "falcon", "gpt2", "gpt_neox", "mpt", "opt", "stablelm"), "5"),
+    "llama": "4.31",
+}
+# The releases since and before which eager attention bounds its masked scores by `torch.max`, by family, with the
+# device of the bound said since 4.30 (`modeling_{llama,opt}.py` of each minor release).
+BOUNDS_SCORES: Mapping[str, tuple[str, str]] = {"llama": ("4.28", "4.31"), "opt": ("4.21", "4.49")}
 # Of Qwen2 and 2.5 the catalog has the base models' files; the chat models, which most jobs train, have fewer positions.
 CHAT = {"qwen2": 32_768}
 
@@ -87,8 +103,7 @@ REFUSES_OUTPUT: Mapping[str, str] = {"nemotron_h": "0.20"}
 
 def knows(version: str, name: str) -> bool:
     """True if Transformers `version` has the model type; `4.51` stands for the last of its releases."""
-    first = FIRST.get(name, "0")
-    return at_least(version, first) or f"{first}.".startswith(f"{version}.")
+    return since(version, FIRST.get(name, "0"))
 
 
 def newest_type(config: Mapping[str, Any]) -> str | None:
@@ -120,6 +135,25 @@ def with_outputs(arch: Architecture, peft: str) -> Architecture:
     if arch.ssm and not at_least(peft, REFUSES_OUTPUT.get(arch.family, "0")):
         return replace(arch, ssm=replace(arch.ssm, adapted=True))
     return arch
+
+
+def logits_cast(family: str, transformers: str) -> Literal["model", "loss", ""]:
+    """The part of a model of that family that casts logits to fp32: its own code, the loss, or none."""
+    if since(transformers, SHARE_LOSS.get(family, "4.46")):
+        return "loss"
+    return "model" if since(transformers, NARROW_LOSS.get(family, "0")) else ""
+
+
+def with_scores(arch: Architecture, transformers: str) -> Architecture:
+    """The model as eager attention of that release treats its scores.
+
+    OPT takes the softmax in the type of the scores up to 4.48, but since 4.21 not in fp16.
+    """
+    first, end = BOUNDS_SCORES.get(arch.family, ("0", "0"))
+    bounded = since(transformers, first) and not since(transformers, end)
+    if arch.family == "opt" and not since(transformers, end):
+        return replace(arch, scores_bounded=bounded, narrow_softmax="but fp16" if bounded else "always")
+    return replace(arch, scores_bounded=True) if bounded else arch
 
 
 def with_tables(arch: Architecture, transformers: str) -> Architecture:

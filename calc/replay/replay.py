@@ -142,7 +142,8 @@ def _others(own: Placed, models: Callable[[int], Both]) -> tuple[Both, ...]:
     s = own.s
     if s.lengths is None or s.unpadded:
         return ()
-    lengths = in_turn(s.lengths, s.seq_len, own.role.rows)
+    rows = own.role.rows
+    lengths = in_turn(s.lengths, s.seq_len, rows, s.sorted_together(rows))
     made = {length: models(length) for length in sorted(set(lengths))}
     return tuple([made[length] for length in lengths])
 

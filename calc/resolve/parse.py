@@ -86,6 +86,7 @@ NEUTRAL: Mapping[str, Any] = {
     "on_policy": 0,
     "sft_alpha": 0,
     "packing": False,
+    "group_by_length": False,
     "lora.modules_to_save": (),
     "lora.init": "random",
     "optimizer_in_backward": False,

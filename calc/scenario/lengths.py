@@ -31,6 +31,9 @@ NEWTON, CLOSE, FLAT = 100, 1e-11, 1e-24
 # of the distribution, in the order of multiples of the golden ratio, which fall into all parts alike.
 BATCHES, PARTS = 48, 24
 GOLDEN = (sqrt(5) - 1) / 2
+# Batches that Transformers sorts together by length: so many times a step's sequences, or a quarter of the data where
+# that is less (transformers 4.31 to 5.9 `trainer_pt_utils.py`, `get_length_grouped_indices`).
+MEGABATCH, QUARTER = 50, 4
 
 Sum = tuple[int, list[float]]  # the distribution of a sum by cells: the first one, and the probabilities from there on
 
@@ -69,12 +72,20 @@ class Lengths:
         """Tokens of a sequence on average, cut off at `cap`."""
         return sum([length * weight for length, weight in _weights(self, cap)])
 
-    def padded(self, cap: int, rows: int) -> float:
+    def sorted_together(self, rows: int, steps: int) -> int:
+        """Batches of `rows` sequences that are sorted together where they are grouped by length, `steps` to a step."""
+        return steps * max(1, min(MEGABATCH, self.samples // (QUARTER * rows * steps)))
+
+    def padded(self, cap: int, rows: int, together: int = 1) -> float:
         """Tokens to which each of `rows` sequences is padded, on average over the batches: the mean of their longest.
 
-        The longest of n is at most x with the probability F(x)^n.
+        The longest of n is at most x with the probability F(x)^n. Of so many batches that are sorted `together` the
+        longest are every n-th of all their sequences.
         """
         weights = _weights(self, cap)
+        if together > 1 and rows > 1:
+            every = rows * together
+            return sum([_quantile(weights, (rows * n - 0.5) / every) for n in range(1, together + 1)]) / together
         below = [min(1.0, total) ** rows for total in accumulate(weight for _, weight in weights)]
         before = [0.0, *below]
         return sum([length * (to - since) for (length, _), to, since in zip(weights, below, before, strict=False)])
@@ -208,10 +219,25 @@ def fullest(lengths: Lengths, cap: int, rows: int, met: float = 0.95) -> int:
     return longest
 
 
+def _quantile(weights: Sequence[tuple[int, float]], share: float) -> int:
+    """The length that the `share` of all does not exceed."""
+    below = list(accumulate(weight for _, weight in weights))
+    return weights[min(bisect_left(below, share), len(weights) - 1)][0]
+
+
 @lru_cache(maxsize=256)
-def in_turn(lengths: Lengths, cap: int, rows: int) -> tuple[int, ...]:
-    """Tokens to which batches of `rows` sequences are padded, one after another, as an epoch has them."""
+def in_turn(lengths: Lengths, cap: int, rows: int, together: int = 1) -> tuple[int, ...]:
+    """Tokens to which batches of `rows` sequences are padded, one after another, as an epoch has them.
+
+    Those that are sorted `together` come from the longest to the shortest, and then come as many others. The longest
+    sequence of all comes first.
+    """
     weights = _weights(lengths, cap)
+    if together > 1:
+        many, every = min(together, BATCHES), rows * together
+        places = [together - (n + 0.5) / many * together + 0.5 for n in range(many)]
+        falling = [_quantile(weights, (rows * place - 0.5) / every) for place in places]
+        return (lengths.longest_below(cap), *[falling[n % many] for n in range(1, BATCHES)])
     below = [total**rows for total in accumulate(weight for _, weight in weights)]
     middles = [(part + 0.5) / PARTS for part in range(PARTS)]
     of_part = [weights[min(bisect_left(below, middle), len(weights) - 1)][0] for middle in middles]

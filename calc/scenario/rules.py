@@ -31,6 +31,7 @@ SINKS = ("Ampere", "Hopper")
 MAPS_ON_ROCM = "2.12"  # the first PyTorch whose builds for ROCm have expandable segments
 
 UNBUILT_FOR_ROLES = ("expert_parallel", "pipeline_parallel")
+GROUPED = ("pretrain", "sft")  # tasks of one sequence a sample, whose lengths the sampler finds
 RL_FIELDS = ("prompt_len", "response_len", "rollout")
 # Settings that some releases lack, and the value that holds without them. A release that has one has a default for it.
 ABSENT: Mapping[str, Any] = {
@@ -126,6 +127,8 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         raise Objection(Refusal("lengths", f"for {task}", f"for tasks without a rollout; {task} has expected_len"))
     if values["lengths"] and "expected_len" in given:
         raise Objection(Refusal("expected_len", f"{given['expected_len']} with lengths", "one of them"))
+    if values["group_by_length"] and task not in GROUPED:
+        raise Objection(Refusal("group_by_length", f"true for {task}", f"false, or for {', '.join(GROUPED)}"))
     if values["placement"] != "colocated" and task not in RL:
         raise Objection(Refusal("placement", "'separate'", f"colocated; {task} has no role on GPUs of its own"))
     if values["on_policy"] and task != "gkd":

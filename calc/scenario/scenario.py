@@ -234,6 +234,7 @@ class Scenario:
     expected_len: int
     packing: bool
     padding_free: bool
+    group_by_length: bool
     expandable_segments: bool
     pinned_max_round_threshold_mb: int | None
     counts_prompts: bool
@@ -374,7 +375,13 @@ class Scenario:
         """Tokens of a sequence in an average batch of `rows`, with its padding, which only `lengths` tell."""
         if self.lengths is None or self.unpadded:
             return self.expected_len
-        return self.lengths.padded(self.seq_len, rows)
+        return self.lengths.padded(self.seq_len, rows, self.sorted_together(rows))
+
+    def sorted_together(self, rows: int) -> int:
+        """Batches of `rows` sequences that are sorted together by length: one where they come at random."""
+        if self.lengths is None or not self.group_by_length:
+            return 1
+        return self.lengths.sorted_together(rows, self.accumulation)
 
     @property
     def scoring_rows(self) -> int:

@@ -28,7 +28,7 @@ from calc.memory import weights
 from calc.memory.host import HostAllocator
 from calc.memory.megatron_adapters import EIGHT_BITS
 from calc.memory.optimizer import Optimizer, PrecisionAware
-from calc.memory.run import WIDENING, Adapter, Format, Kernel, Narrow, Recipe, Run
+from calc.memory.run import WIDENING, WIDTHS, Adapter, Format, Kernel, Narrow, Recipe, Run
 from calc.memory.runtime import process, symmetric
 from calc.memory.weights import EightBits, Experts
 from calc.models.architecture import (
@@ -174,6 +174,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
     return Run(
         arch=arch,
         precision=precision,
+        half=s.precision == "fp16" and WIDTHS[precision].residual == 2,
         trained=trained and adapter is None,
         training=trained and role.dropout,
         # PEFT freezes what it puts adapters beside

@@ -43,12 +43,24 @@ def test_outputs_are_there_in_the_step_and_in_the_next_forward_as_long_as_a_name
     assert allocated("forward", outputs_kept=kept) - allocated("forward") == forward * logits
 
 
+@pytest.mark.parametrize("task", ["simpo", "orpo", "dpo"])
+def test_a_pair_without_a_reference_keeps_the_logits_of_both_its_sequences(task: str) -> None:
+    """Until the next forward: two sequences of half the length, in bf16, in the step and in forward."""
+    pair = {"task": task, "seq_len": TOKENS // 2, "logprob": "selective"} | (
+        {"roles": {"reference": "none"}} if task == "dpo" else {}
+    )
+    logits = 2 * TOKENS * VOCABULARY
+    for name in ("step", "forward"):
+        assert allocated(name, outputs_kept="next", **pair) - allocated(name, **pair) == logits
+
+
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
         ({"trainer": "transformers"}, "outputs_kept: given next with trainer transformers, allowed: none, or with"),
         ({"framework": "trl"}, "outputs_kept: given next with framework trl, allowed: none, or with framework torch"),
-        ({"task": "dpo"}, "given next with task dpo, allowed: none, or with task pretrain, sft"),
+        ({"task": "kto"}, "given next with task kto, allowed: none, or with task pretrain, sft, dpo, orpo, simpo"),
+        ({"task": "dpo"}, "outputs_kept: given next with a reference, allowed: none, or roles.reference none"),
         ({"loss": "cut"}, "outputs_kept: given next with loss cut, allowed: none, or with loss full"),
     ],
 )

@@ -122,6 +122,22 @@ def test_mistrals_own_class_cast_its_logits_two_releases_longer() -> None:
     assert [torch.loss_path(s).head_fp32 for s in both] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("model", "release", "cast"),
+    [
+        ("opt-1.3b", "4.28", ""), ("opt-1.3b", "4.48.2", ""), ("opt-1.3b", "4.48.3", "loss"),
+        ("opt-1.3b", "4.48", "loss"), ("gpt2", "4.40", ""), ("falcon-40b", "4.34", ""), ("mpt-7b", "4.47", ""),
+        ("pythia-1b", "4.48", ""), ("pythia-1b", "4.49", "loss"), ("llama-2-7b", "4.30", ""),
+        ("llama-2-7b", "4.31", "model"), ("llama-2-7b", "4.46", "loss"), ("starcoder2-3b", "4.46", "model"),
+        ("starcoder2-3b", "4.47", "loss"), ("granite-3.1-8b", "4.47", "model"), ("granite-3.1-8b", "4.48", "loss"),
+    ],
+)  # fmt: skip
+def test_logits_are_cast_by_the_model_the_loss_or_not_at_all(model: str, release: str, cast: str) -> None:
+    """`CrossEntropyLoss` of logits as they are, `logits.float()` and `self.loss_function` of `modeling_<family>.py`."""
+    path = torch.loss_path(job(model=model, versions={"transformers": release}))
+    assert (path.head_fp32, path.uncast) == (cast == "model", not cast)
+
+
 def test_other_tasks_have_their_own_paths() -> None:
     """A reward model has no vocabulary; DPO takes log-probabilities as it is told, of all tokens but the first."""
     assert torch.loss_path(job(task="rm")) == Path("scalar")

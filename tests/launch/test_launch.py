@@ -250,7 +250,7 @@ CHANGES: dict[str, Any] = {
     "checkpointing": "other", "reentrant": {"checkpointing": "full", "reentrant": True},
     "attention": "sdpa", "kernels": "liger", "logprob": "selective", "micro_batch": 4,
     "global_batch": 128, "seq_len": 777, "prompt_len": 777, "response_len": 777, "expected_len": 99, "packing": True,
-    "padding_free": {"padding_free": True, "attention": "flash"},
+    "padding_free": {"padding_free": True, "attention": "flash"}, "group_by_length": True,
     "rollout.engine": "hf", "rollout.tensor_parallel": 4, "rollout.gpu_memory_utilization": 0.4, "rollout.n": 8,
     "rollout.sleep": "other", "rollout.layered_summon": True, "rollout.micro_batch": 8, "rollout.batch": 128,
     "max_tokens_per_gpu": 16_384, "entropy_coeff": 0.01, "on_policy": 0.25, "sft_alpha": 0.1,

@@ -30,6 +30,7 @@ from calc.memory import activations
 from calc.memory.activations import Program
 from calc.memory.run import Adapter, Run, dimensions
 from calc.models.architecture import Architecture, layer_parameters, layer_tensors
+from calc.models.releases import with_scores
 from calc.models.slices import stage
 
 
@@ -578,6 +579,39 @@ def test_a_layer_is_written_once_for_all_stages_of_a_pipeline() -> None:
     assert Run(whole).alone(spec) == Run(stages[0]).alone(spec) != Run(whole)
     mixed = next(model.architecture for model in load().models.values() if model.architecture.broad)
     assert Run(mixed).alone(mixed.specs[0]).arch is mixed
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "bf16", "fp16", "autocast"),
+    [
+        # masked scores, of which `torch.max` keeps its input, the softmax in their type, which the product reads; in
+        # fp16 an fp32 softmax and its cast; under autocast the mask makes the scores fp32
+        ("opt-1.3b", "4.28.1", 2 + 2, 2 + 4 + 2, 4 + 4 + 2),
+        ("opt-1.3b", "4.48.3", 2 + 2, 2 + 4 + 2, 4 + 4 + 2),
+        ("opt-1.3b", "4.20.1", 2, 2, 4 + 2),
+        ("opt-1.3b", "4.49", 4 + 2, 4 + 2, 4 + 2),
+        ("llama-2-7b", "4.28.1", 2 + 4 + 2, 2 + 4 + 2, 4 + 4 + 2),
+        ("llama-2-7b", "4.30", 2 + 4 + 2, 2 + 4 + 2, 4 + 4 + 2),
+        ("llama-2-7b", "4.31", 4 + 2, 4 + 2, 4 + 2),
+    ],
+)
+def test_older_releases_keep_scores_that_they_hold_within_bounds(
+    model: str, release: str, bf16: int, fp16: int, autocast: int
+) -> None:
+    """Bytes of a pair and head that eager attention keeps; those of 4.28.1 in 16 bits were seen by running it."""
+    arch = with_scores(load().models[model].architecture, release)
+
+    def kept(**run: Any) -> float:
+        return Program(Run(arch, kernel="eager", **run), arch.specs[0]).layer().saved().tokens["H·S"]
+
+    assert (kept(), kept(half=True), kept(precision="autocast")) == (bf16, fp16, autocast)
+
+
+def test_the_softmax_reads_fp16_scores_without_a_copy() -> None:
+    """A copy of bf16 scores in fp32; PyTorch's kernel itself writes fp32 for fp16 (`half_to_float`)."""
+    arch = load().models["llama-2-7b"].architecture
+    ops = [[op.name for op in Program(Run(arch, kernel="eager", half=on), arch.specs[0]).layer().ops] for on in (0, 1)]
+    assert [name for name in ops[0] if name not in ops[1]] == ["softmax: to fp32"]
 
 
 @pytest.mark.parametrize("model", ["bloom-560m", "mpt-7b"])

@@ -62,6 +62,9 @@ def peaks(path: Path, **run: Any) -> tuple[float, float, float, float]:
         # to 4.45 the model itself returned fp32 logits, which stay as its output: 4 + 4 + 4
         (Path("cross-entropy", head_fp32=True, shift_copy=True), 12, 4, 12, 12),
         (Path("cross-entropy", head_fp32=True), 8, 4, 12, 8),
+        # logits in their own type 2, shifted 2, log-softmax 2; log-softmax and two gradients
+        (Path("cross-entropy", uncast=True), 4, 2, 6, 4),
+        (Path("cross-entropy", uncast=True, shift_copy=True), 6, 2, 6, 6),
         # log_softmax(logits.float()) with the 16-bit logits still there
         (Path("log-softmax", upcast=True), 10, 4, 12, 10),
         (Path("log-softmax", head_fp32=True), 8, 4, 12, 8),
@@ -104,6 +107,12 @@ def test_logits_cost_these_bytes_by_the_way_to_the_loss(
     `nll_loss` and `_log_softmax` backward each write a new tensor (torch LossNLL.cpp, SoftMax.cu).
     """
     assert peaks(path) == (forward, kept, backward, without_grad)
+
+
+def test_autocast_takes_a_cross_entropy_in_fp32_whatever_its_logits_are() -> None:
+    """Logits 2, shifted 2, their fp32 cast 4 and log-softmax 4; only the last is kept."""
+    path = Path("cross-entropy", uncast=True, shift_copy=True)
+    assert peaks(path, precision="autocast") == (12, 4, 12, 12)
 
 
 @pytest.mark.parametrize(

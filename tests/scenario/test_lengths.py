@@ -16,6 +16,7 @@ from calc.resolve.parse import parse
 from calc.scenario import lengths
 from calc.scenario.data_sets import ALIASES, DATA_SETS
 from calc.scenario.lengths import BATCHES, Lengths, _weights, fullest, in_turn, known
+from calc.scenario.scenario import ScenarioError
 
 CAP = 1 << 20
 SFT = {
@@ -94,6 +95,69 @@ def test_a_packed_batch_is_between_its_mean_and_its_longest() -> None:
     short, long = peak(packing=True, expected_len=300), peak(packing=True, expected_len=3000)
     assert short < peak(packing=True, lengths={"mean": 300, "longest": 3000}) < long
     assert peak(packing=True, lengths={"mean": 300, "longest": 300}) == short
+
+
+def by_length(data: list[int], rows: int, steps: int) -> list[int]:
+    """The longest of each batch, in the order of Transformers' `get_length_grouped_indices`."""
+    times = min(len(data) // (rows * steps * 4), 50)
+    whole = rows * steps * times
+    parts = [sorted(data[at : at + whole], reverse=True) for at in range(0, len(data), whole)]
+    order = [length for part in parts for length in part]
+    return [max(order[at : at + rows]) for at in range(0, len(order), rows)]
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(1, 1), (4, 1), (4, 8), (16, 2)])
+def test_batches_grouped_by_length_are_padded_as_the_sampler_pads_them(rows: int, steps: int) -> None:
+    """The mean of the batches' longest, on seeded epochs of the sampler itself, and far less than at random."""
+    draw = random.Random(5)
+    data = [min(4096, 1 + int(draw.lognormvariate(5.5, 0.9))) for _ in range(4000)]
+    lengths, seen = known({"counts": [[length, 1] for length in data]}), []
+    for _ in range(10):
+        draw.shuffle(data)
+        seen.append(mean(by_length(data, rows, steps)))
+    together = lengths.sorted_together(rows, steps)
+    assert together == steps * min(4000 // (4 * rows * steps), 50)
+    assert lengths.padded(CAP, rows, together) == pytest.approx(mean(seen), rel=0.03)
+    # but for rounding
+    assert 0.999 * lengths.mean_below(CAP) <= lengths.padded(CAP, rows, together) <= lengths.padded(CAP, rows)
+
+
+def test_grouped_batches_come_from_long_to_short_the_longest_of_all_first() -> None:
+    """48 of the 50 that are sorted together; of eight that are, six times as many."""
+    lengths = Lengths(600, 3000, 10_000)
+    batches = in_turn(lengths, 2048, 4, 50)
+    assert len(batches) == BATCHES and batches[0] == 2048 and list(batches) == sorted(batches, reverse=True)
+    assert mean(batches) == pytest.approx(lengths.padded(2048, 4, 50), rel=0.05)
+    few = in_turn(lengths, 2048, 4, 8)
+    assert len(few) == BATCHES and few[8:16] == few[16:24] == tuple(sorted(few[8:16], reverse=True))
+
+
+def test_grouping_leaves_the_peak_and_saves_padding() -> None:
+    """TRL's job, without a replay of its own rows: the fullest batch is the same, an average one has less padding."""
+    real = {"model": "llama-3.2-1b", "task": "sft", "framework": "trl", "gpu": "a100-80-sxm", "micro_batch": 8,
+            "lengths": {"mean": 300, "longest": 3000}, "checkpointing": "full", "seq_len": 4096}  # fmt: skip
+    random_, grouped = (parse({**real, "group_by_length": on}) for on in (False, True))
+    one, other = (estimate(s).groups[0] for s in (random_, grouped))
+    assert one.peak.moment.allocated_bytes == other.peak.moment.allocated_bytes
+    assert other.peak.moment.device_bytes < one.peak.moment.device_bytes
+    assert grouped.computed_len(8) < 0.6 * random_.computed_len(8)
+    assert grouped.held_len(8) == random_.held_len(8) == 3000
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"task": "dpo"}, "group_by_length: given true for dpo, allowed: false, or for pretrain, sft"),
+        ({"framework": "openrlhf"}, "group_by_length: given true with openrlhf, allowed: false; with torch, trl and"),
+        ({"framework": "torch", "trainer": "torchtune"}, "group_by_length: given true with trainer torchtune, allowed"),
+        ({"packing": True}, "group_by_length: given true with packing, allowed: false, or with batches that are padd"),
+        ({"padding_free": True, "attention": "flash"}, "group_by_length: given true with padding_free, allowed: fals"),
+    ],
+)
+def test_grouping_needs_single_sequences_that_are_padded(fields: dict[str, Any], line: str) -> None:
+    job = {"model": "llama-3.2-1b", "task": "sft", "framework": "trl", "gpu": "a100-80-sxm", "group_by_length": True}
+    with pytest.raises(ScenarioError, match=line):
+        parse(job | fields)
 
 
 @pytest.mark.parametrize("rows", [1, 4])

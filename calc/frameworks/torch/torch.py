@@ -25,6 +25,7 @@ from calc.frameworks.constraints import (
     compile_fault,
     cut_alike,
     experts_fault,
+    grouping_fault,
     hybrid_fault,
     in_backward_fault,
     kernels_fault,
@@ -185,6 +186,8 @@ def rollout(sequences: int) -> dict[str, Any]:
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why plain PyTorch cannot run `s`, in one line, or None."""
     if fault := compile_fault(s) or experts_fault(s) or outputs_fault(s) or checkpoint_fault(s):
+        return fault
+    if fault := grouping_fault(s):
         return fault
     if s.sharding != "zero3" and (fault := zero_fault(s)):
         return fault
@@ -350,7 +353,7 @@ def _loss_path(s: Scenario) -> Path:
         kind = "log-softmax" if s.logprob == "log-softmax-fp32" else s.logprob
         kept = s.response_len / s.seq_len if s.task in RL else trainer.predicting(s)
         path = Path(kind, head_fp32=wide, upcast=s.logprob == "log-softmax-fp32", kept=kept)
-        return trainer.likelihood(s, path) if s.task == "orpo" else path
+        return _kept(s, trainer.likelihood(s, path) if s.task == "orpo" else path)
     if s.task == "gkd":
         return trainer.divergence(s, wide=wide)
     if s.loss != "full":

@@ -71,6 +71,7 @@ MOMENTS = {
     "sort weights": "排序权重",
     "sort": "排序",
     "unsort": "还原次序",
+    "bound": "限定下界",
     "clamp gate": "截断 gate",
     "clamp up": "截断 up",
     "scale gate": "缩放 gate",
@@ -1208,6 +1209,12 @@ CALCULATOR = {
         "一次前向有 max_tokens_per_gpu / expected_len 条这样的序列。一步的时间总是按它计算序列。"
     ),
     "Whether sequences are packed so that no padding is computed.": "是否把序列打包，使填充不参与计算。",
+    "Whether batches are made of sequences of about the same length, from the longest to the shortest within a part of "
+    "the data, as Transformers' Trainer does with group_by_length. Less padding is computed and the longest batch "
+    "comes first; the peak is that of the same batch.": (
+        "是否把长度相近的序列组成批次，在数据的每一部分内由长到短，如 Transformers 的 Trainer 的 group_by_length。"
+        "参与计算的填充更少，最长的批次最先出现；峰值仍是同一个批次的峰值。"
+    ),
     "Sequences (pairs for rm, dpo, orpo and simpo) in one optimizer step over all GPUs, a count.": (
         "所有卡在一次优化器更新中的序列数（rm、dpo、orpo 和 simpo 为样本对数）。"
     ),
@@ -2279,6 +2286,9 @@ REFUSALS = {
     "false, or with both sequence_parallel and compiled layers": "false，或同时使用 sequence_parallel 与编译的层",
     "false, or with layers of Megatron-core that have no fusions": "false，或用于没有融合算子的 Megatron-core 层",
     "none, or with {field!} {values!}": "none，或与 {field} {values} 一起",
+    "{usual!}, or roles.reference none": "{usual}，或 roles.reference none",
+    "false, or for {task!}": "false，或用于 {task}",
+    "false, or with batches that are padded": "false，或使用填充的批次",
     "false, or with {field!} {values!}": "false，或与 {field} {values} 一起",
     "null, or with float8": "null，或与 float8 一起",
     "below the model's {n#} layers, all of them on one GPU": "小于模型的 {n} 层，且所有层在同一张卡上",
@@ -2388,6 +2398,7 @@ REMEDIES = {
     ),
     "cap of {n#} tokens": "上限 {n} 个 token",
     "{n#} on average": "平均 {n}",
+    "grouped by length": "按长度分组",
     "{task} with every sequence at its cap": "每条序列都到上限的 {task}",
     "from Transformers' generate to vLLM": "从 Transformers 的 generate 换成 vLLM",
     "an eighth of the lengths": "长度减到八分之一",
