@@ -113,7 +113,8 @@ class Flattened(NamedTuple):
     `whole` has the bytes of the tensors that are joined, `elements` is their sum, `share` one rank's part of it, and
     `touched` the parameters of which it has some, for the rank with most. `norm` is the copy of the largest gradient
     whose norm is taken, in bytes. `on_gpu`: the buffer is made on the GPU if a second copy has room there; `lazy`: the
-    bucket is made at the first gradient, not as backward begins.
+    bucket is made at the first gradient, not as backward begins. `overlaps`: two buckets are reduced in another
+    stream.
     """
 
     stage: int
@@ -125,6 +126,7 @@ class Flattened(NamedTuple):
     norm: int
     on_gpu: bool
     lazy: bool
+    overlaps: bool
 
     @property
     def events(self) -> int:
@@ -484,6 +486,7 @@ def _under_zero(e: Zero, checkpointing: str) -> Partitioned | Flattened | None:
         norm=e.cut.slice * NORM,
         on_gpu=e.version >= FLATTENS_ON_GPU,
         lazy=e.version >= LAZY_BUCKET,
+        overlaps=e.overlaps,
     )
 
 

@@ -179,8 +179,9 @@ def _known(placed: Placed, bare: bool) -> bool:
 def _partitioned(engine: Zero) -> bool:
     """True if the blocks of ZeRO are known: in 16 bits.
 
-    Stages 1 and 2 run in one stream, with the optimizer on the GPU. Stage 3 has its weights there and streams of its
-    own: no measured job has shown a replay right yet in which gathers and reductions share the stream that computes.
+    Stages 1 and 2 have the optimizer on the GPU, and stage 1 runs in one stream. Stage 3 has its weights on the GPU and
+    streams of its own: no measured job has shown a replay right yet in which gathers and reductions share the stream
+    that computes.
     """
     r = engine.replica
     if engine.scaled or r.leaves:
@@ -188,7 +189,8 @@ def _partitioned(engine: Zero) -> bool:
     if r.weight_bytes != B or (r.adapter and r.adapter_bytes != B):
         return False
     if engine.stage < 3:
-        return not (engine.plain_bf16 or engine.overlaps or engine.offload_optimizer)
+        beside = engine.overlaps and engine.stage == 1
+        return not (engine.plain_bf16 or beside or engine.offload_optimizer)
     return engine.overlaps and not (engine.keeps_weights or engine.offload_parameters or r.quantised)
 
 

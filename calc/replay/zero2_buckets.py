@@ -1,7 +1,8 @@
 """ZeRO-1 and 2 block by block: the flat buffer of weights, the bucket, and gradients of this rank's partition.
 
-Read in DeepSpeed 0.19.8 `runtime/zero/stage_1_and_2.py`. Unless gradients are reduced beside backward (`overlap_comm`),
-all of it is in the stream that computes.
+Read in DeepSpeed 0.14.0 and 0.19.8 `runtime/zero/stage_1_and_2.py`. Unless stage 2 reduces gradients beside backward
+(`overlap_comm`), all of it is in the stream that computes. Then there are two buckets, which are filled in turn; copies
+for the reduction and this rank's gradients are made in a stream of its own (`average_tensor`, `reduce_ipg_grads`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Partition:
         """Loads the parameters one after another, joins them, and builds the optimizer."""
         assert isinstance(m.partitioned, Flattened)
         self.model, self.heap = m.partitioned, heap
-        self.bucket = NO_BLOCK
+        self.reduces = heap.beside() if self.model.overlaps else heap
+        self.buckets: list[Block] = []
         self.filled = self.done = 0  # elements in the bucket, and of all gradients of this backward
         self.waiting = NO_BLOCK  # a gradient that is too large for the bucket, until it is reduced
         self.whole: list[tuple[Block, int]] = []  # gradients that are reduced before the step, with their bytes
@@ -55,15 +57,16 @@ class Partition:
     def copy(self, process: Process) -> Partition:
         """A copy of the partition, in a copy of its process."""
         other = copy(self)
-        other.heap = process.streams[self.heap.process.streams.index(self.heap)]
-        other.whole = self.whole.copy()
+        streams = self.heap.process.streams
+        other.heap, other.reduces = (process.streams[streams.index(own)] for own in (self.heap, self.reduces))
+        other.whole, other.buckets = self.whole.copy(), self.buckets.copy()
         return other
 
     @property
     def state(self) -> tuple[object, ...]:
         """All blocks that are held."""
-        own = self.bucket, self.waiting, self.kept, self.earlier
-        return *own, *self.whole, self.filled, self.done, self.adding
+        own = self.waiting, self.kept, self.earlier
+        return *own, *self.buckets, *self.whole, self.filled, self.done, self.adding
 
     def begin(self) -> None:
         """Begins a forward: weights are there."""
@@ -86,7 +89,8 @@ class Partition:
         """Begins a layer's backward."""
 
     def _open(self) -> None:
-        self.bucket = self.bucket or self.heap.take(self.model.bucket * B)
+        if not self.buckets:
+            self.buckets = self.heap.take_all([self.model.bucket * B] * (2 if self.model.overlaps else 1))
 
     def arrive(self, gradient: Block, size: int) -> None:
         """A gradient of `size` bytes has been made: it moves to the bucket, which is reduced first if it is full.
@@ -118,16 +122,16 @@ class Partition:
 
         See `average_tensor`, `allreduce_bucket` and `copy_grads_in_partition`.
         """
-        m, heap = self.model, self.heap
+        m, reduces = self.model, self.reduces
         if not self.filled:
             return
         # backward makes the gradients of the last parameters first
         first = self.done - self.filled if m.stage == 1 else m.elements - self.done
         if first // m.share != (first + self.filled - 1) // m.share:
-            heap.give(heap.take(self.filled * B))
-        self.kept = self.kept or heap.take(m.touched * B)
+            reduces.give(reduces.take(self.filled * B))
+        self.kept = self.kept or reduces.take(m.touched * B)
         if self.waiting:
-            heap.give(self.waiting)
+            self.heap.give(self.waiting)
             self.waiting = NO_BLOCK
         self.filled = 0
 
@@ -141,12 +145,12 @@ class Partition:
             self._end()
 
     def _end(self) -> None:
-        """Reduces the rest, frees the bucket, and adds this rank's gradients to those of earlier micro batches."""
+        """Reduces the rest, frees the buckets, and adds this rank's gradients to those of earlier micro batches."""
         self._reduce()
-        self.heap.give(self.bucket)
-        self.bucket, self.done = NO_BLOCK, 0
+        self.heap.give_all(self.buckets)
+        self.buckets, self.done = [], 0
         if self.earlier:
-            self.heap.give(self.kept)
+            self.reduces.give(self.kept)
         else:
             self.earlier = self.kept
         self.kept = NO_BLOCK
@@ -169,7 +173,8 @@ class Partition:
         heap.give(heap.take(m.norm))
         low = heap.take(m.share * B)
         flat = heap.take(m.share * MASTER)
-        heap.give_all([low, self.earlier])
+        heap.give(low)
+        self.reduces.give(self.earlier)
         self.earlier = NO_BLOCK
         if first:
             heap.take_all([size for own in states for size in own])

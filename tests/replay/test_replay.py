@@ -73,6 +73,8 @@ def act(**fields: Any) -> replay.Act | None:
         ({"gpus": 2, "sharding": "zero3", "trainer": "ms-swift"}, False),  # everything in one stream
         ({"gpus": 2, "sharding": "zero2"}, True),
         ({"gpus": 2, "sharding": "zero1"}, True),
+        ({"gpus": 2, "sharding": "zero2", "trainer": "axolotl"}, True),  # reduced beside backward
+        ({"gpus": 2, "sharding": "zero1", "trainer": "axolotl"}, False),
         ({"gpus": 2, "sharding": "zero1", "grad_dtype": "fp32"}, False),  # another optimizer of DeepSpeed's
         ({"gpus": 2, "sharding": "zero2", "method": "lora", "lora": {"dtype": "bf16"}}, True),
         ({"gpus": 2, "sharding": "zero2", "offload": {"optimizer": True}}, False),

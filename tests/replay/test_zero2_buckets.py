@@ -35,6 +35,7 @@ JOINED = Flattened(
     norm=80 * MiB,
     on_gpu=True,
     lazy=True,
+    overlaps=False,
 )
 # a copy of this rank's part, then the same in fp32; last the zeros that stand for gradients (`__init__`)
 MASTERS = ["+48", "+96", "-48", "+96", "-96"]
@@ -45,7 +46,7 @@ class Watched(Written):
 
     def __init__(self, **changes: Any) -> None:
         super().__init__()
-        self.heap = self.watched({0: ""})
+        self.heap = self.watched({0: "", 1: "reduces "})
         self.partition = Partition(replace(MODEL, weights=(), partitioned=JOINED._replace(**changes)), self.heap)
 
     def backward(self) -> list[str]:
@@ -93,6 +94,18 @@ def test_what_several_ranks_have_parts_of_is_reduced_in_a_copy() -> None:
     watched.seen()
     copied = ["+48", "+44", "+40", "+48", "-48", "+48", "-48", "-40", "+8", "+40", "-40", "-8", "-44"]
     assert watched.backward() == copied
+
+
+def test_beside_backward_there_are_two_buckets_and_what_is_reduced_has_a_stream_of_its_own() -> None:
+    """Of three ranks, as above: with `overlap_comm` the copy and this rank's gradients are made in its stream."""
+    watched = Watched(share=32 * HALF, overlaps=True)
+    watched.seen()
+    first, last = ["reduces +48", "reduces -48"], ["reduces +40", "reduces -40"]
+    passed = ["+48", "+44", "+44", "+40", *first, "reduces +48", "-48", "-40", "+8", *last, "-8"]
+    assert watched.backward() == [*passed, "-44", "-44"]
+    assert watched.backward() == [*passed, "-44", "-44", "reduces -48"]
+    watched.partition.step(((88 * MiB,),), (0,), first=False)
+    assert watched.seen() == ["+80", "-80", "+32", "+64", "-32", "reduces -48", "-64"]
 
 
 def test_stage_1_keeps_its_gradients_until_the_step() -> None:
