@@ -272,7 +272,7 @@ def outputs_fault(s: Scenario) -> Refusal | None:
             with_these = f"{usual}, or with {name} {', '.join(map(str, values))}"
             return Refusal(field, f"{asked} with {name} {value}", with_these)
     if s.has("reference"):
-        return Refusal(field, f"{asked} with a reference", f"{usual}, or roles.reference none")
+        return Refusal(field, f"{asked} with roles.reference", f"{usual}, or roles.reference none")
     return None
 
 

@@ -60,7 +60,7 @@ def test_a_pair_without_a_reference_keeps_the_logits_of_both_its_sequences(task:
         ({"trainer": "transformers"}, "outputs_kept: given next with trainer transformers, allowed: none, or with"),
         ({"framework": "trl"}, "outputs_kept: given next with framework trl, allowed: none, or with framework torch"),
         ({"task": "kto"}, "given next with task kto, allowed: none, or with task pretrain, sft, dpo, orpo, simpo"),
-        ({"task": "dpo"}, "outputs_kept: given next with a reference, allowed: none, or roles.reference none"),
+        ({"task": "dpo"}, "outputs_kept: given next with roles.reference, allowed: none, or roles.reference none"),
         ({"loss": "cut"}, "outputs_kept: given next with loss cut, allowed: none, or with loss full"),
     ],
 )
