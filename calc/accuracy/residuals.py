@@ -35,6 +35,7 @@ RANGES = ("reserved", "nvidia-smi", "unknown")
 # Everything else counts as made in the step, since the two differ on when an activation or a buffer becomes a gradient.
 PARTS = {"weights": "weights", "adapter": "weights", "optimizer_states": "states", "master_weights": "states"}
 MADE = "made in the step"
+BUFFERS = "weights#tables"  # the source of lines for a model's buffers, which a trace tells apart from its parameters
 # a published number further off than this is listed, with its reason
 ALLOWED = 0.04
 # a source that says GB without showing which may mean 2^30 bytes
@@ -281,7 +282,8 @@ def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
     totals: dict[str, list[int]] = {part: [0, 0] for part in (*PARTS.values(), MADE)}
     for line in phase.moment.lines:
         if line.allocated and line.component not in UNTRACED:
-            totals[PARTS.get(line.component, MADE)][0] += line.bytes
+            part = MADE if line.source == BUFFERS else PARTS.get(line.component, MADE)
+            totals[part][0] += line.bytes
     for component, count in seen.items():
         totals[PARTS.get(component, MADE)][1] += count
     yield from (Part(name, *both) for name, both in totals.items())

@@ -391,6 +391,8 @@ class Attention(Linears):
     def eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Scores and probabilities as real tensors: 6 bytes kept for each pair of tokens and head, and temporaries."""
         tape, scores = self.tape, Size({"H·S": 1})
+        if self.arch.masks_positions and not self.run.single:
+            q = tape.op("q: copy", [q], q.width, q.b)  # StarCoder's, a slice that a product of several sequences copies
         k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
         q, k, v = self.in_compute_type(q, k, v)
         x = tape.op("scores", [q, k], scores, self.c, saves=[q, k])
