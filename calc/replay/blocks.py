@@ -234,8 +234,10 @@ def _tensors(engine: TrainingEngine, checkpointing: str) -> Tensors:
     # `foreach` takes the tensors of one type together
     apart = [t for t in changed if _width(r, t, r.step_bytes) != r.step_bytes]
     alike = [t for t in changed if t not in apart] if apart else changed
+    # an engine that shards makes its own
+    masters = [t.elements * r.master_bytes for t in changed] if isinstance(engine, Plain) and r.master_bytes else []
     return Tensors(
-        weights=(*(own if whole else _scales(r)), *(adapters if whole else ()), *_buffers(engine)),
+        weights=(*(own if whole else _scales(r)), *(adapters if whole else ()), *masters, *_buffers(engine)),
         units=() if whole or flats or cut else _units(r),
         states=tuple([_states(r, t) for t in changed]),
         passing=() if r.in_backward else tuple([_passing(r, t) for t in alike]),
@@ -635,12 +637,14 @@ def _head(r: Replica, batch: Batch) -> Piece:
     late = program.held if r.path.held in LASTING else None
     forward = writer.forward(AFTER if r.run.wrapped else ())
     slot = writer.slots[late.storage] if late else None
-    return Piece(_replacing(forward, slot) if r.path.outside else forward, writer.backward(), slot)
+    if slot is not None and r.path.outside:
+        forward = _replacing(forward, 1 + forward.steps.index(next(step for step in forward.steps if step[0] == slot)))
+    elif slot is not None and r.path.kind == "pieces":
+        # litgpt's list is whole, and cast, before it has the name of the former one: only the log-softmax comes later
+        forward = _replacing(forward, max(n for n, (_, size) in enumerate(forward.steps) if size))
+    return Piece(forward, writer.backward(), slot)
 
 
-def _replacing(forward: Script, late: int | None) -> Script:
-    """The head's forward where its outputs, in slot `late`, replace those of the micro batch before."""
-    if late is None:
-        return forward
-    there = next(n for n, (slot, _) in enumerate(forward.steps, 1) if slot == late)
+def _replacing(forward: Script, there: int) -> Script:
+    """The head's forward, before whose step `there` its outputs have replaced those of the micro batch before."""
     return forward._replace(steps=(*forward.steps[:there], (REPLACED, 0), *forward.steps[there:]))

@@ -173,7 +173,12 @@ def _known(placed: Placed, bare: bool) -> bool:
         return False
     if isinstance(engine, Fsdp1):
         return s.shards > 1 and _flattened(engine)  # over one GPU it does not shard
-    return not engine.offload and not engine.replica.quantised
+    return not (engine.offload or engine.replica.quantised or _unreduced(engine))
+
+
+def _unreduced(engine: Fsdp) -> bool:
+    """True if the gradients of several micro batches add up whole, and are reduced with the last of them."""
+    return engine.replica.defers and engine.replica.accumulates
 
 
 def _partitioned(engine: Zero) -> bool:
@@ -198,7 +203,7 @@ def _flattened(engine: Fsdp1) -> bool:
     """True if the blocks of flat parameters are known: gradients are reduced in every micro batch, and types agree."""
     r = engine.replica
     mixed = r.quantised and (engine.joined or r.weight_bytes != r.run.compute)
-    return not mixed and not (r.defers and r.accumulates) and r.run.precision != "autocast"
+    return not mixed and not _unreduced(engine) and r.run.precision != "autocast"
 
 
 def _blocks(roles: Roles, placed: Placed, *, scores: bool, length: int = 0) -> Blocks:
@@ -643,7 +648,7 @@ class Replay:
             elif shards and piece is m.head and not m.inside:
                 shards.end()
             own = {INPUT: block} if block else {}
-            if piece is m.head and m.outside and self.late:
+            if piece is m.head and (m.outside or m.held == "step") and self.late:
                 own[REPLACED], self.late = self.late, NO_BLOCK
             self.play(piece.forward, own)
             block = own.pop(piece.forward.out, NO_BLOCK)

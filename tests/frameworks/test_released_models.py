@@ -9,7 +9,7 @@ from released import read_or_skip
 
 from calc.base.versions import at_least
 from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING, THINKERS
-from calc.models.releases import FIRST, SHARE_TABLES
+from calc.models.releases import FIRST, SEVERAL, SHARE_TABLES
 
 # each type with that of the whole model in whose file it stands
 TYPES = {name: name for name in (*FAMILIES, *ALIKE, *NESTED, *SEEING)} | {own: whole for whole, own in THINKERS.items()}
@@ -23,7 +23,8 @@ def test_a_release_maps_the_types_that_came_by_then_and_no_others(pytestconfig: 
     release = read_or_skip(pytestconfig, "transformers", version, (version,))
     text = "".join(release.text(path) for path in (MAPPED, LISTED) if path in release.members)
     mapped = {name for name, whole in TYPES.items() if re.search(rf"[\"']{whole}[\"']\s*[:,]", text)}
-    assert mapped == {name for name, first in FIRST.items() if at_least(version, first)}
+    # a name that Transformers' mapping dropped again, as it is no type of its own
+    assert mapped - {SEVERAL} == {name for name, first in FIRST.items() if at_least(version, first)} - {SEVERAL}
 
 
 @pytest.mark.parametrize("version", ["4.37.2", "4.44.2", "4.46.3", "4.51.3"])

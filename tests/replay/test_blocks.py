@@ -153,6 +153,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"task": "dpo"},
     {"task": "rm"},
     {"precision": "autocast"},
+    {"precision": "mixed", "grad_dtype": "fp32", "global_batch": 2},
     {"optimizer": "lion"},
     {"optimizer_impl": "single"},
     {"micro_batch": 4, "seq_len": 512},
@@ -167,7 +168,15 @@ WAYS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("fields", WAYS, ids=str)
 def test_the_replays_peak_is_the_ledgers(model: str, fields: dict[str, Any]) -> None:
     """Two ways through the same tapes, block by block and as sums of terms, to the most that is allocated at once."""
-    s = parse({**JOB, "model": model, "expandable_segments": True, **fields}, catalog=load())
+    agree({"model": model, **fields})
+
+
+def test_litgpts_list_of_logits_is_there_once_however_many_micro_batches() -> None:
+    agree({"model": "llama-2-7b", "trainer": "litgpt", "method": "lora", "global_batch": 3, "seq_len": 4096})
+
+
+def agree(fields: dict[str, Any]) -> None:
+    s = parse({**JOB, "expandable_segments": True, **fields}, catalog=load())
     act = replay.act(Roles(s))
     assert act
     replayed = replay.Replay(Expandable(), 32 * MiB)

@@ -63,6 +63,7 @@ def act(**fields: Any) -> replay.Act | None:
         ({"gpus": 2, "sharding": "fsdp1", "framework": "verl"}, False),
         ({"gpus": 1, "sharding": "fsdp1"}, False),
         ({"gpus": 1, "sharding": "fsdp2"}, True),
+        ({"gpus": 2, "sharding": "fsdp2", "global_batch": 4, "no_sync": True}, False),  # here, too
         ({"gpus": 2, "sharding": "zero3"}, True),
         ({"gpus": 2, "sharding": "zero3", "method": "lora", "lora": {"dtype": "bf16"}}, True),
         ({"gpus": 2, "sharding": "zero3", "task": "dpo"}, True),
