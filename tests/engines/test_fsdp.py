@@ -373,7 +373,7 @@ def test_twice_the_ranks_never_need_more_a_gpu(drawn: Scenario, sharding: str) -
 
 @given(scenarios(("sft", "rm")), st.sampled_from(("fsdp1", "fsdp2")))
 def test_shards_add_up_to_the_whole_and_offload_leaves_none(drawn: Scenario, sharding: str) -> None:
-    """N shards hold all parameters and states; with offload the GPU holds neither, but tables of positions."""
+    """N shards hold all parameters and states; with offload the GPU holds neither, but buffers that no shard has."""
     s = under(drawn, sharding)
     assume(s.method != "qlora" and s.optimizer != "none")
     kept = replace(s, offload=replace(s.offload, optimizer=False, parameters=False))
@@ -381,7 +381,7 @@ def test_shards_add_up_to_the_whole_and_offload_leaves_none(drawn: Scenario, sha
     r, lines = e.replica, e.resident()
     assert r.ranks * (total(lines, "weights") + 1) >= r.weight_bytes * r.parameters
     away = engine_of(replace(s, offload=replace(s.offload, optimizer=True)))
-    assert total(away.resident()) == total(away.resident(), "rotary_tables")
+    assert total(away.resident()) == at(away.resident(), "weights#tables")
     assert in_layer(e) > 0
     for where in places(e):
         assert total(away.at(where)) <= total(e.at(where))
