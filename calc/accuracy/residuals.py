@@ -265,7 +265,7 @@ def phase_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
     seen = record.get("observed", {}).get("phases", {}) if record["class"] == "traced" else {}
     highest: dict[str, int] = {}
     for phase in (phase for group in e.groups for phase in group.phases if phase.name in seen):
-        allocated = _allocated(phase.moment.lines, UNTRACED)
+        allocated = _traceable(phase.moment.lines)
         highest[phase.name] = max(allocated, highest.get(phase.name, 0))
     yield from (Part(name, count, seen[name]["allocated_bytes"]) for name, count in highest.items())
 
@@ -278,7 +278,7 @@ def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
     seen = record.get("observed", {}).get("components", {})
     if not seen or e.scenario.sharded.family == "zero":
         return
-    phase = max(_steps(e), key=lambda p: _allocated(p.moment.lines, UNTRACED))
+    phase = max(_steps(e), key=lambda p: _traceable(p.moment.lines))
     totals: dict[str, list[int]] = {part: [0, 0] for part in (*PARTS.values(), MADE)}
     for line in phase.moment.lines:
         if line.allocated and line.component not in UNTRACED:
@@ -292,12 +292,8 @@ def component_parts(e: Estimate, record: Mapping[str, Any]) -> Iterator[Part]:
 def peak_allocated(e: Estimate, *, traced: bool = False) -> int:
     """The most that PyTorch's allocator counts at any instant; `traced`: as far as a trace of a step sees it."""
     if traced:
-        return max(_allocated(phase.moment.lines, UNTRACED) for phase in _steps(e))
-    return max(
-        _allocated(phase.moment.lines, frozenset()) + unmapped
-        for group in e.groups
-        for phase, unmapped in _unmapped(e, group)
-    )
+        return max(_traceable(phase.moment.lines) for phase in _steps(e))
+    return max(phase.moment.allocated_bytes + unmapped for group in e.groups for phase, unmapped in _unmapped(e, group))
 
 
 def _unmapped(e: Estimate, group: Group) -> Iterator[tuple[Phase, int]]:
@@ -339,11 +335,12 @@ def _steps(e: Estimate) -> list[Phase]:
 
 def held(s: Scenario, moment: str, catalog: Catalog) -> int:
     """Bytes that the allocator counts at a given instant of loading, before any kernel has run."""
-    return max(_allocated(m.lines, UNTRACED) for _, m in loading_moments(s, catalog) if m.name == moment)
+    return max(_traceable(m.lines) for _, m in loading_moments(s, catalog) if m.name == moment)
 
 
-def _allocated(lines: Iterable[Line], left_out: frozenset[str]) -> int:
-    return sum(line.bytes for line in lines if line.allocated and line.component not in left_out)
+def _traceable(lines: Iterable[Line]) -> int:
+    """Bytes that PyTorch's allocator counts, as far as a trace sees them."""
+    return sum(line.bytes for line in lines if line.allocated and line.component not in UNTRACED)
 
 
 def counted(e: Estimate, metric: str) -> int:

@@ -38,7 +38,7 @@ from calc.models.architecture import (
 from calc.models.lora import adapter_matrices
 from calc.replay.zero3_partitions import NORM, Partitioned, Stored, partitioned
 from calc.step.compiled_model import SORTING
-from calc.step.instants import LASTING, SORTED_TOKENS, STASH, Batch
+from calc.step.instants import LASTING, SORTED_TOKENS, Batch, stashed_at_head
 
 # DDP's buckets of gradients, and the one that is full first (torch 2.13 `nn/parallel/distributed.py`,
 # `_DEFAULT_BUCKET_CAP_MB`; `csrc/distributed/c10d/reducer.hpp`, `kDefaultFirstBucketBytes`); what it broadcasts at once
@@ -286,7 +286,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         ends=r.ends if own.units else "",
         retains=optimizer is not None and run.retains and not r.streams,
         streams=r.streams if optimizer else "",
-        beside_norm=max(0, STASH - final_norm(run).saves - 1),
+        beside_norm=stashed_at_head(final_norm(run)) if r.streams == "stash" else 0,
     )
 
 
@@ -638,7 +638,7 @@ def _head(r: Replica, batch: Batch) -> Piece:
     forward = writer.forward(AFTER if r.run.wrapped else ())
     slot = writer.slots[late.storage] if late else None
     if slot is not None and r.path.outside:
-        forward = _replacing(forward, 1 + forward.steps.index(next(step for step in forward.steps if step[0] == slot)))
+        forward = _replacing(forward, next(n for n, (own, _) in enumerate(forward.steps, 1) if own == slot))
     elif slot is not None and r.path.kind == "pieces":
         # litgpt's list is whole, and cast, before it has the name of the former one: only the log-softmax comes later
         forward = _replacing(forward, max(n for n, (_, size) in enumerate(forward.steps) if size))

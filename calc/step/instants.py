@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from calc.autograd.polynomial import NO_BYTES, Amount, Shot, maxima, whole_chunks
+from calc.autograd.polynomial import NO_BYTES, Amount, Segment, Shot, maxima, whole_chunks
 from calc.base.ledger import Line
 from calc.base.plan import Held, Lasting, Path, Streams
 from calc.engines.replica import Place, Where
@@ -68,6 +68,14 @@ During = Literal["step", "next"]
 LASTING: Mapping[Lasting, tuple[During, ...]] = {"step": ("step",), "next": ("step", "next"), "turn": ("next",)}
 
 
+def stashed_at_head(norm: Segment) -> int:
+    """The checkpoints of a stash that are on the GPU at the head.
+
+    It holds as many tensors of the final norm as that has saved, its weight among them, in place of inputs.
+    """
+    return max(0, STASH - norm.saves - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Everything that can be alive in a step, before the size of its micro batch is known.
@@ -125,14 +133,13 @@ class Layout:
     def checkpoints(self, layers: int, running: Running) -> list[Part]:
         """The inputs of the lowest `layers`, less the one that a later pipeline stage receives in a buffer.
 
-        Of those that wait on the host only a few are here. A stash holds as many tensors of the final norm as it has
-        saved, its weight among them, in place of inputs.
+        Of those that wait on the host only a few are here; see `stashed_at_head`.
         """
         number = layers - (not self.stack.embeds)
         if self.streams:
             there = ON_GPU[self.streams][running]
             if self.streams == "stash" and running == "head":
-                there = max(0, there - self.stack.norm.saves - 1)
+                there = stashed_at_head(self.stack.norm)
             number = min(self.stack.layers, there)
         return [Part("checkpoints", self.stack.residual, "activations#checkpoints", number)] if number else []
 

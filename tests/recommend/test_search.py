@@ -20,7 +20,7 @@ from calc.estimate.verdict import FITS
 from calc.recommend.clock import digits
 from calc.recommend.failing import _least
 from calc.recommend.problem import Problem
-from calc.recommend.search import Found, Search, room
+from calc.recommend.search import Found, Place, Search, room
 from calc.recommend.simplicity import Effort, efforts
 from calc.recommend.space import SHARE, _branches
 from calc.replay import replay
@@ -34,6 +34,11 @@ def a_search(job: dict[str, Any]) -> Search:
     found = problem.search(problem.rungs[0])
     assert found
     return found
+
+
+def further(place: Place, axis: int) -> Place:
+    """The place one step further along an axis."""
+    return (*place[:axis], place[axis] + 1, *place[axis + 1 :])
 
 
 def effort_of(search: Search, found: Found) -> Effort:
@@ -77,7 +82,7 @@ def test_a_step_takes_no_less_time_further_along_an_axis(both: tuple[Search, Sea
     search, _ = both
     for _ in range(10):
         b, place, axis = a_place(search, data)
-        behind = (*place[:axis], place[axis] + 1, *place[axis + 1 :])
+        behind = further(place, axis)
         if search.scenario(b, place) and search.scenario(b, behind):
             assert search.bound(b, place) <= search.bound(b, behind)
 
@@ -110,7 +115,7 @@ def test_no_more_is_resident_where_more_leaves_the_gpus(both: tuple[Search, Sear
     search, _ = both
     for _ in range(6):
         b, place, axis = a_place(search, data)
-        leaner = (*place[:axis], place[axis] + 1, *place[axis + 1 :])
+        leaner = further(place, axis)
         one, other = search.fit(b, place), search.fit(b, leaner)
         if axis < search.branches[b].turns and one and other:
             assert one.beside_resident <= other.beside_resident
@@ -138,7 +143,7 @@ def test_what_fits_on_the_device_fits_with_leaner_values_too(both: tuple[Search,
         b, place, axis = a_place(search, data)
         if axis < search.branches[b].turns:
             continue
-        lean = (*place[:axis], place[axis] + 1, *place[axis + 1 :])
+        lean = further(place, axis)
         one, other = search.fit(b, place), search.fit(b, lean)
         if one and other:
             assert other.on_device or not one.on_device
@@ -309,7 +314,7 @@ def test_stages_of_megatron_core_are_searched_by_the_same_properties(framework: 
         for place in [*branch.places()][:: max(1, branch.size // 20)]:
             bound = search.bound(b, place)
             for axis in [n for n, last in enumerate(branch.leanest) if place[n] < last]:
-                assert bound <= search.bound(b, (*place[:axis], place[axis] + 1, *place[axis + 1 :]))
+                assert bound <= search.bound(b, further(place, axis))
             judged, fit = search.judged(b, place), search.fit(b, place)
             if judged and fit:
                 assert bound <= search.time(b, place)

@@ -185,9 +185,7 @@ def rollout(sequences: int) -> dict[str, Any]:
 
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why plain PyTorch cannot run `s`, in one line, or None."""
-    if fault := compile_fault(s) or experts_fault(s) or outputs_fault(s) or checkpoint_fault(s):
-        return fault
-    if fault := grouping_fault(s):
+    if fault := compile_fault(s) or experts_fault(s) or outputs_fault(s) or checkpoint_fault(s) or grouping_fault(s):
         return fault
     if s.sharding != "zero3" and (fault := zero_fault(s)):
         return fault
