@@ -69,7 +69,11 @@ def growing(job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario"
 
     What an answer has stays in all that follow; the last one is `whole`.
     """
-    problem = Problem(given(job, where=where, catalog=catalog), catalog, where)
+    yield from answering(Problem(given(job, where=where, catalog=catalog), catalog, where))
+
+
+def answering(problem: Problem) -> Iterator[Recommendation]:
+    """The same for a problem, whatever has been found out of it before."""
     first = problem.first()
     if first is None:
         yield from _nothing(problem)

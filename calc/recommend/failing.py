@@ -111,17 +111,20 @@ def _promising(places: Sequence[tuple[Search, int, Place, int]]) -> Iterator[tup
     heapify(ahead)
     while ahead:
         below, n, close = heappop(ahead)
-        search, b, place, _ = places[n]
+        search, b, place, bound = places[n]
+        if close == 0:
+            heappush(ahead, (search.host_lacks(b, place) - bound, n, 1))
+            continue
         fit = search.fit(b, place)
         if not fit:
             continue
-        # where CPU and GPU share one memory it takes the room on the GPUs to tell what the host lacks
-        closer = max(below, -fit.training_at_most) if close == 0 else below
-        closer += fit.short if close == 1 and not search.host.unified else 0
-        if close == 2:
+        if close == 3:
             yield n, -below, fit
-        else:
-            heappush(ahead, (closer, n, close + 1))
+            continue
+        # where CPU and GPU share one memory it takes the room on the GPUs to tell what the host lacks
+        told = close == 2 and not search.host.unified
+        lacks = fit.short if told else search.host_lacks(b, place)
+        heappush(ahead, (lacks - min(bound, fit.training_at_most), n, close + 1))
 
 
 def tight(nearest: Miss | None) -> Configuration | None:
@@ -171,14 +174,16 @@ def _longest(lengths: Sequence[int], fits: Callable[[int], bool]) -> int | None:
 
 def _hosting(problem: Problem) -> int | None:
     """The least host memory, in GB a node, with which a configuration fits that lacks nothing else, or None."""
-    found = [
-        search.host.bytes + fit.short
-        for search in problem.misses
-        for _, _, fit in search.looked()
-        if not search.host.unified and fit.on_device and fit.short and not fit.refused
-    ]
-    least = min(found, default=0)
-    return ceil(least / (HOST_SHARE * GB)) if least else None
+    searches = [search for search in problem.misses if not search.host.unified]
+    places = [(search, *at) for search in searches for at in search.lacking() if at[-1] >= 0]
+    least = inf
+    for search, b, place, _ in sorted(places, key=lambda at: at[0].host_lacks(*at[1:3])):
+        if search.host_lacks(b, place) >= least:
+            break
+        fit = search.fit(b, place)
+        if fit and 0 < fit.short < least and fit.on_device and not fit.refused:
+            least = fit.short
+    return ceil((searches[0].host.bytes + least) / (HOST_SHARE * GB)) if least < inf else None
 
 
 def _fits(job: Fields, catalog: Catalog, changes: Fields) -> bool:

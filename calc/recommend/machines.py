@@ -14,8 +14,7 @@ from calc.base.schema import InputError
 from calc.catalog.catalog import GPU, Catalog, load
 from calc.frameworks.registry import framework
 from calc.models.architecture import parameters
-from calc.recommend.answer import Recommendation
-from calc.recommend.answer import growing as answers
+from calc.recommend.answer import Recommendation, answering
 from calc.recommend.problem import COUNTS, SENSIBLE, Configuration, Problem, configured
 from calc.resolve.parse import given
 from calc.scenario.scenario import ScenarioError
@@ -102,37 +101,37 @@ def growing(
 ) -> Iterator[Smallest]:
     """The answer of `smallest` as its recommendation grows, see `calc.recommend.answer.growing`."""
     asked = given(job, where=where, catalog=catalog)
-    job = asked if any(name.startswith("lora.") for name in asked) else {"method": "full", **asked}
     tried, slow, error = 0, 0, None
     least: Least | None = None
-    largest: Machine | None = None
     machine: Machine | None = None
-    for each in machines(catalog, job.get("gpu"), job.get("gpus")):
+    whole: Problem | None = None  # that of the answer: of the least machine until a better one is found
+    for each in machines(catalog, asked.get("gpu"), asked.get("gpus")):
         too_slow = f", {slow} too slow" if slow else ""
         progress(f"{tried} machines too small{too_slow}, now {each.gpus} x {each.gpu.name}")
         try:
-            problem = Problem({**job, **each.fields}, catalog, where)
+            problem = Problem({**asked, **each.fields}, catalog, where)
         except InputError as refused:
             error = error or refused
             continue
-        largest = each
-        if not _fits(problem, each):
+        if not least:
+            whole = problem
+        full = problem.full()
+        if not _fits(full, each):
             tried += 1
-        elif least and problem.surely_slow():
+        elif least and full.surely_slow():
             slow += 1
-        elif slowed := _slowed(problem, each):
+        elif slowed := _slowed(full, each):
             least, slow = least or slowed, slow + 1
         else:
-            machine = each
+            machine, whole = each, problem
             break
-    if largest is None:
+    if whole is None:
         raise error or ScenarioError(
-            f"{where}: gpus: given {job.get('gpus')}, allowed: a number that fills whole nodes"
+            f"{where}: gpus: given {asked.get('gpus')}, allowed: a number that fills whole nodes"
         )
     if machine is None and least:
-        machine = largest = least.machine
-        slow, least = 0, None
-    for answer in answers({**asked, **largest.fields}, catalog, where=where):
+        machine, slow, least = least.machine, 0, None
+    for answer in answering(whole):
         yield Smallest(machine, answer, tried, slow, least)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterator
+from copy import copy
+from typing import NamedTuple
 
 from calc.base.schema import InputError
 from calc.catalog.catalog import Catalog
@@ -92,19 +93,20 @@ class Problem:
         `failed`: the rungs on which nothing fitted in earlier problems, which are not searched again; it grows.
         """
         self.catalog, self.names, self.failed = catalog, names, failed if failed is not None else set[str]()
-        self.notes: list[str] = [*_alias(job, catalog)]
+        self.notes = dict.fromkeys(_alias(job, catalog))  # each once, in the order in which they came up
         self.job = job = self._grouped(self._framed(job, catalog, where))
         self.fields = seed(job, catalog, where)
         experts = catalog.model(self.fields["model"]).architecture.experts
         self.rungs = list(rungs(self.fields, experts=experts > 0))
         if whole_rollout(job) is not None:
             prompts, gpus = self.fields["rollout.batch"], self.fields.get("gpus", 1)
-            self.notes.append(f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs")
+            told = f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs"
+            self.notes[told] = None
         self.searches: list[Search] = []
         self.misses: list[Search] = []
         # a configuration that fits and was passed over for its time: its search, its place, and the reason in words
         self.slow: tuple[Search, Found, str] | None = None
-        self._asked: dict[frozenset[tuple[str, Any]], Search | None] = {}  # by rung
+        self._asked: dict[Hashable, Search | None] = {}  # by rung and what it changes
 
     def _framed(self, job: Fields, catalog: Catalog, where: str) -> Fields:
         """The job with a framework: without one, the first that starts on the card, or else accepts the job.
@@ -125,7 +127,7 @@ class Problem:
                 break
         if not accepted:
             return job
-        self.notes.append(f"framework {accepted}: none was asked for; {', '.join(names)} were tried in this order")
+        self.notes[f"framework {accepted}: none was asked for; {', '.join(names)} were tried in this order"] = None
         return {**job, "framework": accepted}
 
     def _grouped(self, job: Fields) -> Fields:
@@ -135,7 +137,7 @@ class Problem:
         told = (
             f"rollout.n {GROUP[1]}: GRPO compares the responses of a group, and the framework's own number is {usual}"
         )
-        self.notes.append(told)
+        self.notes[told] = None
         return {**job, "rollout.n": GROUP[1]}
 
     def search(self, rung: Fields, changes: Fields | None = None) -> Search | None:
@@ -147,7 +149,7 @@ class Problem:
         gpu = self.catalog.gpu(fields["gpu"])
         found: list[Branch] = []
         for branch, reasons in started(fields, rung, self.catalog):
-            self.notes += [reason for reason in reasons if reason not in self.notes]
+            self.notes |= dict.fromkeys(reasons)
             found += [] if reasons else [branch]
         if not found:
             return None
@@ -157,12 +159,22 @@ class Problem:
         self.searches.append(made)
         return made
 
-    def asked(self, rung: Fields) -> Search | None:
-        """The search of one rung for the job as it was asked, however often that is looked at."""
-        key = frozenset(rung.items())
+    def asked(self, rung: Fields, changes: Fields | None = None) -> Search | None:
+        """The same `search`, however often it is asked for."""
+        key = frozenset(rung.items()), frozenset((changes or {}).items())
         if key not in self._asked:
-            self._asked[key] = self.search(rung)
+            self._asked[key] = self.search(rung, changes)
         return self._asked[key]
+
+    def full(self) -> Problem:
+        """The same problem with full fine-tuning alone, where its method is open.
+
+        The two share their searches, and what these note.
+        """
+        found = copy(self)
+        found.rungs = [rung for rung in self.rungs if rung["method"] == "full"] or self.rungs
+        found.misses, found.failed = [], set()
+        return found
 
     def first(self) -> tuple[Fields, Search, Found] | None:
         """The first rung on which something fits, or a later one of 4-bit weights that need not leave the card."""
@@ -247,7 +259,7 @@ class Problem:
         limit = found.seconds / (1 + TOLERANCE)
         cut = {name: getattr(s, name) for name in (*CUTS, "sequence_parallel")}
         for pieces in PIECES:
-            other = self.search(self.rungs[index], cut | {"virtual_pipeline": pieces})
+            other = self.asked(self.rungs[index], cut | {"virtual_pipeline": pieces})
             at = other.best() if other and other.within(limit) else None
             if other and at and at.seconds < limit:
                 return other, at
@@ -276,7 +288,7 @@ class Problem:
                 self.slow = search, found, f"{s.optimizer} with its states on the host"
                 first = "method full" if not full else f"{s.optimizer} with precision {s.precision}"
                 slower = f"takes {times:.{1 if times < PATIENCE else 0}f} times as long"
-                self.notes.append(f"{first} fits, too, with its optimizer offloaded, and {slower}")
+                self.notes[f"{first} fits, too, with its optimizer offloaded, and {slower}"] = None
                 return self._on_card(later, other, at) or (rung, other, at)
         return None
 

@@ -219,7 +219,10 @@ def apart(job: Job) -> bool:
 
 
 class Unmade(NamedTuple):
-    """The fit of a place that is ruled out by what is resident, until somebody asks for it."""
+    """The fit of a place that is ruled out by what is resident or by the host, until somebody asks for it.
+
+    `beside_resident`: at least what `Fit` has under that name.
+    """
 
     beside_resident: int
 
@@ -292,9 +295,8 @@ class Search:
     _serves: dict[Hashable, Fit] = field(default_factory=dict)
     _beside: dict[Hashable, int] = field(default_factory=dict)
     _overfull: dict[tuple[int, int], dict[Place, int]] = field(default_factory=dict)
-    _hostless: dict[Hashable, bool] = field(default_factory=dict)
+    _hostless: dict[Hashable, int] = field(default_factory=dict)
     _serves_off_host: dict[int, bool] = field(default_factory=dict)
-    _least: float = inf
     _fastest: Found | None = None  # of all, where it is known
 
     @cached_property
@@ -324,7 +326,7 @@ class Search:
                 yield b, place, known
 
     def lacking(self) -> Iterator[tuple[int, Place, int]]:
-        """Every place that was looked at or ruled out, with the bytes beside what is resident."""
+        """Every place that was looked at or ruled out, with at least the bytes beside what is resident."""
         for (b, place), known in self._fits.items():
             if known:
                 yield b, place, known.beside_resident
@@ -637,13 +639,12 @@ class Search:
         for b, branch in reversed([*enumerate(self.branches)]):
             for turn in product(*[reversed(range(n + 1)) for n in branch.leanest[: branch.turns]]):
                 at = (*turn, *branch.leanest[branch.turns :])
-                if self.overfull(b, at):
-                    if looking:
-                        self._fits.setdefault((b, at), Unmade(self._beside[self.held(b, at)]))
+                # to tell whether roles have room as they train takes more than both
+                if self.overfull(b, at) or self.too_much_for_the_host(b, at):
+                    if looking and (beside := self._beside.get(self.held(b, at))) is not None:
+                        self._fits.setdefault((b, at), Unmade(beside))
                     continue
-                if not looking and self.too_much_for_the_host(b, at):
-                    continue  # which takes less to tell than what roles need as they train
-                if not self.possible(b, at, looking=looking) or self.too_much_for_the_host(b, at):
+                if not self.possible(b, at, looking=looking):
                     continue
                 found = self.starting(b, at)
                 if found and found.fits:
@@ -732,12 +733,12 @@ class Search:
         """True if what is resident is too much for a GPU, whatever is recomputed, and at every value of the lean axes.
 
         One place is asked for all that hold the same; if the framework refuses it, that tells nothing of the others.
-        Where no closest miss is asked for, none is asked that holds more than another which is too much.
+        None is asked that holds more than another which is too much.
         """
         held = self.held(b, place)
         if held not in self._beside:
             branch = self.branches[b]
-            if not self.names and (leaner := self._leaner_overfull(*held)) is not None:
+            if (leaner := self._leaner_overfull(*held)) is not None:
                 self._beside[held] = leaner
                 return True
             found = self.fit(b, (*place[: branch.turns], *branch.leanest[branch.turns :]))
@@ -758,22 +759,21 @@ class Search:
         return self._beside.get(self.held(b, place), 0) < 0
 
     def too_much_for_the_host(self, b: int, place: Place) -> bool:
-        """True if the host lacks memory at every value of the lean axes; their first values need least."""
+        """True if the host lacks memory at every value of the lean axes."""
+        return self.host_lacks(b, place) > 0
+
+    def host_lacks(self, b: int, place: Place) -> int:
+        """Bytes of host memory that a node lacks at least, at every value of the lean axes; their first need least."""
         branch = self.branches[b]
         first = (*place[: branch.turns], *[0] * (len(place) - branch.turns))
         key = self.hosted(b, first)
         if key not in self._hostless:
             s = self.scenario(b, first)
             if s is None:
-                return False
+                return 0
             roles = [s, *filter(None, [s.role(name) for name in s.roles])]
             job = self.job(b, first) if any(role.offload.trained for role in roles) else None
-            lacks = most(Hosts(job).phases()) - self.host.bytes if job else 0
-            self._hostless[key] = lacks > 0
-            if self.names and 0 < lacks <= self._least:
-                # places that lack least are looked at, so that one can be named if nothing fits
-                self._least = lacks
-                self.fit(b, branch.leanest)
+            self._hostless[key] = max(0, most(Hosts(job).phases()) - self.host.bytes) if job else 0
         return self._hostless[key]
 
     def fills_the_host(self, b: int, lean: Place) -> bool:

@@ -52,6 +52,19 @@ def test_the_machine_is_that_for_full_fine_tuning_where_the_method_is_open() -> 
     assert lora.recommendation.recommended.scenario.method == "lora"
 
 
+def test_full_fine_tuning_and_the_open_method_share_their_searches_and_what_these_note() -> None:
+    """So that the machine's search and its answer are one: a card's missing kernels are told of, too."""
+    open_ = Problem({"model": "qwen3-0.6b", "task": "grpo", "gpu": "v100-32", "framework": "trl"}, load())
+    full = open_.full()
+    assert {rung["method"] for rung in full.rungs} == {"full"} < {rung["method"] for rung in open_.rungs}
+    assert full.first()
+    assert not open_.misses and any("no kernels" in note for note in open_.notes)
+    searched = len(open_.searches)
+    assert all(open_.asked(rung) is full.asked(rung) for rung in full.rungs[:1]) and len(open_.searches) == searched
+    adapters = Problem({**open_.job, "lora.rank": 8}, load())
+    assert adapters.full().rungs == adapters.rungs
+
+
 def test_a_job_for_which_every_machine_is_too_small_gets_what_the_largest_lacks() -> None:
     found = smallest(SFT | {"model": "deepseek-v3", "gpu": "l4", "gpus": 2})
     assert found.machine is None

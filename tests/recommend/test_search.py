@@ -111,7 +111,7 @@ def test_what_is_resident_is_the_same_where_the_search_asks_once(
 @settings(max_examples=60)
 @given(searches(4000), st.data())
 def test_no_more_is_resident_where_more_leaves_the_gpus(both: tuple[Search, Search], data: st.DataObject) -> None:
-    """A search that names no closest miss passes over all that holds more than what is too much."""
+    """A search passes over all that holds more than what is too much."""
     search, _ = both
     for _ in range(6):
         b, place, axis = a_place(search, data)
@@ -129,7 +129,9 @@ def test_the_closest_miss_lacks_least_of_all_that_were_looked_at_or_ruled_out(bo
     if search.best():
         return
     nearest = _least([search])
-    made = [(b, fit) for b, place, _ in list(search.lacking()) if (fit := search.fit(b, place))]
+    looked = [(b, fit, bound) for b, place, bound in list(search.lacking()) if (fit := search.fit(b, place))]
+    assert all(fit.slack <= bound for _, fit, bound in looked)
+    made = [(b, fit) for b, fit, _ in looked]
     lack = [f.slack - f.short for b, f in made if f.slack < 0 or not (f.too_lean and search.branches[b].shares)]
     if nearest and lack:
         assert nearest.judged.slack - nearest.judged.short == max(lack)
@@ -165,7 +167,7 @@ def test_how_a_configuration_fits_is_what_its_estimate_says(both: tuple[Search, 
         assert fit.training <= fit.training_at_most
         assert fit.slack == min(room(g, p) for g in e.groups for p in g.phases) <= fit.spare
         assert fit.trains is (fit.training >= 0)  # what stays is never too much where all that trains is not
-        assert fit.short == max(0, e.host_peak - search.host.bytes)
+        assert search.host_lacks(b, place) <= fit.short == max(0, e.host_peak - search.host.bytes)
         assert (fit.refused, fit.crowded) == (any(g.refusal for g in e.groups), any(g.crowded for g in e.groups))
         if fit.slack >= 0 and not e.on_host:
             assert (e.fit_probability >= FITS) is not fit.refused

@@ -269,7 +269,7 @@ def test_prompts_that_nobody_gave_are_shared_evenly_and_the_answer_says_so() -> 
     assert whole_rollout(job | {"gpus": 6, "rollout.batch": 512}) is None
     problem = Problem(job | {"gpus": 6}, load())
     assert (problem.fields["rollout.batch"], problem.fields["global_batch"]) == (960, 1200)
-    assert problem.notes == ["rollout.batch 960: the framework's own number cannot be shared by 6 GPUs"]
+    assert [*problem.notes] == ["rollout.batch 960: the framework's own number cannot be shared by 6 GPUs"]
 
 
 @pytest.mark.parametrize("framework", ["verl", "openrlhf", "trl"])
