@@ -115,16 +115,18 @@ def _promising(places: Sequence[tuple[Search, int, Place, int]]) -> Iterator[tup
         if close == 0:
             heappush(ahead, (search.host_lacks(b, place) - bound, n, 1))
             continue
+        if close == 1:
+            if (training := search.training_at_most(b, place)) is not None:
+                heappush(ahead, (search.host_lacks(b, place) - min(bound, training), n, 2))
+            continue
         fit = search.fit(b, place)
         if not fit:
             continue
-        if close == 3:
-            yield n, -below, fit
-            continue
         # where CPU and GPU share one memory it takes the room on the GPUs to tell what the host lacks
-        told = close == 2 and not search.host.unified
-        lacks = fit.short if told else search.host_lacks(b, place)
-        heappush(ahead, (lacks - min(bound, fit.training_at_most), n, close + 1))
+        if close == 2 and not search.host.unified:
+            heappush(ahead, (fit.short - min(bound, fit.training_at_most), n, 3))
+        else:
+            yield n, -below, fit
 
 
 def tight(nearest: Miss | None) -> Configuration | None:

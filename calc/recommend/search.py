@@ -293,6 +293,7 @@ class Search:
     _trains: dict[Hashable, bool] = field(default_factory=dict)
     _updates: dict[Hashable, bool] = field(default_factory=dict)
     _serves: dict[Hashable, Fit] = field(default_factory=dict)
+    _training_at_most: dict[Hashable, int] = field(default_factory=dict)
     _beside: dict[Hashable, int] = field(default_factory=dict)
     _overfull: dict[tuple[int, int], dict[Place, int]] = field(default_factory=dict)
     _hostless: dict[Hashable, int] = field(default_factory=dict)
@@ -370,6 +371,16 @@ class Search:
             told(found)
         self._serves.setdefault(server, found)
         return found
+
+    def training_at_most(self, b: int, place: Place) -> int | None:
+        """An upper bound of `Fit.training`, asked once where vLLM is apart; None if the framework refuses the place."""
+        trainer = self.trainer(b, place)
+        if trainer in self._training_at_most:
+            return self._training_at_most[trainer]
+        fit = self.fit(b, place)
+        if fit and fit.apart:
+            self._training_at_most[trainer] = fit.training_at_most
+        return fit.training_at_most if fit else None
 
     def staying(self, b: int, place: Place) -> Place:
         """The place where nothing leaves the GPUs between the phases of any role."""
