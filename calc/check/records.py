@@ -244,7 +244,7 @@ def quoted_method(record: Record, _: Catalog) -> Iterator[str]:
 def size(record: Record, catalog: Catalog) -> Iterator[str]:
     """A peak is no larger than the card's memory; a trace, which needs no card, may be.
 
-    PyTorch's counters also hold the share of the card that a vLLM in the trainer's process gave back when it fell asleep.
+    PyTorch's counters also hold the share of the card that a vLLM in the trainer's process gave back when it slept.
     """
     measured = record["measured_bytes"]
     if measured is None:
