@@ -49,6 +49,7 @@ SAID = frozenset({
 })  # fmt: skip
 SHORT = {"ckpt": "checkpointing", "optim": "optimizer", "optim_impl": "optimizer_impl"}
 REACHED = 0.01  # relative difference that rounding leaves
+COUNTERS = ("allocated", "reserved")  # metrics that PyTorch's allocator counts
 LEAST = MiB  # a smaller peak is a figure in another unit
 SAME_CARD = 0.02  # totals of the same kind of card differ by less, depending on the driver
 
@@ -241,15 +242,20 @@ def quoted_method(record: Record, _: Catalog) -> Iterator[str]:
 
 
 def size(record: Record, catalog: Catalog) -> Iterator[str]:
-    """A peak is no larger than the card's memory; a trace, which needs no card, may be."""
+    """A peak is no larger than the card's memory; a trace, which needs no card, may be.
+
+    PyTorch's counters also hold the share of the card that a vLLM in the trainer's process gave back when it slept.
+    """
     measured = record["measured_bytes"]
     if measured is None:
         return
     name = record["scenario"]["gpu"]
     whole = int(catalog.gpu(name).memory_gb * GiB)
+    rollout = record["scenario"].get("rollout", {})
+    asleep = rollout.get("gpu_memory_utilization", 0) if record["metric"] in COUNTERS else 0
     if measured < LEAST:
         yield fault("measured_bytes", measured, f"bytes, at least {LEAST}")
-    elif measured > whole and record["class"] != "traced":
+    elif measured > whole * (1 + asleep) and record["class"] != "traced":
         yield fault("measured_bytes", measured, f"at most {whole}, the memory of {name}")
 
 

@@ -20,7 +20,6 @@ from calc.estimate import verdict
 from calc.estimate.result import Group
 from calc.memory import runtime
 from calc.replay import replay
-from calc.scenario.words import RL
 from calc.step import placement
 from calc.step.roles import Job
 from calc.step.stages import Candidate, Stages, sums
@@ -368,11 +367,14 @@ class GpuGroup:
 
     @property
     def caching(self) -> runtime.Caching:
-        """The way block sizes differ from batch to batch: a trainer's packs are nearly full, but not quite."""
+        """The way block sizes differ from batch to batch: a trainer's packs are nearly full, but not quite.
+
+        RL trainers unpad each micro batch on its own (verl 0.4.0 `workers/actor/dp_actor.py`, `unpad_input`).
+        """
         s = self.job.s
         if s.expandable_segments:
             return "one segment"
-        return "one length" if s.packing and s.task in ("pretrain", *RL) else "lengths vary"
+        return "one length" if s.packing and s.task == "pretrain" else "lengths vary"
 
 
 def sets(job: Job, *, replays: bool = True) -> list[GpuGroup]:

@@ -163,6 +163,13 @@ CASES: list[tuple[Rule[Any], str, dict[str, Any], dict[str, Any], str]] = [
     ),
     (
         records.size,
+        "measured",
+        {"metric": "reserved", "measured_bytes": 120 * GiB, "scenario.rollout": {"gpu_memory_utilization": 0.5}},
+        {"metric": "nvidia-smi", "measured_bytes": 120 * GiB, "scenario.rollout": {"gpu_memory_utilization": 0.5}},
+        "measured_bytes: given 128849018880, allowed: at most 85899345920, the memory of h100-sxm",
+    ),
+    (
+        records.size,
         "traced",
         {"measured_bytes": 2**50},
         {"measured_bytes": 16},

@@ -109,6 +109,9 @@ def test_lengths_vary_unless_sequences_are_cut_and_segments_that_expand_have_roo
 
     assert caching(packing=False) == caching(packing=True) == "lengths vary"
     assert caching(packing=True, task="pretrain") == "one length"
+    sampled = {"prompt_len": 512, "response_len": 1024, "rollout": {"engine": "vllm"}}
+    verl = scenario(framework="verl==0.4.0", task="grpo", gpus=2, sharding="fsdp1", packing=True, **sampled)
+    assert on_card(verl).caching == "lengths vary"
     assert caching(packing=False, expandable_segments=True) == "one segment"
 
 
