@@ -51,9 +51,6 @@ _SPEAKS = {
     r"minicpm[ _-]?v[ _-]?4[._]5": "qwen3-8b",
     r"intern[ _-]?s1[ _-]mini": "qwen3-8b",
     r"intern[ _-]?s1": "qwen3-235b-a22b",
-    r"internvl[ _-]?2(?:[._]5)?[ _-]2b": "internlm2.5-1.8b",
-    r"internvl[ _-]?2(?:[._]5)?[ _-]8b": "internlm2.5-7b",
-    r"internvl[ _-]?2(?:[._]5)?[ _-]26b": "internlm2.5-20b",
     r"internvl[ _-]?3[ _-]9b": "internlm3-8b",
     r"internvl[ _-]?3[._]5[ _-]241b": "qwen3-235b-a22b",
     r"molmo2[ _-]8b": "qwen3-8b",
@@ -85,8 +82,8 @@ UNMODELLED = tuple(
         "which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t",
         r"jamba": "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have "
         "Mamba-2's",
-        r"falcon[ _-](?:7b|rw)": "is of the first Falcon, whose small models have layers that are not modelled; "
-        "falcon-40b and falcon-2-11b are",
+        r"falcon[ _-]rw": "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, "
+        "bloom-1b1 and mpt-7b are",
         r"^qwen[ _-](?:1[._]8|7|14|72)b": f"is of the first Qwen, {_BESIDE}; qwen1.5-7b and its "
         "sisters have the same shapes",
         r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma|phi-?4-mini-flash[a-z-]*": "has a state space or "

@@ -787,7 +787,7 @@ class Kind(NamedTuple):
     def run(self, run: Run) -> Run:
         """The settings of `run` for such a layer."""
         own = replace(run, narrow="" if self.wide else run.narrow, wide_end=0) if run.wide_end else run
-        return replace(own, kernel="masked") if self.masked else own
+        return replace(own, kernel="masked") if self.masked and own.arch.fused_qkv != "picked" else own
 
 
 def lowest_adapted(run: Run) -> int:

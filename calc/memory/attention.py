@@ -119,8 +119,8 @@ class Attention(Linears):
         named = list[Tensor]()
         if arch.fused_qkv:
             qkv = self.linear(arch.names.qkv, x, of(q=1, kv=2))
-            if arch.fused_qkv == "expanded":
-                q, k, v = self.expanded(qkv)
+            if arch.fused_qkv in ("expanded", "picked"):
+                q, k, v = self.falcon_heads(qkv)
                 named = [qkv]
             elif arch.fused_qkv == "split":
                 q, k, v = tape.split("q, k, v", qkv, [q_width, kv_width, kv_width])
@@ -177,11 +177,13 @@ class Attention(Linears):
         """A norm of each head without weights."""
         return self.cast(self.unweighed(self.cast(x, 4, name), name, rows), x.b, name)
 
-    def expanded(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Falcon's `_split_heads`: groups of queries, a key and a value, both written out for every query."""
+    def falcon_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Falcon's `_split_heads`: groups of queries, a key and a value, both written out for every query but in 7B."""
         tape, q, kv = self.tape, of(q=1), of(kv=1)
         sliced = tape.op("q: slice", [qkv], q, qkv.b, view=True)
         picked = [tape.op(f"{name}: pick", [qkv], kv, qkv.b) for name in "kv"]
+        if self.arch.fused_qkv == "picked":
+            return sliced, picked[0], picked[1]
         heads = tape.op("q: heads", [sliced], q, qkv.b, aliases=[sliced])
         k, v = (tape.op(f"{name}: expand", [x], q, qkv.b) for name, x in zip("kv", picked, strict=True))
         tape.returns(*picked)
@@ -236,6 +238,7 @@ class Attention(Linears):
         latent = self.spec.mixer == "latent"
         q, k, v, *named = self.latent_queries_keys_values(x) if latent else self.queries_keys_values(x)
         attend = self.sloped if self.arch.slopes else self.eager if self.run.whole_scores else self.fused
+        attend = self.mathematics if self.run.kernel == "math" else attend
         mixed = attend(q, k, v)
         if self.arch.output_gate:
             gate = self.tape.op("gate: sigmoid", [named[-1]], of(q=1), named[-1].b, saves_out=True)
@@ -249,10 +252,20 @@ class Attention(Linears):
 
         Eager attention's product copies such a view of several sequences itself.
         """
-        if not self.arch.grouped:
+        if not self.arch.grouped or self.reads_again:
             return x
         one = self.arch.kv_heads == 1 and not self.run.whole_scores and not self.arch.repeated
         return self.tape.op(f"{name}: repeat", [x], width, x.b, view=one)
+
+    @property
+    def reads_again(self) -> bool:
+        """True if products of scores read a lone key and value again for each head, whose gradients they add up."""
+        return self.arch.fused_qkv == "picked" and self.run.single and self.run.whole_scores
+
+    def product_of_scores(self, name: str, x: Tensor, y: Tensor, out: Size, heads: Size, b: float) -> Tensor:
+        """A product of `heads` with keys or values, or of scores with these, which keeps both."""
+        summed = heads * b if self.reads_again else NOTHING
+        return self.tape.op(name, [x, y], out, b, saves=[x, y], backward_scratch=summed)
 
     def in_compute_type(self, *tensors: Tensor) -> list[Tensor]:
         """The tensors as autocast hands them to a kernel or a product; a view of repeated heads is copied."""
@@ -395,7 +408,7 @@ class Attention(Linears):
             q = tape.op("q: copy", [q], q.width, q.b)  # StarCoder's, a slice that a product of several sequences copies
         k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
         q, k, v = self.in_compute_type(q, k, v)
-        x = tape.op("scores", [q, k], scores, self.c, saves=[q, k])
+        x = self.product_of_scores("scores", q, k, scores, of(q=1), self.c)
         x = tape.op("scores: scale", [x], scores, self.c, view=self.arch.own_eager)
         if self.arch.softcap_attn:
             x = tape.op("scores: over cap", [x], scores, self.c)
@@ -432,8 +445,31 @@ class Attention(Linears):
         tape.returns(*named)
         # the decoder layer gets the probabilities too, and keeps them as `_`
         tape.hold(x)
-        mixed = tape.op("values", [x, v], of(o=1), self.c, saves=[x, v])
+        mixed = self.product_of_scores("values", x, v, of(o=1), of(o=1), self.c)
         return tape.op("attention: contiguous", [mixed], of(o=1), self.c)
+
+    def mathematics(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """SDPA's plain mathematics, all of it in fp32: queries and keys are scaled before their product.
+
+        A row of scores that is masked as a whole becomes 0: the softmax is a tensor, and so is what takes its place
+        (torch 2.13 `native/transformers/attention.cpp`, `_scaled_dot_product_attention_math`, `SoftMax.cpp`,
+        `_safe_softmax`).
+        """
+        tape, scores = self.tape, Size({"H·S": 1})
+        q, k, v = wide = [self.cast(x, 4, n) for n, x in zip("qkv", self.in_compute_type(q, k, v), strict=True)]
+        q = tape.op("q: scale", [q], q.width, 4)
+        if self.arch.fused_qkv == "picked":  # a product of several sequences copies keys and values for each head
+            k = self.repeat(tape.op("k: scale", [k], k.width, 4), of(q=1), "k")
+        else:
+            k = tape.op("k: scale", [self.repeat(k, of(q=1), "k")], of(q=1), 4)
+        v = self.repeat(v, of(o=1), "v")
+        x = self.product_of_scores("scores", q, k, scores, of(q=1), 4)
+        x = tape.op("scores: mask", [x], scores, 4, view=True)
+        x = tape.op("softmax", [x], scores, 4, saves_out=True, scratch=scores * 4)
+        x = self.dropped_out(x, "probabilities") if self.arch.attention_dropout else x
+        mixed = self.product_of_scores("values", x, v, of(o=1), of(o=1), 4)
+        tape.returns(*wide)
+        return tape.op("attention: contiguous", [self.cast(mixed, self.c, "values")], of(o=1), self.c)
 
     def at_least_bound(self, scores: Tensor) -> Tensor:
         """The larger of masked scores and the least number of their type, which keeps the scores.

@@ -324,8 +324,9 @@ class Architecture:
     layer_scaled: bool = False
     residual_dropout: bool = False  # dropout on the outputs of attention and MLP while training (Seed-OSS)
     attention_dropout: bool = False  # dropout on attention's probabilities
-    # expanded: stored in groups of queries with one key and one value, which are then copied for every query (Falcon)
-    fused_qkv: Literal["", "sliced", "split", "expanded"] = ""
+    # expanded: stored in groups of queries with one key and one value, which are then copied for every query (Falcon);
+    # picked: all queries have one key and one value, which attention gets as they are (Falcon 7B)
+    fused_qkv: Literal["", "sliced", "split", "expanded", "picked"] = ""
     masked: bool = False  # SDPA gets a mask even where it needs none
     windows_masked: bool = False  # so it does in layers with a window, however short sequences are (Gemma 4's images)
     end_to_end: bool = False  # the rows of a batch are joined in one, whose sequences its positions tell apart

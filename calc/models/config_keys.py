@@ -203,7 +203,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "opt": (
         "_remove_final_layer_norm", "init_std", "layer_norm_elementwise_affine", "prefix", "word_embed_proj_dim",
     ),
-    "falcon": ("apply_residual_connection_post_layernorm", "layer_norm_epsilon", "multi_query"),
+    "falcon": ("apply_residual_connection_post_layernorm", "layer_norm_epsilon"),
     "cohere": (*_LAYER_NORM, "logit_scale"),
     "cohere2": (
         *_LAYER_NORM, "cache_implementation", "layer_switch", "logit_scale", "order_of_interleaved_layers",

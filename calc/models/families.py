@@ -781,13 +781,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "falcon": Family(
         dict(num_kv_heads=None, ffn_hidden_size=None, activation="gelu", max_position_embeddings=2048,
-             tie_word_embeddings=True, bias=False, new_decoder_architecture=False, parallel_attn=True,
-             num_ln_in_parallel_attn=2, hidden_dropout=0.0),
+             tie_word_embeddings=True, bias=False, new_decoder_architecture=False, multi_query=True,
+             parallel_attn=True, num_ln_in_parallel_attn=2, hidden_dropout=0.0),
         dict(norm="layer", norm_bias=True, parallel=True, joined=True, gated=False, fused_qkv="expanded", masked=True,
              own_eager=True, names=Names("transformer", "word_embeddings", "ln_f", "self_attention", "query_key_value",
                                           "dense", "dense_h_to_4h", "dense_4h_to_h", "h")),
         biases=("bias", "bias", "bias"), refused=("alibi", "hidden_dropout", "attention_dropout"),
-        needed=("new_decoder_architecture", "parallel_attn"), expansion=4,
+        needed=("multi_query", "parallel_attn"), expansion=4,
         spelled=dict(num_key_value_heads="num_kv_heads", intermediate_size="ffn_hidden_size", hidden_act="activation"),
     ),
     "cohere": Family(

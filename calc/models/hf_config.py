@@ -214,8 +214,11 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     if "use_post_norm" in family.defaults and not read.boolean("use_post_norm"):
         facts["norms"] = BEFORE
     if "num_ln_in_parallel_attn" in family.defaults:
-        one = read.optional("num_ln_in_parallel_attn") == 1
+        grouped = read.boolean("new_decoder_architecture")
+        one = not grouped or read.optional("num_ln_in_parallel_attn") == 1
         facts["norms"] = Norms(mlp="") if one else Norms("ln_attn", mlp="ln_mlp")
+        if not grouped:  # the first Falcons, whatever `num_kv_heads` says (`FalconAttention`)
+            kv_heads, facts["fused_qkv"] = 1, "picked"
     if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
         weighed = "each" if family.fixed.get("norm") == "centred" else "heads"
         facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else weighed

@@ -43,7 +43,8 @@ def scaled_dot_product_attention(
 ) -> Any:
     """`F.scaled_dot_product_attention` as on an A100: flash if dtype, head size and mask allow, else mem-efficient.
 
-    Grouped heads that flash cannot take are computed by plain operators (math). Shapes are (batch, heads, tokens, head
+    Grouped heads that flash cannot take, and heads that share a key without saying so, are computed by plain operators
+    (math). Shapes are (batch, heads, tokens, head
     size). Source of the rules: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
     """
     q, k, v, mask = query, key, value, attn_mask
@@ -52,18 +53,22 @@ def scaled_dot_product_attention(
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
     half = q.dtype in (torch.bfloat16, torch.float16)
-    if half and mask is None and q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256:
+    alike = enable_gqa or q.shape[1] == k.shape[1] == v.shape[1]
+    if half and alike and mask is None and q.shape[-1] == k.shape[-1] == v.shape[-1] <= 256:
         calls["flash"] += 1
         return _flash(q, k, v, dropout_p, is_causal, scale)
-    if not enable_gqa:
+    if alike and not enable_gqa:
         calls["efficient"] += 1
         bias = None if mask is None else _additive(mask, q, k)
         keep_lse = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         op = aten._scaled_dot_product_efficient_attention
         return op(q, k, v, bias, keep_lse, dropout_p, is_causal, scale=scale)[0]
     calls["math"] += 1
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, -torch.inf).to(q.dtype)
     op = aten._scaled_dot_product_attention_math
-    return op(q, k, v, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+    with torch.autocast("cuda", enabled=False):  # as autocast leaves what a function it casts for calls
+        return op(q, k, v, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
 
 
 @contextlib.contextmanager

@@ -54,11 +54,17 @@ def _softmax_copy(x: torch.Tensor, *_: Any) -> int:
     return 0 if x.is_contiguous() else rounded(x.numel() * x.element_size())
 
 
+def _safe_softmax(x: torch.Tensor, *_: Any) -> int:
+    """`_safe_softmax` (SoftMax.cpp): the softmax, of which another tensor is made with 0 in masked rows."""
+    return rounded(x.numel() * x.element_size())
+
+
 RULES: dict[Any, Callable[..., int]] = {
     aten.embedding_dense_backward.default: _embedding_backward,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten.logsumexp.default: _logsumexp,
+    aten._safe_softmax.default: _safe_softmax,
     aten._softmax.default: _softmax_copy,
     aten._log_softmax.default: _softmax_copy,
 }

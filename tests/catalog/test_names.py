@@ -250,6 +250,14 @@ TYPED = {
     "tiiuae/Falcon-H1-1.5B-Deep-Instruct": "",
     "tiiuae/falcon-11B": "falcon-2-11b",
     "falcon2 11b": "falcon-2-11b",
+    "tiiuae/falcon-7b-instruct": "falcon-7b",
+    "falcon-rw-1b": "",
+    "OpenGVLab/InternVL2_5-8B-MPO": "internvl2.5-8b",
+    "OpenGVLab/InternVL2-26B": "internvl2.5-26b",
+    "OpenGVLab/InternVL2_5-4B": "internvl2.5-4b",
+    "InternVL2.5-1B": "internvl3-1b",
+    "internvl2-2b": "internvl2.5-2b",
+    "OpenGVLab/InternVL2-40B": "",
     "tiiuae/falcon-11B-vlm": "",
     "Qwen/Qwen3-Reranker-8B": "qwen3-reranker-8b",
     "Qwen/Qwen3-Embedding-4B": "",
@@ -275,7 +283,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 242
+    assert len(TYPED) == 250
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:

@@ -266,6 +266,8 @@ def test_the_highest_instants_of_backward_are_those_traced(
         ("gpt_neox", {"num_key_value_heads": None}, "6h + 8q + 6kv + 4i + 4H + 16"),
         # one input of both norms, their outputs, 4h; k and v written for every query: q, k, v and what comes out, 8q
         ("falcon", FALCON, "6h + 8q + 4i + 4H + 16"),
+        # Falcon 7B: one norm, and one key and one value
+        ("falcon", {"num_kv_heads": 4, "ffn_hidden_size": 2816}, "4h + 4q + 4kv + 4i + 4H + 8"),
         # the difference from the mean twice and their product, in fp32, 12h + 4; attention and MLP read one output, 2h
         ("cohere2", {}, "14h + 4q + 4kv + 8i + 4H + 4"),
         # norms of queries and keys: 6(q + kv) + 4(H + K); of a first half the input, times its slope, of the other an
@@ -284,6 +286,14 @@ def test_a_layer_of_other_blocks_keeps_what_was_counted(family: str, fields: dic
     """Protects each family's saved tensors; bf16, flash attention, full training; all were traced."""
     a = small(family, **fields)
     assert terms(Program(Run(a)).layer().saved(), a) == form(closed_form)
+
+
+def test_sdpas_plain_mathematics_keeps_fp32_probabilities_of_each_pair() -> None:
+    """Falcon 7B: a product reads the lone key and value of one sequence again for each head, and copies several."""
+    a = small("falcon", num_kv_heads=4, ffn_hidden_size=2816)
+    kept = {on: Program(Run(a, kernel="math", single=on)).layer().saved() for on in (True, False)}
+    assert terms(kept[True], a) == form("4h + 6q + 8kv + 4i + 4H·S + 8")
+    assert terms(kept[False], a) == form("4h + 14q + 4i + 4H·S + 8")
 
 
 def test_dropout_keeps_a_byte_an_element_where_a_model_trains() -> None:

@@ -280,6 +280,12 @@ def test_falcons_cache_holds_a_key_for_every_query() -> None:
     assert kv_cache.token_bytes(a) == 2 * 2 * 60 * 8 * 64
 
 
+def test_the_first_falcons_cache_holds_one_key() -> None:
+    """Falcon 7B: 32 layers, one key and one value of 64, which are not written out."""
+    a = load().model("falcon-7b").architecture
+    assert kv_cache.dynamic("actor", a, 100, 2).bytes == 2 * 100 * 32 * 2 * 64
+
+
 def test_each_layer_keeps_what_its_own_mixer_does() -> None:
     """DeepSeek-V2-Lite with every third of its 27 layers as plain attention: 18 of 512 + 64, 9 of 2 · 16 · 192."""
     lite = load().model("deepseek-v2-lite").architecture

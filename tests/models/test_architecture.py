@@ -298,6 +298,8 @@ def test_the_language_model_of_one_that_reads_images() -> None:
         # (4 + 2·2)·2·8 for queries and two keys and values, 64 back, and an MLP of two linears; one norm or two
         ("falcon", {**FALCON, "num_ln_in_parallel_attn": 1}, 128 + 64 + 192 + 16),
         ("falcon", FALCON, 128 + 64 + 192 + 32),
+        # (4 + 2)·2·8 for queries, one key and one value, whatever num_kv_heads says; 64 back, the MLP, one norm
+        ("falcon", {"num_kv_heads": 4, "ffn_hidden_size": 12}, 96 + 64 + 192 + 16),
         ("falcon", {**FALCON, "bias": True}, 128 + 64 + 192 + 32 + 16 + 8 + 12 + 8),
         # router 32 and four experts of 288 in place of the MLP
         ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, 192 + 12 + 32 + 1152 + 16),
@@ -435,7 +437,7 @@ def test_sizes_must_be_given(field: str) -> None:
         ("gemma2", {"layer_types": ["full_attention"]}, "layer_types", "a list of num_hidden_layers = 2 names"),
         ("gemma2", {"attn_logit_softcapping": "50"}, "attn_logit_softcapping", "a number, 0 or more, or null"),
         ("deepseek_v3", DEEPSEEK | {"kv_lora_rank": None}, "kv_lora_rank", "a positive integer"),
-        ("falcon", {}, "new_decoder_architecture", "true for the family falcon; not modelled"),
+        ("falcon", {"multi_query": False}, "multi_query", "true for the family falcon; not modelled"),
         ("falcon", {**FALCON, "alibi": True}, "alibi", "false for the family falcon; not modelled"),
         ("falcon", {**FALCON, "hidden_dropout": 0.1}, "hidden_dropout", "0 for the family falcon; not modelled"),
         ("falcon", {**FALCON, "num_kv_heads": 3}, "num_kv_heads", "a divisor of num_attention_heads = 4"),

@@ -1840,9 +1840,8 @@ REFUSALS = {
     "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the nearest": (
         "属于 DeepSeek 的第一代 MoE，其代码放在权重旁边；最接近的是 deepseek-v2-lite"
     ),
-    "is of the first Falcon, whose small models have layers that are not modelled; falcon-40b and falcon-2-11b are": (
-        "属于第一代 Falcon，其小模型的层不在计算范围内；可计算的有 falcon-40b 和 falcon-2-11b"
-    ),
+    "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, bloom-1b1 and mpt-7b "
+    "are": "按位置倾斜注意力分数 (ALiBi)，其层不在计算范围内；可计算的有 falcon-7b、bloom-1b1 和 mpt-7b",
     "is of the first Qwen, whose code lies beside its weights; qwen1.5-7b and its sisters have the same shapes": (
         "属于第一代 Qwen，其代码随权重发布；qwen1.5-7b 等模型形状与它相同"
     ),
