@@ -232,7 +232,9 @@ class Reserve:
     to one part in FINE, only as far as a caller asks, and always by the same halvings: a limit may suffice where a
     higher one does not, so that a search from a card's own limit would find something else for each card.
 
-    The search ends with what is enough for certain where its replays could take more than SOUGHT events.
+    Where its replays could take more than SOUGHT events, batches of other lengths are left out of the rest: what they
+    leave cached goes back to the driver before a request fails. Where as many events are not enough for that either,
+    the search ends with the smallest limit that sufficed.
 
     A replay under a limit goes on from the last mark of another one that would have come there under this limit, too:
     the undisturbed one, or one under a limit that has been in the way of the same requests.
@@ -240,15 +242,21 @@ class Reserve:
 
     def __init__(self, a: Act, workspace: int) -> None:
         """The reserve for `a`, where cuBLAS takes a `workspace` for each thread."""
-        self.act, self.workspace = a, workspace
-        process = _undisturbed(a, workspace).end
-        self._count = len([*a.parts()])
-        self._each = a.events / self._count  # events of a part
+        self.workspace = workspace
         self.spent = 0.0  # events of replays under limits, if each went on from the undisturbed one
         self.cut = False  # the search has ended early
-        self._tried = [Tried(process.most_reserved, process.refused, broke=False)]
+        process = self._begin(a)
         self.undisturbed = process.most_reserved
         self._low, self._high = process.most, self.undisturbed
+
+    def _begin(self, a: Act) -> Process:
+        """Replays `a` from now on, within SOUGHT more events; its process as no limit disturbs it."""
+        self.act, self._bound = a, self.spent + SOUGHT
+        self._count = len([*a.parts()])
+        self._each = a.events / self._count  # events of a part
+        process = _undisturbed(a, self.workspace).end
+        self._tried = [Tried(process.most_reserved, process.refused, broke=False)]
+        return process
 
     def breaks(self, limit: int) -> bool:
         """True if a request fails when at most `limit` bytes may be reserved."""
@@ -265,8 +273,8 @@ class Reserve:
         return max([done for done, process in own if process.same(limit)])
 
     def _affords(self, limit: int) -> bool:
-        """True if a replay under `limit` to its end takes no more than what is left of SOUGHT."""
-        return self.spent + (self._count - self._parts(limit)) * self._each <= SOUGHT
+        """True if a replay under `limit` to its end takes no more events than are left."""
+        return self.spent + (self._count - self._parts(limit)) * self._each <= self._bound
 
     def _try(self, limit: int) -> bool:
         """Replays under `limit`, from the last mark that is the same under it; True if a request fails."""
@@ -317,8 +325,11 @@ class Reserve:
             return False
         middle = (self._low + self._high) // 2
         if self._known(middle) is None and not self._affords(middle):
-            self.cut = True
-            return False
+            if not self.act.others:
+                self.cut = True
+                return False
+            self._begin(self.act._replace(others=()))
+            return self.narrow()
         if self.breaks(middle):
             self._low = middle
         else:

@@ -699,6 +699,19 @@ def test_a_search_that_ends_early_takes_what_is_enough(halvings: int, monkeypatc
     assert halvings or (found.cut and found.least == found.undisturbed)
 
 
+def test_a_search_too_long_for_all_lengths_goes_on_with_the_fullest_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP's copies of its weights, which stay in the cache, are no part of the least, though batches are many."""
+    a = act(gpus=2, sharding="ddp", method="lora", checkpointing="full", lengths={"mean": 200, "longest": 1024})
+    assert a and len(a.others) > replay.STEPS
+    whole, alone = replay.Reserve(a, 32 * MiB), replay.Reserve(a._replace(others=()), 32 * MiB)
+    assert whole.undisturbed > 1.2 * whole.least
+    monkeypatch.setattr(replay, "SOUGHT", 8 * alone.act.events)
+    found = replay.Reserve(a, 32 * MiB)
+    lowest, _ = found.known
+    assert lowest <= found.least <= 1.01 * max(alone.least, lowest) < found.undisturbed
+    assert not found.cut and found.spent <= 2 * replay.SOUGHT
+
+
 def test_where_a_search_ends_does_not_depend_on_the_marks_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replays that go on from marks of others take less, and marks are forgotten: both count as if none were there."""
     a = act(model="qwen2.5-1.5b", seq_len=4096, optimizer_impl="fused")
