@@ -257,7 +257,7 @@ def common_notes(s: Scenario) -> Iterator[str]:
         )
     if s.images:
         yield (
-            f"{s.images.count} x {s.images.width} x {s.images.height} pixels a sample, resized to at most "
+            f"{s.images.count} x {s.images.size} pixels a sample, resized to at most "
             f"{s.images.max_pixels}: your data's column of images and its processor decide; images.freeze "
             f"{s.images.freeze}: freeze the tower so where no flag above says it"
         )

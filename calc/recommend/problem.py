@@ -13,7 +13,19 @@ from calc.engines.rollout import Unstarted
 from calc.estimate.host_memory import host_memory
 from calc.recommend.clock import TOLERANCE, Clock
 from calc.recommend.search import Found, Judged, Search
-from calc.recommend.space import CUTS, EIGHT_BITS, MEGATRON, Branch, Fields, branches, own, rungs, seed, whole_rollout
+from calc.recommend.space import (
+    CUTS,
+    EIGHT_BITS,
+    MEGATRON,
+    Branch,
+    Fields,
+    branches,
+    own,
+    room_for_images,
+    rungs,
+    seed,
+    whole_rollout,
+)
 from calc.scenario.rules import card_warnings
 from calc.scenario.scenario import Scenario, on_card
 from calc.scenario.words import RL
@@ -102,6 +114,9 @@ class Problem:
             prompts, gpus = self.fields["rollout.batch"], self.fields.get("gpus", 1)
             told = f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs"
             self.notes[told] = None
+        if (room := room_for_images(job, catalog)) is not None:
+            told = f"has no room for the {room.tokens} tokens of a sample's images"
+            self.notes[f"{room.place} {room.length}: the framework's own {room.own} {told}"] = None
         self.searches: list[Search] = []
         self.misses: list[Search] = []
         # a configuration that fits and was passed over for its time: its search, its place, and the reason in words

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from math import gcd, lcm, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from calc.base.optimizers import OPTIMIZERS, USUAL
 from calc.base.schema import show
@@ -30,7 +30,7 @@ from calc.catalog.catalog import GPU, Catalog, Node
 from calc.frameworks.base import Choices, together
 from calc.frameworks.registry import framework
 from calc.models.architecture import Architecture, parameters
-from calc.resolve.parse import parse, vary
+from calc.resolve.parse import images_of, parse, vary
 from calc.scenario.rules import flash_faults, flatten
 from calc.scenario.scenario import Scenario, ScenarioError, changed, on_card
 from calc.scenario.words import (
@@ -70,6 +70,7 @@ RUNGS: tuple[Fields, ...] = (
     {"method": "qlora", "double_quantization": True, "optimizer": "adamw", "lora.dtype": "bf16"},
 )
 METHODS = ("full", "lora", "qlora")
+ROOM = 512  # tokens: a length with room for images is a multiple of it
 DEGREES = (2, 4, 8)  # GPUs of a node that share a sequence
 # The degrees by which Megatron-core cuts a model: layers within a node, stages, and experts over the GPUs of a stage.
 CUTS: Mapping[str, tuple[int, ...]] = {
@@ -243,6 +244,8 @@ def seed(job: Fields, catalog: Catalog, where: str) -> dict[str, Any]:
         )
     if (prompts := whole_rollout(fields)) is not None:
         fields["rollout.batch"] = prompts
+    if (room := room_for_images(fields, catalog)) is not None:
+        fields[room.place] = room.length
     if _choices_of(fields).megatron and any(fields.get(name, 1) != 1 for name in CUTS):
         fields.setdefault("sharding", MEGATRON)
     try:
@@ -328,6 +331,30 @@ def whole_rollout(fields: Fields) -> int | None:
     batch, n, gpus = usual["rollout.batch"], fields.get("rollout.n", usual["rollout.n"]), int(fields.get("gpus", 1))
     unit = gpus // gcd(gpus, int(n))
     return None if batch % unit == 0 else max(batch // unit, 1) * unit
+
+
+class Room(NamedTuple):
+    """The length `place` of a job that images ask for: `tokens` of theirs beside the framework's `own` for all."""
+
+    place: str
+    tokens: int
+    own: int
+
+    @property
+    def length(self) -> int:
+        """The framework's own length beside the images, in whole steps."""
+        return -(-(self.tokens + self.own) // ROOM) * ROOM
+
+
+def room_for_images(fields: Fields, catalog: Catalog) -> Room | None:
+    """The length of a job that leaves it open, where the framework's own has no room for a sample's images."""
+    place = "prompt_len" if fields.get("task") in RL else "seq_len"
+    tower = catalog.model(fields["model"]).reading(images=True).vision
+    if not {"images.width", "images.height"} <= fields.keys() or place in fields or tower is None:
+        return None
+    defaults = own(fields)
+    tokens = images_of({**defaults, **fields}, tower).tokens(tower)
+    return Room(place, tokens, defaults[place]) if tokens > defaults[place] else None
 
 
 def own(fields: Fields) -> Fields:

@@ -25,6 +25,7 @@ from calc.frameworks.registry import FRAMEWORKS, framework, plan, refusal
 from calc.frameworks.releases import READ
 from calc.models.architecture import Architecture, ConfigError
 from calc.models.releases import CODE_BESIDE
+from calc.models.vision import Tower
 from calc.resolve import released
 from calc.scenario import rules
 from calc.scenario.images import Images
@@ -419,15 +420,20 @@ def _images(values: Mapping[str, Any], architecture: Architecture) -> Images | N
     if "images.width" not in values:
         return None
     tower = rules.tower_of(architecture)
-    adapted, limits = values["method"] != "full", tower.bounds(values.get("images.frames", 1))
+    images = images_of(values, tower)
+    rules.seen(images, values, tower)
+    return images
+
+
+def images_of(values: Mapping[str, Any], tower: Tower) -> Images:
+    """The images that fields describe, whose width and height are given, before a vision tower."""
+    adapted, limits = values.get("method", "full") != "full", tower.bounds(values.get("images.frames", 1))
     usual = {
         "count": 1, "frames": 1, "min_pixels": limits.fewest, "max_pixels": limits.most,
         "freeze": "vision" if adapted else "none", "checkpointing": None,
     }  # fmt: skip
     said = {f.name: values[f"images.{f.name}"] for f in fields(Images) if f"images.{f.name}" in values}
-    images = Images(**{**usual, **said})
-    rules.seen(images, values, tower)
-    return images
+    return Images(**{**usual, **said})
 
 
 def _lengths(given: Mapping[str, Any]) -> Lengths | None:

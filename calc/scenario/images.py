@@ -28,6 +28,11 @@ class Images:
     freeze: Freeze
     checkpointing: bool | None
 
+    @property
+    def size(self) -> str:
+        """Width and height in words, as a message names them."""
+        return f"{self.width} x {self.height}"
+
     def most(self, tower: Tower) -> int:
         """The most pixels that are left: of a frame that has limits of its own, no fewer than 1.05 times the fewest.
 

@@ -100,6 +100,8 @@ def test_adapters_are_cast_to_bf16_but_by_the_newest_deepspeed_under_zero_3(
     assert (s.lora.dtype, s.lora.rank, s.lora.dropout) == (dtype, 64, 0)
 
 
+SEEN: dict[str, Any] = {"model": "qwen2.5-vl-3b", "attention": "flash", "images": {"width": 448, "height": 448}}
+
 REFUSED = {
     "fsdp": {"gpus": 2, "sharding": "fsdp2"},
     "pure bf16": {"precision": "bf16"},
@@ -114,6 +116,7 @@ REFUSED = {
     "packing before 0.3.4": {"framework": "openrlhf==0.3.1", "packing": True},
     "a 4-bit reference before Transformers 4.45": {"framework": "openrlhf==0.3.8", "task": "dpo", "method": "qlora"},
     "a batch that its GPUs cannot share": {"gpus": 6, "micro_batch": 1, "global_batch": 128},
+    "images outside RL": {"framework": "openrlhf==0.11.2", **SEEN},
 }
 
 
@@ -585,6 +588,14 @@ REFUSED_RL = {
         "0.6.4",
         SEPARATE | {"roles": {"actor": {"gpus": 4}, "reward": {"gpus": 2}}},
     ),
+    "images before 0.10.0": ("images", "0.9.10", {"task": "grpo", "rollout__n": 4, **SEEN}),
+    "images with a critic": ("images", "0.11.2", SEEN),
+    "images in packed batches": ("packing", "0.11.2", {"task": "grpo", "rollout__n": 4, "packing": True, **SEEN}),
+    "a frozen tower without its projector": (
+        "images.freeze",
+        "0.11.2",
+        {"task": "grpo", "rollout__n": 4, **SEEN, "images": {**SEEN["images"], "freeze": "tower"}},
+    ),
     "a reward model on the actor's GPUs alone": (
         "roles.reward.gpus",
         "0.7.5",
@@ -632,6 +643,7 @@ ACCEPTED_RL = {
         SEPARATE | {"gpus": 8, "roles": {"actor": {"gpus": 2}, "critic": {"gpus": 2}}, "rollout": {"engine": "vllm"}},
     ),
     "any number of prompts since 0.7.1": ("0.7.1", {"gpus": 6}),
+    "images since 0.10.0": ("0.10.0", {"task": "grpo", "rollout__n": 4, **SEEN}),
     "a reward model on the actor's GPUs since 0.8.0": (
         "0.8.0",
         SEPARATE | {"task": "grpo", "roles": {"actor": {"gpus": 6}}},

@@ -304,6 +304,8 @@ def test_a_release_that_was_read_has_no_note() -> None:
          "sharding: given 'ddp' with trainer torchtune, allowed: none, fsdp2"),
         ("torchtune", {"method": "lora", "lora__dtype": "fp32"},
          "lora.dtype: given 'fp32' with trainer torchtune, allowed: bf16, as the model"),
+        ("torchtune", {"model": "qwen2.5-vl-3b", "images": {"width": 448, "height": 448}},
+         "images: given '448 x 448' with trainer torchtune, allowed: none"),
         ("axolotl", {"loss": "vocab-chunked"},
          "loss: given 'vocab-chunked' with trainer axolotl, allowed: full, chunked, fused, cut"),
         ("unsloth", {"gpus": 2, "sharding": "fsdp2"},

@@ -741,6 +741,24 @@ def test_torchtunes_configurations_of_70b_are_for_several_gpus() -> None:
     assert alone.launch is None
 
 
+SEES = "--model qwen2.5-vl-7b --gpu a100-80-sxm --gpus 4 --images.width 1024 --images.height 1024 --method lora"
+
+
+def test_lengths_that_nobody_gave_have_room_for_images() -> None:
+    """Once `seq_len: given 1024` of TRL, and with that OpenRLHF's answer, whose SFT reads no images at all."""
+    told = "seq_len 2560: the framework's own 1024 has no room for the 1369 tokens of a sample's images"
+    answer = ask(f"{SEES} --task sft")
+    assert answer.recommended
+    s = answer.recommended.scenario
+    assert (s.framework, s.seq_len) == ("trl", 2560)
+    assert told in answer.notes and say(told, "zh") != told
+    assert run(f"{SEES} --task sft --framework trl --seq-len 4096").seq_len == 4096
+    with pytest.raises(ScenarioError, match="seq_len: given 1024, allowed: at least the 1369 tokens"):
+        run(f"{SEES} --task sft --framework trl --seq-len 1024")
+    s = run("--model qwen2.5-vl-3b --task grpo --gpu a100-80-sxm --gpus 8 --images.width 1024 --images.height 1024")
+    assert s.prompt_len > 1369 and s.images
+
+
 def test_a_miss_says_what_its_estimate_assumes() -> None:
     """Once 'nothing fits' for QLoRA of a mixture of experts, without a word that its experts stay in 16 bits."""
     r = ask("--model gpt-oss-20b --task sft --trainer unsloth --gpu rtx4090 --gpus 1 --seq-len 2048")

@@ -193,6 +193,10 @@ def test_commands_say_what_is_frozen() -> None:
     assert "--freeze_vit True" in swift.command and "--vit_gradient_checkpointing False" in swift.command
     assert "freeze_vision_tower: true" in factory.files["llamafactory.yaml"]
     assert "image_max_pixels: 1003520" in factory.files["llamafactory.yaml"]
+    job = {"task": "grpo", "framework": "openrlhf", "rollout.n": 4, "attention": "flash", "prompt_len": 1024}
+    images = {"width": 448, "height": 448, "count": 2, "freeze": "vision"}
+    command = launch(parse({**{k: v for k, v in VL.items() if k != "seq_len"}, **job, "images": images})).command
+    assert "--data.max_images_per_prompt 2" in command and "--actor.freeze_visual_encoder" in command
 
 
 def test_a_search_that_varies_checkpointing_varies_the_tower() -> None:

@@ -111,6 +111,8 @@ def refuse(s: Scenario) -> Refusal | None:
         return Refusal("checkpointing", "'selective'", "none, full", "with openrlhf")
     if s.loss != "full":
         return Refusal("loss", repr(s.loss), "full", "with openrlhf")
+    if s.images and s.task not in rl.TASKS:  # datasets/{sft,reward}_dataset.py of 0.11.2 have text alone
+        return Refusal("images", f"{s.images.size!r} for {s.task}", "none", f"with openrlhf {version}")
     if method == "qlora" and s.sharding == "zero3":  # zero.Init skips 4-bit models: modeling_utils.py:3760 of 4.43.1
         return Refusal("sharding", "'zero3' with method qlora", "zero1, zero2; 4-bit weights are not partitioned")
     frozen = s.task == "dpo" or s.has("reference") or s.has("reward")

@@ -25,6 +25,7 @@ from calc.scenario.words import DEEPSPEED
 
 # The first release with the task's advantage_estimator: gae; group_norm; reinforce (ray.py's choices of each).
 TASKS = {"ppo": "0.3.0", "grpo": "0.6.0", "reinforce++": "0.5.1"}
+SEEING = "0.10.0"  # --max_images_per_prompt: cli/train_ppo_ray.py
 TRAINED = ("actor", "critic")
 # Fields that one flag sets for all roles, and fields that one flag sets for the trained roles.
 SHARED = (
@@ -220,7 +221,7 @@ def refuse(s: Scenario) -> Refusal | None:
     if not at_least(s.framework_version, first):
         allowed = ", ".join(task for task, since in TASKS.items() if at_least(s.framework_version, since))
         return Refusal("task", repr(s.task), allowed, f"with openrlhf {s.framework_version}")
-    return segments_fault(s) or next((line for rule in (_roles, _rollout, _gpus) for line in rule(s)), None)
+    return segments_fault(s) or next((line for rule in (_roles, _images, _rollout, _gpus) for line in rule(s)), None)
 
 
 def _roles(s: Scenario) -> Iterator[Refusal]:
@@ -250,6 +251,21 @@ def _roles(s: Scenario) -> Iterator[Refusal]:
             yield Refusal(f"roles.{name}.offload.parameters", "true without Ray", "false")
         if not (at_least(version, "0.10.2") or all(offloaded.values())):
             yield Refusal(f"roles.{name}.offload.parameters", "true", "for reference and reward, by one flag")
+
+
+def _images(s: Scenario) -> Iterator[Refusal]:
+    """Faults in images, which a release has to know; it asserts that neither a critic nor packed batches see any."""
+    if not s.images:
+        return
+    release, seen = f"with openrlhf {s.framework_version}", s.images.size
+    if not at_least(s.framework_version, SEEING):
+        yield Refusal("images", repr(seen), "none", release)
+    if s.has("critic"):  # cli/train_ppo_ray.py:663 of 0.11.2
+        yield Refusal("images", f"{seen!r} for {s.task}", "none", release)
+    if s.packing:  # :667
+        yield Refusal("packing", "true with images", "false", release)
+    if s.images.freeze == "tower":  # the projector is frozen beside it (models/actor.py:171 of 0.11.2)
+        yield Refusal("images.freeze", repr(s.images.freeze), "none, vision", release)
 
 
 def _rollout(s: Scenario) -> Iterator[Refusal]:

@@ -196,8 +196,7 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.task == "kto" and s.micro_batch == 1:
         return Refusal("micro_batch", "1 for kto", "at least 2; its KL term mixes the pairs of a batch", "with trl")
     if s.images and (s.task == "ppo" or (s.task == "rm" and not at_least(version, PAIRS))):
-        seen = f"{s.images.width} x {s.images.height}"
-        return Refusal("images", f"{seen!r} for {s.task}", "none", f"with trl {version}")
+        return Refusal("images", f"{s.images.size!r} for {s.task}", "none", f"with trl {version}")
     if s.offload.activations and not at_least(version, OFFLOADS[s.task]):
         return Refusal("offload.activations", "true", f"false; it came with {OFFLOADS[s.task]}", f"with trl {version}")
     uncut = whole_layers(s, "its losses read the whole head") or cut_alike(s)

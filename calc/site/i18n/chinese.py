@@ -911,6 +911,9 @@ ADVICE = {
     "rollout.batch {n#}: the framework's own number cannot be shared by {gpus} GPUs": (
         "rollout.batch {n}：框架自己的默认值不能由 {gpus} 张卡平分"
     ),
+    "{place@} {length#}: the framework's own {own} has no room for the {tokens} tokens of a sample's images": (
+        "{place} {length}：框架自己的默认值 {own} 容不下一个样本的图像所占的 {tokens} 个 token"
+    ),
     "no command: {reason*}": "没有命令：{reason}",
     "The fork runs {rows} sequences in one forward: it multiplies its micro-batch flag, here {micro} for each GPU, by "
     "rollout.n = {n#}, so that {least} are the least, and a GPU's whole rollout, {whole}, the most.": (

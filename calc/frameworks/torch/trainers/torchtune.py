@@ -133,6 +133,8 @@ def refuse(s: Scenario) -> Refusal | None:
     }
     if fault := shared.refuse(s, TASKS, fixed):
         return fault
+    if s.images:  # of all that read images it has Llama 3.2 Vision alone (torchtune/models of 0.6.1)
+        return Refusal("images", f"{s.images.size!r} with trainer torchtune", "none")
     if s.lora and s.lora.dtype != s.precision:
         return Refusal("lora.dtype", f"{s.lora.dtype!r} with trainer torchtune", f"{s.precision}, as the model")
     return None
