@@ -257,15 +257,13 @@ def _images(s: Scenario) -> Iterator[Refusal]:
     """Faults in images, which a release has to know; it asserts that neither a critic nor packed batches see any."""
     if not s.images:
         return
-    release, seen = f"with openrlhf {s.framework_version}", s.images.size
-    if not at_least(s.framework_version, SEEING):
-        yield Refusal("images", repr(seen), "none", release)
-    if s.has("critic"):  # cli/train_ppo_ray.py:663 of 0.11.2
-        yield Refusal("images", f"{seen!r} for {s.task}", "none", release)
+    version, seen = s.framework_version, s.images.size
+    if s.has("critic") or not at_least(version, SEEING):  # cli/train_ppo_ray.py:663 of 0.11.2
+        yield Refusal("images", f"{seen!r} for {s.task}", "none", f"with openrlhf {version}")
     if s.packing:  # :667
-        yield Refusal("packing", "true with images", "false", release)
+        yield Refusal("packing", "true with images", "false", f"with openrlhf {version}")
     if s.images.freeze == "tower":  # the projector is frozen beside it (models/actor.py:171 of 0.11.2)
-        yield Refusal("images.freeze", repr(s.images.freeze), "none, vision", release)
+        yield Refusal("images.freeze", repr(s.images.freeze), "none, vision", f"with openrlhf {version}")
 
 
 def _rollout(s: Scenario) -> Iterator[Refusal]:
