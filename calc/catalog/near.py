@@ -65,7 +65,7 @@ UNMODELLED = tuple(
             pattern: f"has attention of a kind that is not modelled; {id} is the nearest"
             for pattern, id in {r"deepseek[ _-]?v4": "deepseek-v3.2", r"minimax[ _-]?m3": "minimax-m2"}.items()
         },
-        r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic|jetmoe|santacoder": "is of an "
+        r"gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic|jetmoe|santacoder": "is of an "
         "architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and mixtral-8x7b are",
         r"kimi[ _-]?audio": _SOUND,
         # Llama 3.2 Vision, and what was made of it
@@ -84,8 +84,6 @@ UNMODELLED = tuple(
         "Mamba-2's",
         r"falcon[ _-]rw": "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, "
         "bloom-1b1 and mpt-7b are",
-        r"^qwen[ _-](?:1[._]8|7|14|72)b": f"is of the first Qwen, {_BESIDE}; qwen1.5-7b and its "
-        "sisters have the same shapes",
         r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma|phi-?4-mini-flash[a-z-]*": "has a state space or "
         "recurrence of another kind than nemotron-nano-9b-v2's and qwen3-next-80b-a3b's, which are modelled",
         r"baichuan2?-13b": "slopes attention's scores by position (ALiBi) in code that lies beside its weights; "

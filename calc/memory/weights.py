@@ -102,6 +102,16 @@ def sines(role: str, sound: Whisper) -> Line:
     return Line("weights", role, 4 * sound.positions * sound.hidden, "4·S_max·h", values, "weights#tables")
 
 
+def sinusoids(role: str, arch: Architecture) -> Line:
+    """GPT-J's sines and cosines of all positions, which each layer has in a buffer, in fp32: one of a pair's two.
+
+    Transformers 5.23 `models/gptj/modeling_gptj.py`, `GPTJAttention.embed_positions`.
+    """
+    values = {"L": arch.layers, "S_max": arch.max_positions, "d": arch.rotary_dim or arch.head_dim}
+    size = 4 * values["L"] * values["S_max"] * values["d"]
+    return Line("rotary_tables", role, size, "4·L·S_max·d", values, "weights#tables")
+
+
 def master(role: str, count: int, b: int, shards: int = 1) -> Line:
     """The fp32 copy of 16-bit weights that the optimizer updates under mixed precision."""
     return Line(

@@ -198,7 +198,8 @@ TYPED = {
     "deepseek-ai/DeepSeek-V3.2": "deepseek-v3.2",
     "HuggingFaceTB/SmolVLM-500M-Instruct": "smolvlm2-500m",
     "HuggingFaceTB/SmolVLM2-2.2B-Instruct": "smolvlm2-2.2b",
-    "HuggingFaceTB/SmolVLM-Instruct": "",
+    "HuggingFaceTB/SmolVLM-Instruct": "smolvlm-2.2b",
+    "WizardLM/WizardCoder-15B-V1.0": "wizardcoder-15b",
     "HuggingFaceM4/Idefics3-8B-Llama3": "idefics3-8b",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "mixtral-8x22b-instruct",
     "mistral-community/Mixtral-8x22B-v0.1": "mixtral-8x22b",
@@ -252,6 +253,14 @@ TYPED = {
     "falcon2 11b": "falcon-2-11b",
     "tiiuae/falcon-7b-instruct": "falcon-7b",
     "falcon-rw-1b": "",
+    "EleutherAI/gpt-j-6B": "gpt-j-6b",
+    "gpt-j": "gpt-j-6b",
+    "Qwen/Qwen-7B-Chat": "qwen1.5-7b",
+    "Qwen-1_8B-Chat": "qwen1.5-1.8b",
+    "Qwen-14B": "qwen1.5-14b",
+    "qwen-72b-chat": "qwen1.5-72b",
+    "openbmb/MiniCPM3-4B": "minicpm3-4b",
+    "openbmb/MiniCPM4-8B": "",
     "OpenGVLab/InternVL2_5-8B-MPO": "internvl2.5-8b",
     "OpenGVLab/InternVL2-26B": "internvl2.5-26b",
     "OpenGVLab/InternVL2_5-4B": "internvl2.5-4b",
@@ -264,7 +273,7 @@ TYPED = {
     "tokyotech-llm/Llama-3.1-Swallow-8B-Instruct-v0.3": "llama-3.1-8b",
     "elyza/ELYZA-japanese-Llama-2-7b": "llama-2-7b",
     "elyza/ELYZA-japanese-Llama-2-7b-fast": "",
-    "hfl/chinese-alpaca-2-7b": "",
+    "hfl/chinese-alpaca-2-7b": "chinese-alpaca-2-7b",
     "t-tech/T-pro-it-2.0": "qwen3-32b",
     "FreedomIntelligence/HuatuoGPT-o1-8B": "llama-3.1-8b",
     "m-a-p/OpenCodeInterpreter-DS-6.7B": "deepseek-coder-6.7b",
@@ -283,7 +292,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 250
+    assert len(TYPED) == 259
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:

@@ -1842,9 +1842,6 @@ REFUSALS = {
     ),
     "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, bloom-1b1 and mpt-7b "
     "are": "按位置倾斜注意力分数 (ALiBi)，其层不在计算范围内；可计算的有 falcon-7b、bloom-1b1 和 mpt-7b",
-    "is of the first Qwen, whose code lies beside its weights; qwen1.5-7b and its sisters have the same shapes": (
-        "属于第一代 Qwen，其代码随权重发布；qwen1.5-7b 等模型形状与它相同"
-    ),
     "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build": (
         "属于 SlimMoE，代码随权重发布；结构相近的是 phi-3.5-moe"
     ),
