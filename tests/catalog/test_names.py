@@ -261,6 +261,14 @@ TYPED = {
     "qwen-72b-chat": "qwen1.5-72b",
     "openbmb/MiniCPM3-4B": "minicpm3-4b",
     "openbmb/MiniCPM4-8B": "",
+    "XiaomiMiMo/MiMo-VL-7B-SFT-2508": "mimo-vl-7b",
+    "mimo-vl-7b-rl": "mimo-vl-7b",
+    "mimo-vl": "mimo-vl-7b",
+    "Qwen3-Omni": "qwen3-omni-30b-a3b",
+    "Qwen/CodeQwen1.5-7B-Chat": "codeqwen1.5-7b",
+    "databricks/dolly-v2-12b": "dolly-v2-12b",
+    "ibm-granite/granite-3.1-3b-a800m-instruct": "granite-3.1-3b-a800m",
+    "ibm-granite/granite-3.0-1b-a400m-base": "",
     "OpenGVLab/InternVL2_5-8B-MPO": "internvl2.5-8b",
     "OpenGVLab/InternVL2-26B": "internvl2.5-26b",
     "OpenGVLab/InternVL2_5-4B": "internvl2.5-4b",
@@ -292,7 +300,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 259
+    assert len(TYPED) == 267
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
