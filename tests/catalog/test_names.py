@@ -430,6 +430,35 @@ def test_every_name_of_llama_3_2_vision_is_told_of_its_cross_attention(name: str
     assert f"交叉注意力层读图像，这些层不在计算范围内；{near}" in say(str(caught.value), "zh")
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("facebook/galactica-6.7b", "opt-6.7b"),
+        ("tencent/Hunyuan-MT-7B", "hunyuan-7b"),
+        ("TIGER-Lab/MAmmoTH2-8B", "llama-3-8b"),
+        ("epfl-llm/meditron-7b", "llama-2-7b"),
+        ("nvidia/OpenMath-Nemotron-1.5B", "qwen2.5-1.5b"),
+        ("nvidia/Llama-3_1-Nemotron-51B-Instruct", "nemotron-3-super-120b-a12b"),
+        ("DAMO-NLP-SG/VideoLLaMA3-7B", "qwen3-vl-8b"),
+        ("GSAI-ML/LLaDA-8B-Instruct", "llama-3-8b"),
+        ("Qwen/Qwen2-Audio-7B-Instruct", "qwen2.5-omni-7b"),
+        ("google/flan-t5-xl", "qwen3-0.6b"),
+        ("CohereForAI/aya-101", "qwen3-0.6b"),
+        ("adept/fuyu-8b", "gpt2"),
+        ("internlm/internlm-7b", "qwen3-8b"),
+    ],
+)
+def test_a_refused_name_is_told_of_a_model_that_is_modelled(name: str, near: str) -> None:
+    """In both languages of the calculator."""
+    catalog = load()
+    with pytest.raises(CatalogError) as caught:
+        catalog.model(name)
+    assert near in catalog.models
+    for said in (str(caught.value), say(str(caught.value), "zh")):
+        assert near in said
+    assert say(str(caught.value), "zh") != str(caught.value)
+
+
 def test_no_two_models_are_spelled_alike() -> None:
     """A name that could be either model's is none."""
     catalog = load()
