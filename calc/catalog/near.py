@@ -64,7 +64,7 @@ UNMODELLED = tuple(
             pattern: f"has attention of a kind that is not modelled; {id} is the nearest"
             for pattern, id in {r"deepseek[ _-]?v4": "deepseek-v3.2", r"minimax[ _-]?m3": "minimax-m2"}.items()
         },
-        r"gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic|jetmoe|santacoder|persimmon|fuyu|chameleon|"
+        r"codegen|dbrx|grok|snowflake-arctic|jetmoe|santacoder|persimmon|fuyu|chameleon|"
         r"mobilellm": "is of an architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and "
         "mixtral-8x7b are",
         r"kimi[ _-]?audio": _SOUND,

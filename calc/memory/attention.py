@@ -408,7 +408,7 @@ class Attention(Linears):
         if self.arch.masks_positions and not self.run.single:
             q = tape.op("q: copy", [q], q.width, q.b)  # StarCoder's, a slice that a product of several sequences copies
         k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
-        b = 4 if self.arch.wide_scores and not self.autocast else self.c
+        b: float = 4 if self.arch.wide_scores and not self.autocast else self.c
         q, k, v = self.read_wide(q, k, v) if self.arch.wide_scores else self.in_compute_type(q, k, v)
         x = self.product_of_scores("scores", q, k, scores, of(q=1), b)
         x = tape.op("scores: scale", [x], scores, b, view=self.arch.own_eager)
@@ -417,7 +417,7 @@ class Attention(Linears):
             x = tape.op("scores: tanh", [x], scores, self.c, saves_out=True)
             x = tape.op("scores: times cap", [x], scores, self.c)
         # the mask has the type of the residual stream
-        b = max(self.c, self.run.residual)
+        b = max(x.b, self.run.residual)
         x = tape.op("scores: mask", [x], scores, b, aliases=[x] if b == x.b else [])
         x = self.at_least_bound(x) if self.arch.scores_bounded else x
         named = [x]  # by `attn_weights`, until the probabilities get that name
@@ -453,7 +453,7 @@ class Attention(Linears):
     def read_wide(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         """GPT-J's queries and keys in fp32, and values, head by head: a product of several sequences copies all three.
 
-        Transformers 5.23 `models/gptj/modeling_gptj.py`, `GPTJAttention._attn`.
+        Transformers 5.23 `models/gptj/modeling_gptj.py`, `GPTJAttention._attn`; so does GPT-Neo, `models/gpt_neo`.
         """
         read = [self.cast(q, 4, "q"), self.cast(k, 4, "k"), v]
         read = self.in_compute_type(*read) if self.autocast else read

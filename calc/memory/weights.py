@@ -82,6 +82,15 @@ def triangle(role: str, positions: int) -> Line:
     return Line("weights", role, positions**2, "S_max^2", {"S_max": positions}, "weights#tables")
 
 
+def triangles(role: str, arch: Architecture) -> Line:
+    """The mask of all positions by all that each layer of GPT-Neo has in a buffer, a byte each.
+
+    Every second has a window in it (transformers 5.23 `models/gpt_neo/modeling_gpt_neo.py`, `GPTNeoSelfAttention`).
+    """
+    values = {"L": arch.layers, "S_max": arch.max_positions}
+    return Line("weights", role, arch.layers * arch.max_positions**2, "L·S_max^2", values, "weights#tables")
+
+
 def decays(role: str, arch: Architecture, b: int) -> Line:
     """The decays of each head's positions in a block that every layer of lightning attention has in buffers.
 

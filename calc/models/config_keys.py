@@ -195,6 +195,11 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
         "summary_use_proj", "task_specific_params",
     ),
+    "gpt_neo": (
+        "attention_layers", "attention_types", "classifier_dropout", "gradient_checkpointing", "layer_norm_epsilon",
+        "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+        "window_size",
+    ),
     "gptj": (
         "gradient_checkpointing", "layer_norm_epsilon", "rotary", "scale_attn_weights", "summary_activation",
         "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",

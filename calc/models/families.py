@@ -763,6 +763,16 @@ FAMILIES: dict[str, Family] = {
         dropout="resid_pdrop", embedding_dropout="embd_pdrop", expansion=4, positions=0,
         refused=("reorder_and_upcast_attn", "add_cross_attention"), spelled=_GPT2,
     ),
+    "gpt_neo": Family(
+        dict(intermediate_size=None, activation_function="gelu_new", max_position_embeddings=2048,
+             tie_word_embeddings=True, resid_dropout=0.0, embed_dropout=0.0),
+        dict(o_bias=True, mlp_bias=True, norm="layer", norm_bias=True, gated=False, wide_scores=True,
+             norms=Norms("ln_1", mlp="ln_2"),
+             names=Names("transformer", "wte", "ln_f", "attn.attention", output="out_proj", up="c_fc", down="c_proj",
+                         layers="h", positions="wpe")),
+        dropout="resid_dropout", embedding_dropout="embed_dropout", expansion=4, positions=0,
+        spelled=dict(num_hidden_layers="num_layers", num_attention_heads="num_heads", hidden_act="activation_function"),
+    ),
     "gptj": Family(
         dict(n_inner=None, activation_function="gelu_new", n_positions=2048, rotary_dim=64, resid_pdrop=0.0,
              embd_pdrop=0.0, attn_pdrop=0.0),

@@ -15,6 +15,7 @@ from calc.models.architecture import Architecture
 
 BROUGHT: Mapping[str, tuple[str, ...]] = {
     "2.0.0": ("gpt2",),
+    "4.5.0": ("gpt_neo",),
     "4.11.0": ("gptj",),
     "4.19.0": ("opt",),
     "4.20.0": ("bloom", "gpt_neox"),

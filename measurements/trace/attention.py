@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.falcon import modeling_falcon
+from transformers.models.gpt_neo import modeling_gpt_neo
 from transformers.models.gptj import modeling_gptj
 
 aten = torch.ops.aten
@@ -19,6 +20,7 @@ calls: Counter[str] = Counter()
 PACKAGED: dict[type, type] = {
     modeling_falcon.FalconAttention: modeling_falcon.FalconFlashAttention2,
     modeling_gptj.GPTJAttention: modeling_gptj.GPTJFlashAttention2,
+    modeling_gpt_neo.GPTNeoSelfAttention: modeling_gpt_neo.GPTNeoFlashAttention2,
 }
 in_package = False  # the kernel that runs is the flash-attn package's, an operator of its own
 
@@ -120,7 +122,7 @@ def _flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, d
 
 
 def take_package(model: Any) -> None:
-    """Make a model that was built without the flash-attn package use it, where two families have another class."""
+    """Make a model that was built without the flash-attn package use it, where some families have another class."""
     model.config._attn_implementation = "flash_attention_2"
     for module in model.modules():
         if (own := PACKAGED.get(type(module))) is not None:
@@ -130,4 +132,5 @@ def take_package(model: Any) -> None:
 
 torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
 ALL_ATTENTION_FUNCTIONS.register("flash_attention_2", flash_attention_2)
-modeling_falcon._flash_attention_forward = modeling_gptj._flash_attention_forward = _flash_forward
+for module in (modeling_falcon, modeling_gptj, modeling_gpt_neo):
+    module._flash_attention_forward = _flash_forward

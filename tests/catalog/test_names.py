@@ -255,6 +255,8 @@ TYPED = {
     "falcon-rw-1b": "",
     "EleutherAI/gpt-j-6B": "gpt-j-6b",
     "gpt-j": "gpt-j-6b",
+    "EleutherAI/gpt-neo-2.7B": "gpt-neo-2.7b",
+    "gpt-neo-125M": "gpt-neo-125m",
     "Qwen/Qwen-7B-Chat": "qwen1.5-7b",
     "Qwen-1_8B-Chat": "qwen1.5-1.8b",
     "Qwen-14B": "qwen1.5-14b",
@@ -300,7 +302,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 267
+    assert len(TYPED) == 269
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:

@@ -354,6 +354,15 @@ def test_starcoder_has_one_key_and_value_for_all_heads() -> None:
         from_config({"model_type": "gpt_bigcode", **sizes, "multi_query": False})
 
 
+def test_gpt_neo() -> None:
+    """Layers 8 wide: 4 · 64 of attention with one bias, an MLP of 32 with two, two norms; 4 positions; a tied head."""
+    sizes = {"hidden_size": 8, "num_layers": 2, "num_heads": 2, "vocab_size": 10, "max_position_embeddings": 4}
+    arch = from_config({"model_type": "gpt_neo", **sizes, "attention_types": [[["global", "local"], 1]]})
+    assert A.layer_parameters(arch, arch.specs[0]) == 4 * 64 + 8 + 2 * 256 + 32 + 8 + 32
+    assert A.parameters(arch) == 2 * 848 + 80 + 32 + 16
+    assert shapes(arch)["transformer.h.*.attn.attention.out_proj.bias"] == (2, (8,))
+
+
 def test_gpt_j() -> None:
     """Layers 8 wide: 4 · 64 of attention without biases, an MLP of 32 with them, one norm; a head with a bias."""
     sizes = {"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 10, "rotary_dim": 2}

@@ -38,6 +38,7 @@ def replica(*, trained: bool = True, **fields: object) -> Replica:
         ("falcon-7b", "sdpa", "bf16", "math"),
         ("falcon-7b", "flash", "bf16", "flash"),
         ("gpt-j-6b", "sdpa", "bf16", "eager"),
+        ("gpt-neo-1.3b", "sdpa", "bf16", "eager"),
         # Gemma's heads of 256 are the largest that FlashAttention takes
         ("gemma-7b", "sdpa", "bf16", "flash"),
         # sinks

@@ -92,6 +92,8 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, "attn_pdrop": 0.0,
              "hidden_size": None, "num_hidden_layers": None, "num_attention_heads": None, "intermediate_size": None,
              "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": None},
+    "gpt_neo": {"num_layers": 4, "num_heads": 16, "attention_types": [[["global", "local"], 2]], **dict.fromkeys((
+        "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"))},
     "gptj": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, "rotary_dim": 32,
              **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
                               "num_key_value_heads", "head_dim", "max_position_embeddings"))},
@@ -266,7 +268,7 @@ def way(family: str, turn: int) -> dict[str, Any]:
     if family in ("deepseek_v32", "glm_moe_dsa"):  # whose mask of chosen keys only these see
         return SDPA
     # which slope scores, have sinks beside narrow values, or no code for SDPA
-    if family in ("bloom", "mpt", "mimo_v2_flash", "gptj"):
+    if family in ("bloom", "mpt", "mimo_v2_flash", "gptj", "gpt_neo"):
         return {**FLASH, "attention": "eager"}
     fields = (FLASH, SDPA, EAGER)[turn % 3]
     without_q_proj = family in ("phi3", "gpt_neox", "gpt2", "gpt_bigcode", "falcon") or bool(
