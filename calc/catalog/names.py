@@ -20,6 +20,10 @@ _UNREFUSING = re.compile(r"\b(?:abliterated|derestricted|heretic|uncensored)(?: 
 _SAME = frozenset({
     "meta", "deepseek", "instruct", "chat", "it", "pt", "hf", "thinking", "unsloth", "bnb", "4bit", "bf16", "huihui",
     "ds", "qat", "pretrained", "sft", "dpo", "mpo",
+    # makers that people write before a model's name
+    "alibaba", "allenai", "baidu", "bytedance", "databricks", "eleutherai", "google", "huggingface", "ibm", "lg",
+    "liquidai", "microsoft", "mistralai", "moonshot", "moonshotai", "nvidia", "openai", "stabilityai", "tencent",
+    "tii", "tiiuae", "xiaomi",
 })  # fmt: skip
 # The context that a model was lengthened to, which changes no tensor either, but the positions, for which it may have a
 # file of its own.

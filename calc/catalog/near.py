@@ -37,12 +37,11 @@ ELSEWHERE = (
 _IMAGES = "reads images, and its vision tower is not modelled"
 _NO_TOWER = f"{_IMAGES}; those of qwen3-vl-8b and gemma-3-12b are"
 _BESIDE = "whose code lies beside its weights"
-_SOUND = "hears or speaks, which is not modelled"
+_SOUND = "hears or speaks, which is not modelled; qwen2.5-omni-3b and qwen2.5-omni-7b are, without sound"
 _CROSS = "reads images through layers of cross-attention, which are not modelled"
 # Models that read images and whose language model has the shapes of one of the catalog.
 _SPEAKS = {
     r"kimi[ _-]?vl": "moonlight-16b-a3b",
-    r"mimo[ _-]?vl": "mimo-7b",
     r"lfm2[.0-9]*[ _-]vl[ _-]450m": "lfm2-350m",
     r"lfm2[.0-9]*[ _-]vl[ _-]1\.6b": "lfm2-1.2b",
     r"lfm2[.0-9]*[ _-]vl[ _-]3b": "lfm2-2.6b",
@@ -65,8 +64,9 @@ UNMODELLED = tuple(
             pattern: f"has attention of a kind that is not modelled; {id} is the nearest"
             for pattern, id in {r"deepseek[ _-]?v4": "deepseek-v3.2", r"minimax[ _-]?m3": "minimax-m2"}.items()
         },
-        r"gpt-?j|gpt-?neo-[0-9]|codegen|dbrx|grok|snowflake-arctic|jetmoe|santacoder": "is of an "
-        "architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and mixtral-8x7b are",
+        r"codegen|dbrx|grok|snowflake-arctic|jetmoe|santacoder|persimmon|fuyu|chameleon|"
+        r"mobilellm": "is of an architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and "
+        "mixtral-8x7b are",
         r"kimi[ _-]?audio": _SOUND,
         # Llama 3.2 Vision, and what was made of it
         **{
@@ -84,14 +84,12 @@ UNMODELLED = tuple(
         "Mamba-2's",
         r"falcon[ _-]rw": "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, "
         "bloom-1b1 and mpt-7b are",
-        r"^qwen[ _-](?:1[._]8|7|14|72)b": f"is of the first Qwen, {_BESIDE}; qwen1.5-7b and its "
-        "sisters have the same shapes",
         r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma|phi-?4-mini-flash[a-z-]*": "has a state space or "
         "recurrence of another kind than nemotron-nano-9b-v2's and qwen3-next-80b-a3b's, which are modelled",
         r"baichuan2?-13b": "slopes attention's scores by position (ALiBi) in code that lies beside its weights; "
         "bloom-7b1 and mpt-7b do so, too",
-        r"kimi[ _-]?k3|(?:ling|ring)[ _-]?3|laguna|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a kind that is "
-        "not modelled",
+        r"kimi[ _-]?k3|zaya[0-9]*|(?:ling|ring)[ _-]?3|laguna|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a "
+        "kind that is not modelled; deepseek-v3.2 and minimax-m2 are large MoE models that are",
         r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled; minimax-m2 is of like size",
         **{
             pattern: f"is of the family of {id}, but no file of the catalog describes it"
@@ -110,6 +108,19 @@ UNMODELLED = tuple(
                 r"exaone[ _-]?4[._]5": "exaone-4-32b",
                 r"qwen3[._][678][ _-](?:max|plus|[0-9.]+t)": "qwen3.5-397b-a17b",
                 r"eurollm[ _-]22b": "eurollm-9b",
+                r"galactica": "opt-6.7b",
+                r"hunyuan[ _-]mt": "hunyuan-7b",
+                r"stablelm[ _-]?2[ _-]12b": "stablelm-2-1.6b",
+                r"sailor2|oreal-7b|acemath[ _-]7b|qwen2[._]5[ _-]math[ _-]prm": "qwen2.5-7b",
+                r"(?:openmath|acemath)[a-z _-]*1[._]5b": "qwen2.5-1.5b",
+                r"seallms?[ _-]v3": "qwen2-7b",
+                r"sea[ _-]lion[ _-]v3[ _-]9b": "gemma-2-9b",
+                r"xgen|orca[ _-]?2|alpaca|meditron|longchat|xwin": "llama-2-7b",
+                r"mammoth2[ _-]8b|llama[ _-]?3[ _-]sqlcoder|armorm": "llama-3-8b",
+                r"toolace": "llama-3.1-8b",
+                r"wizardmath[ _-]7b": "mistral-7b-v0.1",
+                r"hermes[ _-]?2[ _-]mixtral": "mixtral-8x7b",
+                r"sarvam-1": "llama-3.2-3b",
                 r"granite[ _-]4[.0-9]*[ _-](?:350m|1b)": "granite-4-micro",
             }.items()
         },
@@ -118,13 +129,13 @@ UNMODELLED = tuple(
         r"phi-?3-small": f"has attention by blocks, {_BESIDE}; phi-3-medium is modelled",
         r"bitnet": "has weights of three values, which are not modelled; qwen2.5-1.5b is of like size",
         r"olmo-hybrid": "has a gated delta rule of a kind of its own, which is not modelled; qwen3.5-9b has another",
-        r"telechat|xverse|bluelm|yuan2|orion-14b|skywork-13b|sarvam-(?:30|105)b|decilm": f"is of a family "
-        f"{_BESIDE}; qwen3-8b, qwen3-32b and qwen3-30b-a3b are modelled",
+        r"telechat|xverse|bluelm|yuan2|orion-14b|skywork-(?:13b|moe)|aquila[0-9]*|^internlm-|"
+        r"sarvam-(?:30|105)b|decilm": f"is of a family {_BESIDE}; qwen3-8b, qwen3-32b and qwen3-30b-a3b are modelled",
         r"deepseek[ _-]?moe": "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the "
         "nearest",
         r"phi-?(?:mini|tiny)-moe": "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build",
-        r"nemotron[ _-]?(?:super|ultra)|[0-9_.]+nemotron[ _-]?super": "has layers that were cut one by one, which are "
-        "not modelled; nemotron-3-super-120b-a12b is",
+        r"nemotron[ _-]?(?:super|ultra|51b)|[0-9_.]+nemotron[ _-]?super": "has layers that were cut one by one, "
+        "which are not modelled; nemotron-3-super-120b-a12b is",
         r"minicpm[ _-]?(?:v|o)": _NO_TOWER,
         r"minicpm": "has attention of a kind that is not modelled; qwen3-8b is of like size",
         r"deepseek[ _-]?ocr|[a-z0-9]*ocr[a-z0-9]*": _NO_TOWER,
@@ -137,13 +148,16 @@ UNMODELLED = tuple(
         r"granite-vision|mineru[0-9.]*|"
         r"deepseek-?vl|janus|florence|lfm2?[.0-9]*-vl|moondream|nvila|keye|mplug|"
         r"docowl|emu3": _NO_TOWER,
-        r"[a-z0-9.]+[ _-]vl[0-9]*[ _-]?[0-9a-z.]*|internvl2|internvl-chat|internlm-xcomposer2": _NO_TOWER,
+        r"[a-z0-9.]+[ _-]vl[0-9]*[ _-]?[0-9a-z.]*|internvl2|internvl-chat|internlm-xcomposer[0-9a-z.]*|"
+        r"video-?llama[0-9]*|granite[ _-]docling": _NO_TOWER,
         r"vibevoice|midashenglm|voxtral|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|orpheus|csm-1b": _SOUND,
-        r"(?:flan-?|m|u|by|code|long)?t5|t5gemma|bart|mbart|pegasus|nllb": "has an encoder beside its decoder, "
-        "which is not modelled",
+        r"(?:flan-?|m|u|by|code|long)?t5|t5gemma|aya-101|bart|mbart|pegasus|nllb": "has an encoder beside its decoder, "
+        "which is not modelled; decoders of every size are, from qwen3-0.6b on",
         r"(?:modern|distil|ro|al|de|electra)?bert[a-z]*|deberta|roberta|bge|[a-z0-9.]*embedding|"
-        r"embeddinggemma": "is an encoder, which is not modelled",
-        r"llada|diffusiongemma|labs-diffusion": "makes text by diffusion, which is not modelled",
+        r"embeddinggemma": "is an encoder, which is not modelled; qwen3-reranker-0.6b is a decoder that scores texts, "
+        "and is",
+        r"llada|dream-v0|diffusiongemma|labs-diffusion": "makes text by diffusion, which is not modelled; llama-3-8b "
+        "and qwen2.5-7b are of like size",
         r"stable-?diffusion|sdxl|flux|qwen-image": "makes images, which is no job of this guide",
     }.items()
 )

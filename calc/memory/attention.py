@@ -290,7 +290,8 @@ class Attention(Linears):
             return self.across_ranks(q, k, v)
         # queries that a concatenation made lie head by head, and so does flash's output, which o_proj then copies
         rotated = self.spec.rotated and "rotation" not in self.run.replaced
-        joined = (arch.mla is not None and rotated) or ((arch.rotation == "joined" or arch.rotary_dim > 0) and rotated)
+        partly = arch.rotary_dim > 0 and not arch.by_token
+        joined = rotated and (arch.mla is not None or arch.rotation == "joined" or partly)
         joined = joined or (arch.pieces and not self.run.packaged)
         if self.run.kernel == "flash":
             sums = self.accumulators(grouped=arch.grouped and not arch.repeated)
@@ -407,15 +408,16 @@ class Attention(Linears):
         if self.arch.masks_positions and not self.run.single:
             q = tape.op("q: copy", [q], q.width, q.b)  # StarCoder's, a slice that a product of several sequences copies
         k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
-        q, k, v = self.in_compute_type(q, k, v)
-        x = self.product_of_scores("scores", q, k, scores, of(q=1), self.c)
-        x = tape.op("scores: scale", [x], scores, self.c, view=self.arch.own_eager)
+        b: float = 4 if self.arch.wide_scores and not self.autocast else self.c
+        q, k, v = self.read_wide(q, k, v) if self.arch.wide_scores else self.in_compute_type(q, k, v)
+        x = self.product_of_scores("scores", q, k, scores, of(q=1), b)
+        x = tape.op("scores: scale", [x], scores, b, view=self.arch.own_eager)
         if self.arch.softcap_attn:
             x = tape.op("scores: over cap", [x], scores, self.c)
             x = tape.op("scores: tanh", [x], scores, self.c, saves_out=True)
             x = tape.op("scores: times cap", [x], scores, self.c)
         # the mask has the type of the residual stream
-        b = max(self.c, self.run.residual)
+        b = max(x.b, self.run.residual)
         x = tape.op("scores: mask", [x], scores, b, aliases=[x] if b == x.b else [])
         x = self.at_least_bound(x) if self.arch.scores_bounded else x
         named = [x]  # by `attn_weights`, until the probabilities get that name
@@ -447,6 +449,17 @@ class Attention(Linears):
         tape.hold(x)
         mixed = self.product_of_scores("values", x, v, of(o=1), of(o=1), self.c)
         return tape.op("attention: contiguous", [mixed], of(o=1), self.c)
+
+    def read_wide(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        """GPT-J's queries and keys in fp32, and values, head by head: a product of several sequences copies all three.
+
+        Transformers 5.23 `models/gptj/modeling_gptj.py`, `GPTJAttention._attn`; so does GPT-Neo, `models/gpt_neo`.
+        """
+        read = [self.cast(q, 4, "q"), self.cast(k, 4, "k"), v]
+        read = self.in_compute_type(*read) if self.autocast else read
+        if self.run.single:
+            return read
+        return [self.tape.op(f"{n}: copy", [x], x.width, x.b) for n, x in zip("qkv", read, strict=True)]
 
     def mathematics(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """SDPA's plain mathematics, all of it in fp32: queries and keys are scaled before their product.

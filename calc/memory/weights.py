@@ -82,6 +82,15 @@ def triangle(role: str, positions: int) -> Line:
     return Line("weights", role, positions**2, "S_max^2", {"S_max": positions}, "weights#tables")
 
 
+def triangles(role: str, arch: Architecture) -> Line:
+    """The mask of all positions by all that each layer of GPT-Neo has in a buffer, a byte each.
+
+    Every second has a window in it (transformers 5.23 `models/gpt_neo/modeling_gpt_neo.py`, `GPTNeoSelfAttention`).
+    """
+    values = {"L": arch.layers, "S_max": arch.max_positions}
+    return Line("weights", role, arch.layers * arch.max_positions**2, "L·S_max^2", values, "weights#tables")
+
+
 def decays(role: str, arch: Architecture, b: int) -> Line:
     """The decays of each head's positions in a block that every layer of lightning attention has in buffers.
 
@@ -100,6 +109,16 @@ def sines(role: str, sound: Whisper) -> Line:
     """
     values = {"S_max": sound.positions, "h": sound.hidden}
     return Line("weights", role, 4 * sound.positions * sound.hidden, "4·S_max·h", values, "weights#tables")
+
+
+def sinusoids(role: str, arch: Architecture) -> Line:
+    """GPT-J's sines and cosines of all positions, which each layer has in a buffer, in fp32: one of a pair's two.
+
+    Transformers 5.23 `models/gptj/modeling_gptj.py`, `GPTJAttention.embed_positions`.
+    """
+    values = {"L": arch.layers, "S_max": arch.max_positions, "d": arch.rotary_dim or arch.head_dim}
+    size = 4 * values["L"] * values["S_max"] * values["d"]
+    return Line("rotary_tables", role, size, "4·L·S_max·d", values, "weights#tables")
 
 
 def master(role: str, count: int, b: int, shards: int = 1) -> Line:

@@ -341,6 +341,7 @@ class Architecture:
     # queries are multiplied by a number of their position: those without rotary ones (Llama 4), or latent attention's
     # (Mistral Small 4)
     tuned: bool = False
+    wide_scores: bool = False  # the only attention beside flash's is eager, and multiplies in fp32 (GPT-J, GPT-Neo)
     own_eager: bool = False  # eager attention scales in place and takes the softmax in its input's type (Falcon)
     gated: bool = True  # the MLP has a gate beside its up projection
     fused_gate_up: bool = False

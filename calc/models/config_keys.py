@@ -114,6 +114,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "qk_norm", "route_norm", "router_scaling_factor",
     ),
     "youtu": ("embedding_initializer_range", "head_dim", "mlp_bias", "qk_head_dim", "rope_interleave"),
+    "minicpm3": ("dim_model_base", "head_dim", "pretraining_tp", "scale_depth", "scale_emb"),
     "mistral4": (*_DEEPSEEK, "head_dim", "qk_head_dim"),
     "minimax": (
         *_ROUTER, "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor",
@@ -193,6 +194,16 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "layer_norm_epsilon", "n_ctx", "n_special", "predict_special_tokens", "scale_attn_weights",
         "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
         "summary_use_proj", "task_specific_params",
+    ),
+    "gpt_neo": (
+        "attention_layers", "attention_types", "classifier_dropout", "gradient_checkpointing", "layer_norm_epsilon",
+        "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+        "window_size",
+    ),
+    "gptj": (
+        "gradient_checkpointing", "layer_norm_epsilon", "rotary", "scale_attn_weights", "summary_activation",
+        "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
+        "tokenizer_class",
     ),
     "gpt_bigcode": (
         "attention_softmax_in_fp32", "inference_runner", "layer_norm_epsilon", "max_batch_size", "max_sequence_length",

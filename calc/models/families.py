@@ -624,6 +624,11 @@ FAMILIES: dict[str, Family] = {
         dict(num_key_value_heads=16, max_position_embeddings=131072, tie_word_embeddings=True, v_head_dim=128, **_MLA),
         biases=_ATTENTION, mla=True,
     ),
+    "minicpm3": Family(
+        dict(num_key_value_heads=40, max_position_embeddings=32768, tie_word_embeddings=True, v_head_dim=64,
+             **_MLA | dict(q_lora_rank=768, kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=32)),
+        dict(residual_scaled=True), biases=_ATTENTION, mla=True,
+    ),
     "mistral4": Family(
         dict(num_key_value_heads=32, max_position_embeddings=1048576, n_routed_experts=128, num_experts_per_tok=4,
              moe_intermediate_size=2048, n_shared_experts=1, first_k_dense_replace=0, v_head_dim=128,
@@ -757,6 +762,25 @@ FAMILIES: dict[str, Family] = {
                          positions="wpe")),
         dropout="resid_pdrop", embedding_dropout="embd_pdrop", expansion=4, positions=0,
         refused=("reorder_and_upcast_attn", "add_cross_attention"), spelled=_GPT2,
+    ),
+    "gpt_neo": Family(
+        dict(intermediate_size=None, activation_function="gelu_new", max_position_embeddings=2048,
+             tie_word_embeddings=True, resid_dropout=0.0, embed_dropout=0.0),
+        dict(o_bias=True, mlp_bias=True, norm="layer", norm_bias=True, gated=False, wide_scores=True,
+             norms=Norms("ln_1", mlp="ln_2"),
+             names=Names("transformer", "wte", "ln_f", "attn.attention", output="out_proj", up="c_fc", down="c_proj",
+                         layers="h", positions="wpe")),
+        dropout="resid_dropout", embedding_dropout="embed_dropout", expansion=4, positions=0,
+        spelled=dict(num_hidden_layers="num_layers", num_attention_heads="num_heads", hidden_act="activation_function"),
+    ),
+    "gptj": Family(
+        dict(n_inner=None, activation_function="gelu_new", n_positions=2048, rotary_dim=64, resid_pdrop=0.0,
+             embd_pdrop=0.0, attn_pdrop=0.0),
+        dict(mlp_bias=True, head_bias=True, norm="layer", norm_bias=True, norms=Norms("ln_1", mlp=""), parallel=True,
+             gated=False, by_token=True, wide_scores=True,
+             names=Names("transformer", "wte", "ln_f", "attn", output="out_proj", up="fc_in", down="fc_out",
+                         layers="h")),
+        dropout="resid_pdrop", embedding_dropout="embd_pdrop", expansion=4, spelled=_GPT2,
     ),
     "gpt_bigcode": Family(
         dict(num_key_value_heads=1, n_inner=None, activation_function="gelu_pytorch_tanh", n_positions=1024,

@@ -222,6 +222,12 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
         weighed = "each" if family.fixed.get("norm") == "centred" else "heads"
         facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else weighed
+    if "rotary_dim" in family.defaults:
+        rotated = read.integer("rotary_dim")
+        if rotated > head_dim or rotated % 2:
+            raise read.error("rotary_dim", rotated, f"an even number, at most {head_dim}, a head's width")
+        # cos and sin are repeated for both of a pair, for queries and for keys (`apply_rotary_pos_emb` of GPT-J)
+        facts |= {"rotary_dim": rotated % head_dim, "rotary_tables": 4 * rotated}
     if "enable_moe_fp32_combine" in family.defaults:
         facts["shared_fp32"] = read.boolean("enable_moe_fp32_combine")
     if "mup_enabled" in family.defaults:

@@ -15,6 +15,8 @@ from calc.models.architecture import Architecture
 
 BROUGHT: Mapping[str, tuple[str, ...]] = {
     "2.0.0": ("gpt2",),
+    "4.5.0": ("gpt_neo",),
+    "4.11.0": ("gptj",),
     "4.19.0": ("opt",),
     "4.20.0": ("bloom", "gpt_neox"),
     "4.28.0": ("gpt_bigcode", "llama"),
@@ -53,7 +55,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "5.9.0": ("hyperclovax",),
     "5.10.1": ("gemma4_unified", "gemma4_unified_text"),
     "5.11.0": ("deepseek_v32",),
-    "5.13.0": ("mimo_v2_flash",),
+    "5.13.0": ("mimo_v2_flash", "minicpm3"),
     "5.17.0": ("kimi_linear",),
     "5.23.0": ("internlm3", "iquestcoder"),
 }  # fmt: skip
@@ -62,8 +64,8 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
 # has the shapes of Qwen 2.
 CODE_BESIDE = (
     "afmoe", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "hunyuan_v1_moe",
-    "hyperclovax", "internlm3", "iquestcoder", "kimi_linear", "mimo_v2_flash", "minimax_m2", "nemotron_h", "phi",
-    "phi3", "phimoe", "qwen2",
+    "hyperclovax", "internlm3", "iquestcoder", "kimi_linear", "mimo_v2_flash", "minicpm3", "minimax_m2", "nemotron_h",
+    "phi", "phi3", "phimoe", "qwen2",
 )  # fmt: skip
 # what Transformers' documentation calls a LLaVA-NeXT whose projector reads several blocks, which no release before had
 # (4.48.3 and 4.49.0 `models/llava_next/modeling_llava_next.py`, `LlavaNextMultiModalProjector`)

@@ -80,7 +80,8 @@ VALUED = ("critic", "reward")  # roles with a value head in place of one over th
 def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
     """The attention kernel that runs: the one asked for, if the model and PyTorch's SDPA support it.
 
-    GPT-OSS's sinks leave eager or flash only, and scores that slope eager alone. SDPA takes its memory-efficient kernel
+    GPT-OSS's sinks and GPT-J's code leave eager or flash only, and scores that slope eager alone. SDPA takes its
+    memory-efficient kernel
     in fp32 and for heads whose values are narrower than their queries (DeepSeek), and its plain mathematics for grouped
     queries in fp32, and for queries whose one key it is not told that they share (Falcon 7B; torch 2.13
     `native/transformers/sdp_utils_cpp.h`, `check_batch_size_and_num_heads_dense`).
@@ -88,7 +89,7 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
     match attention:
         case "eager" | "flash":
             return attention
-        case "sdpa" if arch.attention_sinks or arch.slopes:
+        case "sdpa" if arch.attention_sinks or arch.slopes or arch.wide_scores:
             return "eager"
         case "sdpa" if arch.fused_qkv == "picked":
             return "math"
@@ -203,7 +204,13 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         rotates=s.apply_rope_fusion,
         exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
         single=max(role.rows, role.scoring_rows) == 1
-        and (arch.indexer is not None or arch.lightning > 0 or arch.masks_positions or arch.fused_qkv == "picked"),
+        and (
+            arch.indexer is not None
+            or arch.lightning > 0
+            or arch.masks_positions
+            or arch.wide_scores
+            or arch.fused_qkv == "picked"
+        ),
         sees=s.images is not None and arch.vision is not None,
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank) or "embed_tokens" in adapter.saved),
         quantised=s.method == "qlora",

@@ -11,9 +11,17 @@ from typing import Any
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.falcon import modeling_falcon
+from transformers.models.gpt_neo import modeling_gpt_neo
+from transformers.models.gptj import modeling_gptj
 
 aten = torch.ops.aten
 calls: Counter[str] = Counter()
+# classes of attention, and those in their place with the flash-attn package
+PACKAGED: dict[type, type] = {
+    modeling_falcon.FalconAttention: modeling_falcon.FalconFlashAttention2,
+    modeling_gptj.GPTJAttention: modeling_gptj.GPTJFlashAttention2,
+    modeling_gpt_neo.GPTNeoSelfAttention: modeling_gpt_neo.GPTNeoFlashAttention2,
+}
 in_package = False  # the kernel that runs is the flash-attn package's, an operator of its own
 
 
@@ -106,7 +114,7 @@ def flash_attention_2(
     return out.transpose(1, 2)[..., :width], None
 
 
-def _falcon_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, dropout: float, **__: Any) -> Any:
+def _flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, dropout: float, **__: Any) -> Any:
     """`_flash_attention_forward` of shapes (batch, tokens, heads, head size); its caller casts fp32 itself."""
     calls["fa2"] += 1
     with _package():
@@ -114,14 +122,15 @@ def _falcon_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, 
 
 
 def take_package(model: Any) -> None:
-    """Make a model that was built without the flash-attn package use it: Falcon has a class of its own for that."""
+    """Make a model that was built without the flash-attn package use it, where some families have another class."""
     model.config._attn_implementation = "flash_attention_2"
     for module in model.modules():
-        if type(module) is modeling_falcon.FalconAttention:
-            module.__class__ = modeling_falcon.FalconFlashAttention2
+        if (own := PACKAGED.get(type(module))) is not None:
+            module.__class__ = own
             module._flash_attn_uses_top_left_mask = False
 
 
 torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
 ALL_ATTENTION_FUNCTIONS.register("flash_attention_2", flash_attention_2)
-modeling_falcon._flash_attention_forward = _falcon_forward
+for module in (modeling_falcon, modeling_gptj, modeling_gpt_neo):
+    module._flash_attention_forward = _flash_forward

@@ -198,7 +198,8 @@ TYPED = {
     "deepseek-ai/DeepSeek-V3.2": "deepseek-v3.2",
     "HuggingFaceTB/SmolVLM-500M-Instruct": "smolvlm2-500m",
     "HuggingFaceTB/SmolVLM2-2.2B-Instruct": "smolvlm2-2.2b",
-    "HuggingFaceTB/SmolVLM-Instruct": "",
+    "HuggingFaceTB/SmolVLM-Instruct": "smolvlm-2.2b",
+    "WizardLM/WizardCoder-15B-V1.0": "wizardcoder-15b",
     "HuggingFaceM4/Idefics3-8B-Llama3": "idefics3-8b",
     "mistralai/Mixtral-8x22B-Instruct-v0.1": "mixtral-8x22b-instruct",
     "mistral-community/Mixtral-8x22B-v0.1": "mixtral-8x22b",
@@ -252,11 +253,36 @@ TYPED = {
     "falcon2 11b": "falcon-2-11b",
     "tiiuae/falcon-7b-instruct": "falcon-7b",
     "falcon-rw-1b": "",
+    "EleutherAI/gpt-j-6B": "gpt-j-6b",
+    "gpt-j": "gpt-j-6b",
+    "xiaomi mimo 7b": "mimo-7b",
+    "google gemma 3 4b": "gemma-3-4b",
+    "Microsoft Phi-4": "phi-4",
+    "nvidia nemotron nano 9b v2": "nemotron-nano-9b-v2",
+    "ibm granite 3.3 8b": "granite-3.3-8b",
+    "pixtral": "pixtral-12b",
+    "EleutherAI/gpt-neo-2.7B": "gpt-neo-2.7b",
+    "gpt-neo-125M": "gpt-neo-125m",
+    "Qwen/Qwen-7B-Chat": "qwen1.5-7b",
+    "Qwen-1_8B-Chat": "qwen1.5-1.8b",
+    "Qwen-14B": "qwen1.5-14b",
+    "qwen-72b-chat": "qwen1.5-72b",
+    "openbmb/MiniCPM3-4B": "minicpm3-4b",
+    "openbmb/MiniCPM4-8B": "",
+    "XiaomiMiMo/MiMo-VL-7B-SFT-2508": "mimo-vl-7b",
+    "mimo-vl-7b-rl": "mimo-vl-7b",
+    "mimo-vl": "mimo-vl-7b",
+    "Qwen3-Omni": "qwen3-omni-30b-a3b",
+    "Qwen/CodeQwen1.5-7B-Chat": "codeqwen1.5-7b",
+    "databricks/dolly-v2-12b": "dolly-v2-12b",
+    "ibm-granite/granite-3.1-3b-a800m-instruct": "granite-3.1-3b-a800m",
+    "ibm-granite/granite-3.0-1b-a400m-base": "",
     "OpenGVLab/InternVL2_5-8B-MPO": "internvl2.5-8b",
     "OpenGVLab/InternVL2-26B": "internvl2.5-26b",
     "OpenGVLab/InternVL2_5-4B": "internvl2.5-4b",
     "InternVL2.5-1B": "internvl3-1b",
     "internvl2-2b": "internvl2.5-2b",
+    "OpenGVLab/InternVL2-1B": "internvl2-1b",
     "OpenGVLab/InternVL2-40B": "",
     "tiiuae/falcon-11B-vlm": "",
     "Qwen/Qwen3-Reranker-8B": "qwen3-reranker-8b",
@@ -264,7 +290,7 @@ TYPED = {
     "tokyotech-llm/Llama-3.1-Swallow-8B-Instruct-v0.3": "llama-3.1-8b",
     "elyza/ELYZA-japanese-Llama-2-7b": "llama-2-7b",
     "elyza/ELYZA-japanese-Llama-2-7b-fast": "",
-    "hfl/chinese-alpaca-2-7b": "",
+    "hfl/chinese-alpaca-2-7b": "chinese-alpaca-2-7b",
     "t-tech/T-pro-it-2.0": "qwen3-32b",
     "FreedomIntelligence/HuatuoGPT-o1-8B": "llama-3.1-8b",
     "m-a-p/OpenCodeInterpreter-DS-6.7B": "deepseek-coder-6.7b",
@@ -283,7 +309,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 250
+    assert len(TYPED) == 276
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -411,6 +437,35 @@ def test_every_name_of_llama_3_2_vision_is_told_of_its_cross_attention(name: str
     why = f"which reads images through layers of cross-attention, which are not modelled; {near} reads images, too"
     assert why in str(caught.value)
     assert f"交叉注意力层读图像，这些层不在计算范围内；{near}" in say(str(caught.value), "zh")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("facebook/galactica-6.7b", "opt-6.7b"),
+        ("tencent/Hunyuan-MT-7B", "hunyuan-7b"),
+        ("TIGER-Lab/MAmmoTH2-8B", "llama-3-8b"),
+        ("epfl-llm/meditron-7b", "llama-2-7b"),
+        ("nvidia/OpenMath-Nemotron-1.5B", "qwen2.5-1.5b"),
+        ("nvidia/Llama-3_1-Nemotron-51B-Instruct", "nemotron-3-super-120b-a12b"),
+        ("DAMO-NLP-SG/VideoLLaMA3-7B", "qwen3-vl-8b"),
+        ("GSAI-ML/LLaDA-8B-Instruct", "llama-3-8b"),
+        ("Qwen/Qwen2-Audio-7B-Instruct", "qwen2.5-omni-7b"),
+        ("google/flan-t5-xl", "qwen3-0.6b"),
+        ("CohereForAI/aya-101", "qwen3-0.6b"),
+        ("adept/fuyu-8b", "gpt2"),
+        ("internlm/internlm-7b", "qwen3-8b"),
+    ],
+)
+def test_a_refused_name_is_told_of_a_model_that_is_modelled(name: str, near: str) -> None:
+    """In both languages of the calculator."""
+    catalog = load()
+    with pytest.raises(CatalogError) as caught:
+        catalog.model(name)
+    assert near in catalog.models
+    for said in (str(caught.value), say(str(caught.value), "zh")):
+        assert near in said
+    assert say(str(caught.value), "zh") != str(caught.value)
 
 
 def test_no_two_models_are_spelled_alike() -> None:

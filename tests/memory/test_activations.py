@@ -30,6 +30,7 @@ from calc.memory import activations
 from calc.memory.activations import Program
 from calc.memory.run import Adapter, Run, dimensions
 from calc.models.architecture import Architecture, layer_parameters, layer_tensors
+from calc.models.hf_config import from_config
 from calc.models.releases import with_scores
 from calc.models.slices import stage
 
@@ -294,6 +295,18 @@ def test_sdpas_plain_mathematics_keeps_fp32_probabilities_of_each_pair() -> None
     kept = {on: Program(Run(a, kernel="math", single=on)).layer().saved() for on in (True, False)}
     assert terms(kept[True], a) == form("4h + 6q + 8kv + 4i + 4H·S + 8")
     assert terms(kept[False], a) == form("4h + 14q + 4i + 4H·S + 8")
+
+
+def test_gpt_js_scores_are_fp32() -> None:
+    """Queries, keys and scores in fp32, the latter's softmax too, and its copy in 16 bits; one norm, and a GELU of many
+    operations. Cos and sin of 8 dimensions for queries and for keys: 4 · 8 numbers a position.
+    """
+    fields = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 10, "rotary_dim": 8, "model_type": "gptj"}
+    a = from_config(fields)
+    kept = Program(Run(a, kernel="eager", single=True)).layer().saved()
+    assert kept.tokens["H·S"] == 4 + 2
+    assert [kept.tokens[name] for name in ("q", "kv", "o")] == [4, 4 + 2, 2]
+    assert a.rotary_tables == 32
 
 
 def test_dropout_keeps_a_byte_an_element_where_a_model_trains() -> None:

@@ -192,6 +192,18 @@ def test_every_gpu_has_the_rotary_tables_of_each_layer_whole(sharding: str, b: i
     assert early - late == TABLES * b
 
 
+def test_gpt_j_has_a_sine_and_a_cosine_of_each_pair_and_position_in_every_layer() -> None:
+    """28 layers, 2,048 positions, 32 pairs of the 64 dimensions that rotate, in fp32."""
+    (line,) = (x for x in engine_of(under(job(model="gpt-j-6b"), "zero3")).weights() if x.component == "rotary_tables")
+    assert line.bytes == 4 * 28 * 2048 * 2 * 32
+
+
+def test_gpt_neo_has_a_mask_of_all_positions_in_every_layer() -> None:
+    """32 layers, 2,048 positions by as many, a byte each."""
+    lines = engine_of(under(job(model="gpt-neo-2.7b"), "fsdp2")).weights()
+    assert [line.bytes for line in lines if line.formula == "L·S_max^2"] == [32 * 2048**2]
+
+
 def test_layers_that_share_their_tables_have_none() -> None:
     """Llama until 4.37, Qwen2 until 4.44, of which chat models have 32,768 positions; Unsloth's own until 4.47."""
 

@@ -230,6 +230,14 @@ def test_multi_head_latent_attention(family: str) -> None:
     assert shapes(arch)["self_attn.kv_a_proj_with_mqa.weight"] == (2, (6, 8))
 
 
+def test_minicpm3_is_dense_with_latent_attention() -> None:
+    """The sum of `test_multi_head_latent_attention`: 818 a layer, an embedding that is the head, 80, and a norm, 8."""
+    latent = {name: DEEPSEEK[name] for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")}
+    arch = tiny("minicpm3", **latent, v_head_dim=DEEPSEEK["v_head_dim"], num_key_value_heads=4)
+    assert A.parameters(arch) == 2 * 818 + 88
+    assert arch.residual_scaled and not arch.embedding_scaled
+
+
 def test_gpt_oss() -> None:
     """Attention 384 + biases 40 + sinks 4, router 32 + 4, experts 4 · (192 + 24 + 96 + 8) = 1 280, norms 16: 1 760."""
     arch = tiny("gpt_oss", num_key_value_heads=2, head_dim=4, num_local_experts=4)
@@ -344,6 +352,28 @@ def test_starcoder_has_one_key_and_value_for_all_heads() -> None:
     assert A.parameters(arch) == 2 * layer + 80 + 32 * 8 + 16
     with pytest.raises(A.ConfigError, match=r"^multi_query: given False, allowed: true"):
         from_config({"model_type": "gpt_bigcode", **sizes, "multi_query": False})
+
+
+def test_gpt_neo() -> None:
+    """Layers 8 wide: 4 · 64 of attention with one bias, an MLP of 32 with two, two norms; 4 positions; a tied head."""
+    sizes = {"hidden_size": 8, "num_layers": 2, "num_heads": 2, "vocab_size": 10, "max_position_embeddings": 4}
+    arch = from_config({"model_type": "gpt_neo", **sizes, "attention_types": [[["global", "local"], 1]]})
+    assert A.layer_parameters(arch, arch.specs[0]) == 4 * 64 + 8 + 2 * 256 + 32 + 8 + 32
+    assert A.parameters(arch) == 2 * 848 + 80 + 32 + 16
+    assert shapes(arch)["transformer.h.*.attn.attention.out_proj.bias"] == (2, (8,))
+
+
+def test_gpt_j() -> None:
+    """Layers 8 wide: 4 · 64 of attention without biases, an MLP of 32 with them, one norm; a head with a bias."""
+    sizes = {"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 10, "rotary_dim": 2}
+    arch = from_config({"model_type": "gptj", **sizes})
+    assert A.layer_parameters(arch, arch.specs[0]) == 4 * 64 + 2 * 256 + 32 + 8 + 16
+    assert A.parameters(arch) == 2 * 824 + 80 + 16 + 80 + 10
+    assert (arch.rotary_dim, arch.rotary_tables, arch.max_positions) == (2, 8, 2048)
+    assert shapes(arch)["transformer.h.*.mlp.fc_in.weight"] == (2, (32, 8))
+    for rotated in (3, 6):
+        with pytest.raises(A.ConfigError, match=r"^rotary_dim: given [36], allowed: an even number, at most 4"):
+            from_config({"model_type": "gptj", **sizes, "rotary_dim": rotated})
 
 
 def test_falcons_mlp_is_four_times_as_wide_where_nobody_says_it() -> None:

@@ -34,6 +34,11 @@ def replica(*, trained: bool = True, **fields: object) -> Replica:
         ("llama-3-8b", "sdpa", "fp32", "math"),
         # values narrower than queries
         ("deepseek-v2-lite", "sdpa", "bf16", "efficient"),
+        # a lone key that SDPA is not told of; and a model without code for SDPA
+        ("falcon-7b", "sdpa", "bf16", "math"),
+        ("falcon-7b", "flash", "bf16", "flash"),
+        ("gpt-j-6b", "sdpa", "bf16", "eager"),
+        ("gpt-neo-1.3b", "sdpa", "bf16", "eager"),
         # Gemma's heads of 256 are the largest that FlashAttention takes
         ("gemma-7b", "sdpa", "bf16", "flash"),
         # sinks

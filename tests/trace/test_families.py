@@ -68,6 +68,7 @@ OWN: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": INDEXED | {"indexer_types": ["full", "full", "shared", "shared"]},
     "hy_v3": {**ROUTED, "num_experts": 8},
     "youtu": LATENT | {"num_key_value_heads": 16, "head_dim": 32},
+    "minicpm3": LATENT | {"num_key_value_heads": 16, "head_dim": None, "scale_depth": 1.4, "scale_emb": 12},
     "minimax": {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 32,
                 "layer_types": ["linear_attention", "full_attention"] * 2},
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 2},
@@ -91,6 +92,11 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, "attn_pdrop": 0.0,
              "hidden_size": None, "num_hidden_layers": None, "num_attention_heads": None, "intermediate_size": None,
              "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": None},
+    "gpt_neo": {"num_layers": 4, "num_heads": 16, "attention_types": [[["global", "local"], 2]], **dict.fromkeys((
+        "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"))},
+    "gptj": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, "rotary_dim": 32,
+             **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+                              "num_key_value_heads", "head_dim", "max_position_embeddings"))},
     "gpt_bigcode": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, **dict.fromkeys((
         "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_key_value_heads",
         "head_dim", "max_position_embeddings"))},
@@ -261,7 +267,8 @@ def way(family: str, turn: int) -> dict[str, Any]:
     """One of three ways of running a family, in turn; flash where it has no other."""
     if family in ("deepseek_v32", "glm_moe_dsa"):  # whose mask of chosen keys only these see
         return SDPA
-    if family in ("bloom", "mpt", "mimo_v2_flash"):  # which slope scores, or have sinks beside narrow values
+    # which slope scores, have sinks beside narrow values, or no code for SDPA
+    if family in ("bloom", "mpt", "mimo_v2_flash", "gptj", "gpt_neo"):
         return {**FLASH, "attention": "eager"}
     fields = (FLASH, SDPA, EAGER)[turn % 3]
     without_q_proj = family in ("phi3", "gpt_neox", "gpt2", "gpt_bigcode", "falcon") or bool(

@@ -1800,7 +1800,9 @@ REFUSALS = {
     "reads images, and no file of the catalog describes it; its language model is of the build of {id!}": (
         "会读图像，目录中没有它的文件；它的语言模型结构与 {id} 相同"
     ),
-    "hears or speaks, which is not modelled": "处理语音，不在计算范围内",
+    "hears or speaks, which is not modelled; qwen2.5-omni-3b and qwen2.5-omni-7b are, without sound": (
+        "处理语音，不在计算范围内；可计算不用语音的 qwen2.5-omni-3b 和 qwen2.5-omni-7b"
+    ),
     "has attention of a kind that is not modelled; {id!} is the nearest": ("的注意力不在计算范围内；最接近的是 {id}"),
     "has attention of a kind that is not modelled; qwen3-8b is of like size": (
         "的注意力不在计算范围内；大小相近的有 qwen3-8b"
@@ -1821,7 +1823,9 @@ REFUSALS = {
     "has lightning attention in most layers, which is not modelled; ling-flash-2.0 and ling-1t are the nearest": (
         "的大多数层使用 lightning attention，不在计算范围内；最接近的是 ling-flash-2.0 和 ling-1t"
     ),
-    "has layers of a kind that is not modelled": "的层不在计算范围内",
+    "has layers of a kind that is not modelled; deepseek-v3.2 and minimax-m2 are large MoE models that are": (
+        "的层不在计算范围内；可计算的大型 MoE 模型有 deepseek-v3.2 和 minimax-m2"
+    ),
     "has layers of a kind that is not modelled; minimax-m2 is of like size": (
         "的层不在计算范围内；大小相近的有 minimax-m2"
     ),
@@ -1845,18 +1849,21 @@ REFUSALS = {
     ),
     "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, bloom-1b1 and mpt-7b "
     "are": "按位置倾斜注意力分数 (ALiBi)，其层不在计算范围内；可计算的有 falcon-7b、bloom-1b1 和 mpt-7b",
-    "is of the first Qwen, whose code lies beside its weights; qwen1.5-7b and its sisters have the same shapes": (
-        "属于第一代 Qwen，其代码随权重发布；qwen1.5-7b 等模型形状与它相同"
-    ),
     "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build": (
         "属于 SlimMoE，代码随权重发布；结构相近的是 phi-3.5-moe"
     ),
     "has layers that were cut one by one, which are not modelled; nemotron-3-super-120b-a12b is": (
         "的层是逐层裁剪的，不在计算范围内；可计算的有 nemotron-3-super-120b-a12b"
     ),
-    "has an encoder beside its decoder, which is not modelled": "除解码器外还有编码器，不在计算范围内",
-    "is an encoder, which is not modelled": "是编码器，不在计算范围内",
-    "makes text by diffusion, which is not modelled": "用扩散生成文本，不在计算范围内",
+    "has an encoder beside its decoder, which is not modelled; decoders of every size are, from qwen3-0.6b on": (
+        "除解码器外还有编码器，不在计算范围内；可计算各种规模的解码器，从 qwen3-0.6b 起"
+    ),
+    "is an encoder, which is not modelled; qwen3-reranker-0.6b is a decoder that scores texts, and is": (
+        "是编码器，不在计算范围内；可计算的有给文本打分的解码器 qwen3-reranker-0.6b"
+    ),
+    "makes text by diffusion, which is not modelled; llama-3-8b and qwen2.5-7b are of like size": (
+        "用扩散生成文本，不在计算范围内；规模相近的有 llama-3-8b 和 qwen2.5-7b"
+    ),
     "makes images, which is no job of this guide": "生成图像，不是本指南的任务",
     "TPUs are not modelled, where XLA plans the memory": " TPU 不在计算范围内，那里由 XLA 规划内存",
     "a job without a GPU is not modelled": "没有 GPU 的任务不在计算范围内",
