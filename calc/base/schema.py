@@ -153,7 +153,10 @@ def _fault(error: fastjsonschema.JsonSchemaValueException, root: Mapping[str, An
             except fastjsonschema.JsonSchemaValueException as deeper:
                 return _fault(deeper, root, field)
     allowed = _allowed(definition, root)
-    near = closest(value, map(str, definition.get("enum", ()))) if isinstance(value, str) else ""
+    near = ""
+    if isinstance(value, str):
+        meant = definition.get("meant", {}).get(value.casefold())  # another name for one of the values
+        near = closest(meant or value, map(str, definition.get("enum", ())))
     return _Fault(inside[:-1], f"{inside[:-1]}: given {show(value)}, allowed: {allowed}{near}".removeprefix(": "))
 
 

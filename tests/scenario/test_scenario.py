@@ -588,3 +588,13 @@ def test_a_default_batch_is_of_whole_steps_of_every_role() -> None:
                "roles.critic.micro_batch": 9})  # fmt: skip
     assert s.global_batch == 252
     assert parse(s.as_dict()) == s
+
+
+@pytest.mark.parametrize(("named", "meant"), [("dapo", "grpo"), ("RLOO", "grpo"), ("pt", "pretrain"), ("sftt", "sft")])
+def test_a_task_by_another_name_is_pointed_to_ours(named: str, meant: str) -> None:
+    """DAPO is the nearest in spelling to dpo, and in memory to grpo."""
+    with pytest.raises(ScenarioError) as refused:
+        parse({"model": "qwen3-0.6b", "task": named, "gpu": "a40"})
+    assert str(refused.value).endswith(f"; did you mean {meant!r}?")
+    task = SCHEMA["properties"]["task"]
+    assert set(task["meant"].values()) <= set(task["enum"]) and not set(task["meant"]) & set(task["enum"])
