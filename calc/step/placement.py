@@ -81,10 +81,9 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
     """The attention kernel that runs: the one asked for, if the model and PyTorch's SDPA support it.
 
     GPT-OSS's sinks and GPT-J's code leave eager or flash only, and scores that slope eager alone. SDPA takes its
-    memory-efficient kernel
-    in fp32 and for heads whose values are narrower than their queries (DeepSeek), and its plain mathematics for grouped
-    queries in fp32, and for queries whose one key it is not told that they share (Falcon 7B; torch 2.13
-    `native/transformers/sdp_utils_cpp.h`, `check_batch_size_and_num_heads_dense`).
+    memory-efficient kernel in fp32 and for heads whose values are narrower than their queries (DeepSeek), and its plain
+    mathematics for grouped queries in fp32, and for queries whose one key it is not told that they share (Falcon 7B;
+    torch 2.13 `native/transformers/sdp_utils_cpp.h`, `check_batch_size_and_num_heads_dense`).
     """
     match attention:
         case "eager" | "flash":
