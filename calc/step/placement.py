@@ -82,7 +82,7 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
 
     GPT-OSS's sinks leave eager or flash only, and scores that slope eager alone. SDPA takes its memory-efficient kernel
     in fp32 and for heads whose values are narrower than their queries (DeepSeek), and its plain mathematics, which
-    keeps what eager attention keeps, for grouped queries in fp32.
+    keeps what eager attention keeps, in fp32 for grouped queries whose keys nothing has repeated.
     """
     match attention:
         case "eager" | "flash":
@@ -90,7 +90,7 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
         case "sdpa" if arch.attention_sinks or arch.slopes:
             return "eager"
         case "sdpa" if TAPES[layout] == "fp32":
-            return "math" if arch.grouped else "efficient"
+            return "math" if arch.grouped and not arch.repeated else "efficient"
         case "sdpa":
             return "efficient" if arch.v_dim < arch.head_dim or arch.head_dim > SDPA_FLASH_HEAD else "flash"
         case other:
