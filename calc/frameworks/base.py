@@ -97,7 +97,7 @@ def as_published(architecture: Architecture, values: Mapping[str, Any]) -> Archi
     version = str(values["versions.transformers"])
     published = with_scores(with_tables(architecture, version), version)
     if values["attention"] == "sdpa":
-        published = with_heads(published, version, str(values["versions.torch"]))
+        published = with_heads(published, version, str(values.get("versions.torch", READ["torch"])))
     return with_experts(with_outputs(published, str(values.get("versions.peft", READ["peft"]))), version)
 
 
