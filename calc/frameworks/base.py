@@ -10,7 +10,7 @@ from calc.base.plan import Keeps
 from calc.base.refusal import Refusal
 from calc.frameworks.releases import READ
 from calc.models.architecture import Architecture
-from calc.models.releases import with_experts, with_outputs, with_scores, with_tables
+from calc.models.releases import with_experts, with_heads, with_outputs, with_scores, with_tables
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, TOGETHER, Generates, Sharding
 
@@ -96,6 +96,8 @@ def as_published(architecture: Architecture, values: Mapping[str, Any]) -> Archi
     """The `modelled` of a framework that runs Transformers' code, in the release of its scenario."""
     version = str(values["versions.transformers"])
     published = with_scores(with_tables(architecture, version), version)
+    if values["attention"] == "sdpa":
+        published = with_heads(published, version, str(values.get("versions.torch", READ["torch"])))
     return with_experts(with_outputs(published, str(values.get("versions.peft", READ["peft"]))), version)
 
 

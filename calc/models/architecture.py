@@ -309,7 +309,8 @@ class Architecture:
     # halves of fp32 that are stacked (torchtune); halves of a head rotate apart and are joined (axes: Gemma 4's tower)
     rotation: Literal["", "joined", "fp32", "complex", "stacked", "axes"] = ""
     rotary_picked: bool = False  # each rotation picks cos and sin of every token's position (torchtune's packs)
-    repeated: bool = False  # keys and values are copied for every query head, whichever kernel attends (torchtune)
+    # keys and values are copied for every query head, whichever kernel attends (torchtune, Transformers before 4.54)
+    repeated: bool = False
     rotary_dim: int = 0  # of a head; the rest passes by and is joined again (Qwen3-Next); 0: all of it rotates
     # the sigmoid of a gate weighs attention's output: joined to the queries' projection (Qwen3-Next), or with its own
     output_gate: Literal["", "joined", "apart"] = ""

@@ -158,6 +158,18 @@ def with_scores(arch: Architecture, transformers: str) -> Architecture:
     return replace(arch, scores_bounded=True) if bounded else arch
 
 
+def with_heads(arch: Architecture, transformers: str, torch: str) -> Architecture:
+    """The model as SDPA gets its keys and values: copied for every query head (`repeat_kv`), or as they are.
+
+    As they are since Transformers 4.54, with torch 2.5 (`integrations/sdpa_attention.py`, `use_gqa_in_sdpa`). A single
+    head is repeated without a copy.
+    """
+    shared = arch.grouped and arch.kv_heads > 1 and not arch.modeling
+    if not shared or (at_least(transformers, "4.54") and at_least(torch, "2.5")):
+        return arch
+    return replace(arch, repeated=True)
+
+
 def with_tables(arch: Architecture, transformers: str) -> Architecture:
     """The model with the positions whose cos and sin each layer keeps, if Transformers' layers do in that release."""
     if arch.modeling or arch.cached_positions or at_least(transformers, SHARE_TABLES.get(arch.family, "0")):

@@ -82,8 +82,9 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
 
     GPT-OSS's sinks and GPT-J's code leave eager or flash only, and scores that slope eager alone. SDPA takes its
     memory-efficient kernel in fp32 and for heads whose values are narrower than their queries (DeepSeek), and its plain
-    mathematics for grouped queries in fp32, and for queries whose one key it is not told that they share (Falcon 7B;
-    torch 2.13 `native/transformers/sdp_utils_cpp.h`, `check_batch_size_and_num_heads_dense`).
+    mathematics in fp32 for grouped queries whose keys nothing has repeated, and for queries whose one key it is not
+    told that they share (Falcon 7B; torch 2.13 `native/transformers/sdp_utils_cpp.h`,
+    `check_batch_size_and_num_heads_dense`).
     """
     match attention:
         case "eager" | "flash":
@@ -93,7 +94,7 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
         case "sdpa" if arch.fused_qkv == "picked":
             return "math"
         case "sdpa" if TAPES[layout] == "fp32":
-            return "math" if arch.grouped else "efficient"
+            return "math" if arch.grouped and not arch.repeated else "efficient"
         case "sdpa":
             return "efficient" if arch.v_dim < arch.head_dim or arch.head_dim > SDPA_FLASH_HEAD else "flash"
         case other:

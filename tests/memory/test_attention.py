@@ -15,6 +15,7 @@ from calc.memory import activations
 from calc.memory.activations import Program
 from calc.memory.run import Run
 from calc.models.architecture import layer_parameters
+from calc.models.releases import with_heads
 
 
 def attends(made: Tape) -> Op:
@@ -54,6 +55,23 @@ def test_attention_without_grouped_queries_repeats_nothing() -> None:
     for kernel, scores in (("flash", "4H"), ("efficient", "4H"), ("masked", "4H + 2S"), ("eager", "6H·S")):
         kept = terms(tape("llama-2-7b", kernel=kernel).saved(), arch("llama-2-7b"))
         assert kept == form(f"16h + 4q + 4kv + 8i + 8 + {scores}")
+
+
+@pytest.mark.parametrize(
+    ("transformers", "torch", "kept"),
+    [("4.53.3", "2.7", "8q"), ("4.54", "2.4", "8q"), ("4.54", "2.5", "4q + 4kv")],
+)
+def test_keys_and_values_are_copied_for_every_query_head_before_sdpa_takes_them_as_they_are(
+    transformers: str, torch: str, kept: str
+) -> None:
+    """`integrations/sdpa_attention.py` of 4.53.3 and 4.54.0: `repeat_kv`, unless `use_gqa_in_sdpa`."""
+    made = Program(Run(with_heads(arch("llama-3-8b"), transformers, torch)), arch("llama-3-8b").specs[0]).layer()
+    assert terms(made.saved(), arch("llama-3-8b")) == form(f"16h + {kept} + 8i + 4H + 8")
+
+
+@pytest.mark.parametrize("model", ["llama-2-7b", "gemma-2b"])
+def test_a_head_of_its_own_or_one_for_all_is_not_copied(model: str) -> None:
+    assert not with_heads(arch(model), "4.53.3", "2.7").repeated
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
 from calc.engines.replica import Replica, Where
 from calc.engines.zero import Zero
+from calc.models.releases import with_heads
 from calc.scenario.words import SERVERS
 from calc.step import placement
 
@@ -51,6 +52,19 @@ def test_sdpa_runs_the_kernel_that_pytorch_has_for_the_model(
 ) -> None:
     """torch sdp_utils.cpp: FlashAttention needs 16 bits and equal heads of at most 256."""
     assert placement.kernel(load().model(model).architecture, attention, precision) == kernel
+
+
+def test_keys_of_every_query_head_in_fp32_have_the_memory_efficient_kernel() -> None:
+    """Transformers repeats them before 4.54; it is grouped queries that neither of SDPA's kernels takes in fp32."""
+    arch = with_heads(load().model("llama-3-8b").architecture, "4.53.3", "2.7")
+    assert placement.kernel(arch, "sdpa", "fp32") == "efficient"
+
+
+def test_only_sdpa_has_keys_repeated() -> None:
+    def repeated(**fields: object) -> bool:
+        return replica(model="llama-3-8b", versions={"transformers": "4.53.3"}, **fields).arch.repeated
+
+    assert (repeated(attention="sdpa"), repeated(attention="flash")) == (True, False)
 
 
 @pytest.mark.parametrize(
