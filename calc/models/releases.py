@@ -96,7 +96,7 @@ CHAT = {"qwen2": 32_768}
 
 # families whose experts have been parameters from the start, and those that call an expert's linears as Mixtral does
 JOINS_EXPERTS = ("granitemoehybrid",)
-AS_MIXTRAL = ("mixtral", "minimax_m2", "phimoe")
+AS_MIXTRAL = ("mixtral", "minimax_m2", "phimoe", "kimi_linear")
 # the releases of PEFT that were the first to refuse adapters of a state space's output projection, by family
 REFUSES_OUTPUT: Mapping[str, str] = {"nemotron_h": "0.20"}
 
