@@ -194,7 +194,11 @@ class Linears:
         weight = Size({}, {symbol(name): 1})
         trained = elements if run.trained else 0
         wide, copies = run.copies, list[Tensor]()
-        if wide:
+        if name == HEAD and self.arch.head_normed:
+            copies = [self.normed_head(weight, trained)]
+            if wide:
+                copies = [tape.op(f"{name}: weight to bf16", copies, weight, 2)]
+        elif wide:
             # cast before the input is, it gets the bf16 gradient, which the copy's own backward casts to fp32
             copies = [tape.op(f"{name}: weight to bf16", [], weight, 2, weight=trained)]
             if run.caches:
@@ -206,10 +210,16 @@ class Linears:
             out,
             self.c,
             saves=([source] if run.trained else []) + copies,
-            weight=0 if wide else trained,
+            weight=0 if copies else trained,
             product=name not in self.biased,  # with a bias it is `addmm`
             flat=True,
         )
+
+    def normed_head(self, weight: Size, trained: int) -> Tensor:
+        """The head's weight with each row divided by its norm, in the type of the weight (`NormHead` of Baichuan 2)."""
+        b = 4 if self.run.copies else self.c
+        scratch = weight * (2 * b) if trained else NOTHING  # gradients of the quotient's both sides
+        return self.tape.op("lm_head: normalise", [], weight, b, weight=trained, backward_scratch=scratch)
 
     def in_four_bits(self, name: str, x: Tensor, out: Size) -> Tensor:
         """bitsandbytes' `Linear4bit`: its weight is dequantised for the product alone.

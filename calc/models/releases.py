@@ -1,7 +1,7 @@
 """Transformers' releases with the model types that came with each, as `models/auto` of their packages maps them.
 
 AutoConfig of a release refuses a config whose model type it lacks, with every trainer, unless code lies beside the
-weights. Types that have no other code (kimi_k2, mimo, bailing_moe) are in no release.
+weights. Types that have no other code (baichuan, kimi_k2, mimo, bailing_moe) are in no release.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ NARROW_LOSS: Mapping[str, str] = {
     **dict.fromkeys(("bloom", "falcon", "gpt2", "gpt_neox", "mpt", "opt", "stablelm"), "5"),
     "llama": "4.31",
 }
+# Families whose own code, which lies beside their weights, takes logits in the type that they have.
+OWN_LOSS = ("baichuan",)
 # The releases since and before which eager attention bounds its masked scores by `torch.max`, by family, with the
 # device of the bound said since 4.30 (`modeling_{llama,opt}.py` of each minor release).
 BOUNDS_SCORES: Mapping[str, tuple[str, str]] = {"llama": ("4.28", "4.31"), "opt": ("4.21", "4.49")}
@@ -139,6 +141,8 @@ def with_outputs(arch: Architecture, peft: str) -> Architecture:
 
 def logits_cast(family: str, transformers: str) -> Literal["model", "loss", ""]:
     """The part of a model of that family that casts logits to fp32: its own code, the loss, or none."""
+    if family in OWN_LOSS:
+        return ""
     if since(transformers, SHARE_LOSS.get(family, "4.46")):
         return "loss"
     return "model" if since(transformers, NARROW_LOSS.get(family, "0")) else ""

@@ -24,9 +24,11 @@ from tapes import (
 
 from calc.autograd.polynomial import amount
 from calc.autograd.tape import Size, Tape, Tensor
+from calc.base.plan import Path
 from calc.catalog.catalog import load
 from calc.memory.activations import Program
 from calc.memory.linears import Linears
+from calc.memory.loss import Head
 from calc.memory.run import Adapter, Run, dimensions
 from calc.models.architecture import Architecture, layer_kinds
 from calc.models.lora import lora_parameters
@@ -202,6 +204,20 @@ def test_old_bitsandbytes_keeps_the_input_of_every_four_bit_product() -> None:
     """
     new, old = (per_token("llama-3-8b", **frozen(quantised=True, keeps_inputs=kept)) for kept in (False, True))
     assert old - new == 4 * 4096 + 2 * 14336
+
+
+@pytest.mark.parametrize(("trained", "made"), [(False, 0), (True, 125_696 * 4096)])
+def test_a_head_whose_rows_are_normed_keeps_the_quotient(trained: bool, made: int) -> None:
+    """Baichuan 2's `NormHead`: `F.linear(hidden_states, F.normalize(self.weight))`; a trained one's gradient is its."""
+    a = arch("baichuan2-7b")
+    program = Head(Run(a, trained=trained))
+    program.elements = {"lm_head": a.vocab * a.hidden}
+    written = program.write(Path("cross-entropy", uncast=True))
+    norm, product = (op for op in written.ops if op.name in ("lm_head: normalise", "lm_head"))
+    assert norm.outs[0].size.fixed == {"W_lm_head": 2} and norm.outs[0] in product.saves
+    assert (norm.weight, product.weight) == (made, 0)
+    plain = Head(Run(arch("llama-3-8b"), trained=trained)).write(Path("cross-entropy", uncast=True))
+    assert not [op for op in plain.ops if op.name == "lm_head: normalise"]
 
 
 def test_eight_bit_linears_keep_their_inputs_and_before_045_these_in_eight_bits_too() -> None:
