@@ -215,5 +215,5 @@ class Segment:
 
     @cached_property
     def kept(self) -> Amount:
-        """The bytes that selective checkpointing keeps in addition to the input."""
+        """The bytes that checkpointing keeps in addition to the input."""
         return amount(self._tape.kept(), self._dims)

@@ -167,6 +167,7 @@ class Tape:
     ops: list[Op] = field(default_factory=list)
     held: list[Tensor] = field(default_factory=list)
     cached: list[Tensor] = field(default_factory=list)
+    attached: list[Tensor] = field(default_factory=list)
     received: bool = False  # the gradient of the last output lies in a buffer that others count
     selective: bool = False  # checkpointing keeps what `keeps` says
     reentrant: bool = False  # checkpointing is PyTorch's reentrant kind, see `calc.autograd.lifetimes.Lifetimes`
@@ -270,6 +271,15 @@ class Tape:
         """Keep `tensor` alive to the end of forward and beyond, until the forward of the whole model ends."""
         self.cached.append(self.hold(tensor))
 
+    def attach(self, out: Tensor, tensors: Sequence[Tensor]) -> None:
+        """Keep what the context of the function that made `out` names itself, though the forward runs again.
+
+        Hooks of checkpointing see what autograd saves, and no attribute of a context. Reentrant checkpointing has no
+        context the first time.
+        """
+        if out.differentiable and not self.reentrant:
+            self.attached += tensors
+
     def returns(self, *variables: Tensor) -> None:
         """Record that a function returns: until then its own or its caller's `variables` keep their tensors alive."""
         self.ops.append(Op("", variables, (), (), ()))
@@ -282,7 +292,7 @@ class Tape:
         def course(steps: Course) -> Course:
             return tuple([step.renamed(names) if isinstance(step, Size) else step for step in steps])
 
-        tensors = [*self.held, *self.cached]
+        tensors = [*self.held, *self.cached, *self.attached]
         for op in self.ops:
             tensors += (*op.inputs, *op.outs, *op.saves, *op.kept)
             op.scratch, op.backward_scratch = op.scratch.renamed(names), op.backward_scratch.renamed(names)
@@ -302,8 +312,8 @@ class Tape:
         return total([t.storage for op in self.ops for t in op.saves if t.storage not in lost])
 
     def kept(self) -> Size:
-        """Everything that selective checkpointing keeps besides the input."""
-        return total([t.storage for op in self.ops for t in op.kept])
+        """Everything that checkpointing keeps besides the input: what it is told to, and what contexts name."""
+        return total([t.storage for t in (*[t for op in self.ops for t in op.kept], *self.attached)])
 
 
 def total(storages: Iterable[Tensor]) -> Size:

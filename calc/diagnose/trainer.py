@@ -234,7 +234,8 @@ def _optimizer(flags: Flags) -> dict[str, Any]:
 def _adapters(flags: Flags) -> dict[str, Any]:
     """The method, and the adapters of LoRA and QLoRA."""
     kind = flags.text("finetuning_type", "sft_type", "train_type", "adapter", "tuner_type")
-    four = flags.on("load_in_4bit", "q_lora") or flags.text("quantization_bit", "quant_bits") == "4"
+    bits = flags.text("quantization_bit", "quant_bits")
+    four, eight = flags.on("load_in_4bit", "q_lora") or bits == "4", flags.on("load_in_8bit") or bits == "8"
     rank = flags.integer("lora_r", "lora_rank", "lora_dim")
     kind = (kind or "").removeprefix("custom_").removeprefix("hqq_") or None
     uses = flags.on("use_peft", "use_lora") or kind in ("lora", "qlora") or (
@@ -245,9 +246,10 @@ def _adapters(flags: Flags) -> dict[str, Any]:
     named = flags.text(*TARGETS)
     everything = flags.on("lora_target_linear") or named in ("all", "all-linear", "ALL")
     double = flags.text(*DOUBLE)
-    qlora = four or kind == "qlora"
+    qlora = four or eight or kind == "qlora"
     return {
         "method": "qlora" if qlora else "lora",
+        "load_in_8bit": True if eight else None,
         "lora.rank": rank,
         "lora.dropout": flags.number("lora_dropout"),
         "lora.targets": "all-linear" if everything else listed(named) if named else None,

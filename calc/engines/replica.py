@@ -128,8 +128,10 @@ class Replica:
         return (first, Part(self.saved, b, b, self.trained_tensors[len(own) :])) if self.saved else (first,)
 
     def packed(self, shards: int = 1) -> Line:
-        """The model in four bits, over `shards` GPUs."""
+        """The model in four bits, over `shards` GPUs, or in eight, whole."""
         experts, nested = self.run.four_bit_experts, self.run.nested
+        if self.run.int8:
+            return weights.int8(self.role, self.arch, self.parameters, self.weight_bytes, experts=experts)
         return weights.quantised(self.role, self.arch, self.parameters, self.weight_bytes, shards, experts=experts,
                                  nested=nested, cut_scales=self.cut_scales, wide=self.run.wide)  # fmt: skip
 

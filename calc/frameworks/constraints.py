@@ -19,6 +19,8 @@ ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a mode
 # frameworks and trainers with which a share of Megatron-core's hybrid device optimizer was read
 HYBRID = ("verl", "megatron", "megatron-swift")
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
+# trainers whose frozen linears in 8 bits are modelled: Unsloth has kernels of its own
+EIGHT_BITS = ("own", *[name for name in ON_PEFT if name != "unsloth"])
 QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
 ORTHOGONAL = ("own", "ms-swift", "llamafactory")  # trainers whose Muon, of PyTorch's operations, was read
 MASKS = ("megatron",)  # trainers whose data loader makes masks of all pairs of positions where it is asked to
@@ -233,6 +235,19 @@ def sharding_fault(s: Scenario) -> Refusal | None:
         return Refusal("checkpointing", f"{s.checkpointing!r} with method qlora and sharding zero3", "full")
     if s.method == "qlora" and s.sharding == "zero3" and s.offload.parameters:
         return Refusal("offload.parameters", "true with method qlora and sharding zero3", "false; not modelled")
+    return None
+
+
+def eight_bits_fault(s: Scenario) -> Refusal | None:
+    """The reason why the frozen linears of `s` cannot be in 8 bits, in one line, or None."""
+    if not s.load_in_8bit:
+        return None
+    if s.framework not in ("torch", "trl") or s.trainer not in EIGHT_BITS:
+        other = f"trainer {s.trainer}" if s.framework == "torch" else s.framework
+        allowed = f"false, or with trl, or torch and trainer {', '.join(EIGHT_BITS)}"
+        return Refusal("load_in_8bit", f"true with {other}", allowed)
+    if s.sharding not in ("none", "ddp") or s.together > 1:
+        return Refusal("load_in_8bit", f"true with sharding {s.sharding}", "false, or with none, ddp; not modelled")
     return None
 
 

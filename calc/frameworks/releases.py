@@ -24,7 +24,15 @@ READ: Mapping[str, str] = {
     "transformers": "5.23.0",
     "vllm": "0.29.0",
 }
+# bitsandbytes, which nothing pins: the last release before each Transformers since which 4-bit linears take less memory
+# (0.43.0 came on 2024-03-08, 0.43.2 on 2024-07-23, a day with Transformers 4.43.0).
+FOUR_BITS: Mapping[str, str] = {"4.39": "0.42.0", "4.43": "0.43.1"}
 GONE: Final = object()  # the value of a field that a table no longer has
+
+
+def bitsandbytes(transformers: str) -> str:
+    """The release of bitsandbytes as new as that of Transformers."""
+    return next((own for first, own in FOUR_BITS.items() if not at_least(transformers, first)), READ["bitsandbytes"])
 
 
 class Default(NamedTuple):

@@ -81,8 +81,9 @@ def settings(s: Scenario) -> dict[str, Any]:
     if s.lora:
         linear = isinstance(s.lora.targets, str)
         found |= {
-            "adapter": s.method,
-            "load_in_4bit": s.method == "qlora",
+            "adapter": "lora" if s.load_in_8bit else s.method,
+            "load_in_4bit": s.method == "qlora" and not s.load_in_8bit,
+            **({"load_in_8bit": True} if s.load_in_8bit else {}),
             **({"quantize_moe_experts": True} if s.quantize_moe_experts else {}),
             "lora_r": s.lora.rank,
             "lora_alpha": 2 * s.lora.rank,

@@ -83,7 +83,8 @@ def settings(s: Scenario) -> dict[str, Any]:
         if s.lora.modules_to_save:
             told["additional_target"] = ",".join(s.lora.modules_to_save)
     if s.method == "qlora":
-        told |= {"quantization_bit": 4, "double_quantization": s.double_quantization}
+        four = {"quantization_bit": 4, "double_quantization": s.double_quantization}
+        told |= {"quantization_bit": 8} if s.load_in_8bit else four
     return told
 
 

@@ -86,8 +86,9 @@ def flags(s: Scenario) -> Iterator[Words]:
             yield option("--lora_dtype", "bfloat16")
     if s.method == "qlora":
         yield option("--quant_method", "bnb")
-        yield option("--quant_bits", 4)
-        yield option("--bnb_4bit_use_double_quant", s.double_quantization)
+        yield option("--quant_bits", 8 if s.load_in_8bit else 4)
+        if not s.load_in_8bit:
+            yield option("--bnb_4bit_use_double_quant", s.double_quantization)
 
 
 def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:

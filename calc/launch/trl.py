@@ -107,10 +107,13 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
 
 
 def adapters(s: Scenario) -> Iterator[Words]:
-    """The flags of PEFT, and of a base in 4 bits."""
+    """The flags of PEFT, and of a base in 4 or 8 bits."""
+    four = s.method == "qlora" and not s.load_in_8bit
     yield option("--use_peft", s.lora is not None)
-    yield option("--load_in_4bit", s.method == "qlora")
-    yield option("--use_bnb_nested_quant", s.method == "qlora" and s.double_quantization)
+    yield option("--load_in_4bit", four)
+    yield option("--use_bnb_nested_quant", four and s.double_quantization)
+    if s.load_in_8bit:
+        yield option("--load_in_8bit", True)
     if s.lora:
         yield option("--lora_r", s.lora.rank)
         yield option("--lora_dropout", s.lora.dropout)

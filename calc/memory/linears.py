@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from calc.autograd.polynomial import amount
-from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
+from calc.autograd.tape import NOTHING, Course, Op, Size, Tape, Tensor, of
 from calc.memory.run import Run, biased, dimensions, elements, marks, short, symbol
 from calc.memory.weights import SCALE
 from calc.models.architecture import SCALES, Architecture, LayerSpec
@@ -172,7 +172,8 @@ class Linears:
         """`nn.Linear`: keeps its input where its weight is trained; LoRA adds two small linears beside it."""
         x = self.bounded(self.entering(name, x), f"{name}: input")
         four_bits = self.run.quantised and (name not in OUTPUTS or self.arch.quantises_head)
-        y = self.in_four_bits(name, x, out) if four_bits else self.whole(name, x, out)
+        product = self.in_eight_bits if self.run.int8 else self.in_four_bits
+        y = product(name, x, out) if four_bits else self.whole(name, x, out)
         y = self.adapted(name, x, y) if self.run.adapter and self.is_adapted(name) else y
         y = self.bounded(y, f"{name}: output")
         return self.summed(name, y) if name in ROWWISE else y
@@ -193,7 +194,11 @@ class Linears:
         weight = Size({}, {symbol(name): 1})
         trained = elements if run.trained else 0
         wide, copies = run.copies, list[Tensor]()
-        if wide:
+        if name == HEAD and self.arch.head_normed:
+            copies = [self.normed_head(weight, trained)]
+            if wide:
+                copies = [tape.op(f"{name}: weight to bf16", copies, weight, 2)]
+        elif wide:
             # cast before the input is, it gets the bf16 gradient, which the copy's own backward casts to fp32
             copies = [tape.op(f"{name}: weight to bf16", [], weight, 2, weight=trained)]
             if run.caches:
@@ -205,10 +210,16 @@ class Linears:
             out,
             self.c,
             saves=([source] if run.trained else []) + copies,
-            weight=0 if wide else trained,
+            weight=0 if copies else trained,
             product=name not in self.biased,  # with a bias it is `addmm`
             flat=True,
         )
+
+    def normed_head(self, weight: Size, trained: int) -> Tensor:
+        """The head's weight with each row divided by its norm, in the type of the weight (`NormHead` of Baichuan 2)."""
+        b = 4 if self.run.copies else self.c
+        scratch = weight * (2 * b) if trained else NOTHING  # gradients of the quotient's both sides
+        return self.tape.op("lm_head: normalise", [], weight, b, weight=trained, backward_scratch=scratch)
 
     def in_four_bits(self, name: str, x: Tensor, out: Size) -> Tensor:
         """bitsandbytes' `Linear4bit`: its weight is dequantised for the product alone.
@@ -232,7 +243,37 @@ class Linears:
             product=name not in self.biased,
             flat=True,
         )
+        self.tape.attach(y, [source] if self.run.keeps_inputs else [])
         return self.cast(y, x.b, name)
+
+    def in_eight_bits(self, name: str, x: Tensor, out: Size) -> Tensor:
+        """bitsandbytes' `Linear8bitLt`: the input is cast to 8 bits for the product, which is made in 32.
+
+        The input is cast in fp16, beside its magnitudes and a mask of outliers; the product is dequantised in fp16.
+        Backward dequantises the weight. The context keeps the input, which a frozen weight does not need, and before
+        0.45 that in 8 bits, too (bitsandbytes 0.50.2 and 0.43.3 `autograd/_functions.py`, `MatMul8bitLt`; 0.50.2
+        `backends/cuda/ops.py`). Columns of outliers, which depend on the data, are left out.
+        """
+        half, fits = x.width * 2, x.b == 2 and self.run.half
+        narrow = Tensor(x.width, 1, differentiable=False)
+        before, wide = ((), half) if fits else ((half,), half + half)
+        course: Course = (*before, None, half, x.width, len(before))
+        self.tape.ops.append(Op(f"{name}: to 8 bits", (x,), (narrow,), (), (), scratch=wide + x.width, course=course))
+        kept = [x, Tensor(x.width, 1)] if self.run.keeps_columns else [x]
+        y = self.tape.op(
+            name,
+            [x, narrow],
+            out,
+            x.b,
+            saves=kept,
+            scratch=out * 4 if fits else out * 6,
+            course=(out * 4, None) if fits else (out * 4, out * 2, None),
+            backward_scratch=Size({}, {symbol(name): x.b}),
+            product=name not in self.biased,
+            flat=True,
+        )
+        self.tape.attach(y, kept)
+        return y
 
     def entering(self, name: str, x: Tensor) -> Tensor:
         """The input of a linear whose outputs are spread over ranks: each rank makes a part of the input's gradient.

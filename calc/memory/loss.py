@@ -616,12 +616,11 @@ class Head(Program):
                         weight=self.elements["lm_head"] if trained and n == 0 else 0, product=True,
                         flat=True)  # fmt: skip
             logits.append(tape.hold(x))
-        if path.compiled:
-            tape.op("losses of chunks", logits, ONE, 4, saves=[*logits, Tensor(ONE, 8)], backward_scratch=piece * b,
-                    rowwise=True)  # fmt: skip
-            return tape
         cast, each = piece * 4 if b < 4 else NOTHING, list[Tensor]()
         for chunk in logits:
+            if path.compiled:
+                each.append(tape.op("loss of a chunk", [chunk], ONE, 4, saves=[chunk, Tensor(ONE * (1 / CHUNKS), 8)]))
+                continue
             each.append(tape.op("loss of a chunk", [chunk], ONE, 4, saves=[Tensor(piece, 4)], scratch=cast,
                                 backward_scratch=piece * 8,
                                 backward_course=(piece * 4, piece * 4, None)))  # fmt: skip

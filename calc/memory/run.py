@@ -78,13 +78,15 @@ class Run:
     adapter: Adapter | None = None
     packaged: bool = False  # attention is the flash-attn package's operator, not PyTorch's
     kernel: Kernel = "flash"
-    quantised: bool = False  # linears in four bits, dequantised for each multiplication
+    quantised: bool = False  # linears in four bits, dequantised for each multiplication, or in eight
+    int8: bool = False  # they are in 8 bits, and so are the inputs that they multiply
     nested: bool = True  # the scales of 4-bit weights are quantised themselves
     wide: int = 0  # elements of linears that a checkpoint in four bits leaves in 16
     unpacked: int = 0  # bytes of an element of a 4-bit weight while it multiplies; 0: those of `compute`
     buffer: int = 0  # elements of the buffer into which 4-bit weights are dequantised; 0: each into a tensor of its own
     four_bit_experts: Experts = ""  # routed experts that are in four bits, too
     keeps_inputs: bool = False  # 4-bit linears keep inputs that a frozen weight does not need: bitsandbytes < 0.43.2
+    keeps_columns: bool = False  # 8-bit linears keep their input in 8 bits, too: bitsandbytes < 0.45
     sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions
     within: bool = False  # products gather and scatter these parts themselves, piece by piece
     reentrant: bool = False  # PyTorch's reentrant checkpointing runs layers again

@@ -22,6 +22,7 @@ from calc.models.sound import Whisper
 Experts = Literal["", "linears", "whole"]
 
 SCALE = 4 / 64  # bytes of an element's part of an fp32 scale
+ROW = 4  # bytes of the scale of a row of a weight in 8 bits
 PACKED = 0.5  # bytes of an element without its part of the scales
 # bytes of an element with it, by whether scales are quantised themselves
 NF4 = {True: PACKED + 1 / 64 + SCALE / 256, False: PACKED + SCALE}
@@ -216,6 +217,19 @@ def quantised(
         values,
         "weights#nf4",
     )
+
+
+def int8(role: str, arch: Architecture, total: int, rest_bytes: int, *, experts: Experts = "") -> Line:
+    """A model of `total` elements of which `P_8` are in 8 bits, with an fp32 scale for each of `R` rows.
+
+    bitsandbytes 0.50.2 `nn/modules.py`, `Int8Params`: `CB` and `SCB`. The rest is in `rest_bytes`.
+    """
+    own = [t for t in tensors(arch) if is_quantised(arch, t, experts)]
+    eight, rows = (sum([n * t.count for t, n in zip(own, each, strict=True)]) for each in (
+        [t.elements for t in own], [t.elements // t.shape[-1] for t in own]))  # fmt: skip
+    values = {"P_8": eight, "R": rows, "P": total, "b": rest_bytes}
+    size = eight + ROW * rows + rest_bytes * (total - eight)
+    return Line("weights", role, size, "P_8 + 4·R + b·(P - P_8)", values, "weights#int8")
 
 
 def dequantised(role: str, count: int, b: int) -> Line:

@@ -349,6 +349,7 @@ class Architecture:
     softcap_attn: bool = False
     softcap_logits: bool = False
     logits_scaled: bool = False  # divided or multiplied by a number
+    head_normed: bool = False  # each forward divides the rows of the head's weight by their norms
     sliding_window: int | None = None  # None where no layer uses one
     experts: int = 0
     experts_per_token: int = 0

@@ -1,7 +1,7 @@
 """Transformers' releases with the model types that came with each, as `models/auto` of their packages maps them.
 
 AutoConfig of a release refuses a config whose model type it lacks, with every trainer, unless code lies beside the
-weights. Types that have no other code (kimi_k2, mimo, bailing_moe) are in no release.
+weights. Types that have no other code (baichuan, kimi_k2, mimo, bailing_moe) are in no release.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ NARROW_LOSS: Mapping[str, str] = {
     **dict.fromkeys(("bloom", "falcon", "gpt2", "gpt_neox", "mpt", "opt", "stablelm"), "5"),
     "llama": "4.31",
 }
+# Families whose own code, which lies beside their weights, takes logits in the type that they have.
+OWN_LOSS = ("baichuan",)
 # The releases since and before which eager attention bounds its masked scores by `torch.max`, by family, with the
 # device of the bound said since 4.30 (`modeling_{llama,opt}.py` of each minor release).
 BOUNDS_SCORES: Mapping[str, tuple[str, str]] = {"llama": ("4.28", "4.31"), "opt": ("4.21", "4.49")}
@@ -98,7 +100,7 @@ CHAT = {"qwen2": 32_768}
 
 # families whose experts have been parameters from the start, and those that call an expert's linears as Mixtral does
 JOINS_EXPERTS = ("granitemoehybrid",)
-AS_MIXTRAL = ("mixtral", "minimax_m2", "phimoe")
+AS_MIXTRAL = ("mixtral", "minimax_m2", "phimoe", "kimi_linear")
 # the releases of PEFT that were the first to refuse adapters of a state space's output projection, by family
 REFUSES_OUTPUT: Mapping[str, str] = {"nemotron_h": "0.20"}
 
@@ -141,6 +143,8 @@ def with_outputs(arch: Architecture, peft: str) -> Architecture:
 
 def logits_cast(family: str, transformers: str) -> Literal["model", "loss", ""]:
     """The part of a model of that family that casts logits to fp32: its own code, the loss, or none."""
+    if family in OWN_LOSS:
+        return ""
     if since(transformers, SHARE_LOSS.get(family, "4.46")):
         return "loss"
     return "model" if since(transformers, NARROW_LOSS.get(family, "0")) else ""

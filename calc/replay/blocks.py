@@ -25,7 +25,7 @@ from calc.memory.activations import Program, final_norm, kinds, lifetimes
 from calc.memory.loss import AFTER, head_dimensions, written
 from calc.memory.optimizer import in_32_bits, passing, scratch, single_step, state_bytes_per_parameter
 from calc.memory.run import dimensions
-from calc.memory.weights import NF4, PACKED, is_quantised
+from calc.memory.weights import NF4, PACKED, ROW, is_quantised
 from calc.models.architecture import (
     Architecture,
     Head,
@@ -553,7 +553,9 @@ def _adapters(r: Replica, spec: LayerSpec) -> Iterator[Tensor]:
 
 
 def _weight(r: Replica, t: Tensor) -> int:
-    """The bytes of a stored tensor, in four bits or unquantised."""
+    """The bytes of a stored tensor, in four or eight bits or unquantised."""
+    if r.run.int8 and _in_four(r, t):
+        return t.elements + ROW * (t.elements // t.shape[-1])
     return int(t.elements * (NF4[r.run.nested] if _in_four(r, t) else r.weight_bytes))
 
 

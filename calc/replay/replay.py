@@ -156,6 +156,9 @@ def _known(placed: Placed, bare: bool) -> bool:
     s, engine = placed.s, placed.engine
     if engine.replica.path.compiled and s.expandable_segments:
         return False  # measured with fixed segments alone; three published runs reserve 3 to 6 GiB less than a replay
+    run = engine.replica.run
+    if s.checkpointing != "none" and not run.reentrant and (run.int8 or run.keeps_inputs):
+        return False  # contexts keep what checkpointing drops
     if engine.replica.streams and not isinstance(engine, Plain):
         return False
     if engine.replica.arch.vision and (s.images or not s.lora or not isinstance(engine, Plain)):

@@ -22,7 +22,7 @@ from calc.catalog.catalog import Catalog, CatalogError, load
 from calc.catalog.names import adapted
 from calc.frameworks import constraints
 from calc.frameworks.registry import FRAMEWORKS, framework, plan, refusal
-from calc.frameworks.releases import READ
+from calc.frameworks.releases import READ, bitsandbytes
 from calc.models.architecture import Architecture, ConfigError
 from calc.models.releases import CODE_BESIDE
 from calc.models.vision import Tower
@@ -54,6 +54,7 @@ NEUTRAL: Mapping[str, Any] = {
     "checkpoint_gb": None,
     "vision_tower": False,
     "quantize_moe_experts": False,
+    "load_in_8bit": False,
     "no_sync": False,
     "reentrant": False,
     "memory_efficient_linear": True,
@@ -106,7 +107,6 @@ NEUTRAL: Mapping[str, Any] = {
     "placement": "colocated",
     "rollout.v0": False,
     **rules.ABSENT,
-    "versions.bitsandbytes": READ["bitsandbytes"],  # no framework pins it
 }
 
 _VERSION = re.compile(r"[0-9]+(?:\.[0-9]+)*")
@@ -290,6 +290,8 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
     said = given | rules.flatten({"roles": own_roles})
     own = module.defaults(task, known, said)
     usual = {**NEUTRAL, **own}
+    transformers = given.get("versions.transformers") or usual.get("versions.transformers") or READ["transformers"]
+    usual.setdefault("versions.bitsandbytes", bitsandbytes(str(transformers)))
     values: dict[str, Any] = {**usual, **given}
     rules.had(values | said, own, f"{name} {known}")
     model = catalog.model(given["model"])
@@ -362,6 +364,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or rules.spread_fault(scenario)
         or rules.exchange_fault(scenario)
         or constraints.mask_fault(scenario)
+        or constraints.eight_bits_fault(scenario)
         or constraints.saved_fault(scenario)
         or constraints.head_fault(scenario)
         or constraints.init_fault(scenario)

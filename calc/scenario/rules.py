@@ -140,6 +140,11 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         no_adapters(given)
     if values["method"] != "qlora" and not values["double_quantization"]:
         raise Objection(Refusal("double_quantization", f"false with method {values['method']}", "with qlora"))
+    if values["method"] != "qlora" and values["load_in_8bit"]:
+        raise Objection(Refusal("load_in_8bit", f"true with method {values['method']}", "with qlora"))
+    if values["load_in_8bit"] and (values["quantize_moe_experts"] or values["checkpoint_gb"]):
+        field = "quantize_moe_experts" if values["quantize_moe_experts"] else "checkpoint_gb"
+        raise Objection(Refusal("load_in_8bit", f"true with {field}", "false; not modelled"))
     if values["method"] != "qlora" and values["quantize_moe_experts"]:
         raise Objection(Refusal("quantize_moe_experts", f"true with method {values['method']}", "with qlora"))
     if values["method"] != "qlora" and values["checkpoint_gb"]:

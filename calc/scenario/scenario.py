@@ -172,6 +172,7 @@ class Scenario:
     method: Method
     lora: Lora | None
     double_quantization: bool
+    load_in_8bit: bool
     checkpoint_gb: float | None
     quantize_moe_experts: bool
     precision: Precision

@@ -214,6 +214,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         sees=s.images is not None and arch.vision is not None,
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank) or "embed_tokens" in adapter.saved),
         quantised=s.method == "qlora",
+        int8=s.load_in_8bit,
         nested=s.double_quantization,
         wide=wide_elements(s, arch),
         # quantised in fp16 before 0.43, whatever is computed in: bitsandbytes nn/modules.py, Params4bit.cuda
@@ -222,6 +223,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         four_bit_experts=four_bit_experts(s),
         # autograd/_functions.py:MatMul4Bit, ctx.tensors = (A, B) up to 0.43.1, (None, B) from 0.43.2 on
         keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),
+        keeps_columns=s.load_in_8bit and not at_least(s.versions["bitsandbytes"], "0.45"),
     )
 
 

@@ -53,6 +53,8 @@ def throughput(s: Scenario, gpu: GPU, node: Node | None, cache_tokens: int | Non
     had its card alone. Raises Unrated, one line, if the catalog lacks a rate that the job needs, or if vLLM would not
     start.
     """
+    if s.load_in_8bit:
+        raise Unrated("load_in_8bit: given true, of which no step has been timed, so speed is not estimated")
     terms = tuple(terms_of(s, gpu, node, cache_tokens))
     sequences = _responses(s) if s.rollout else s.sequences
     seconds = sum([t.seconds for t in terms])

@@ -130,6 +130,7 @@ def test_mistrals_own_class_cast_its_logits_two_releases_longer() -> None:
         ("pythia-1b", "4.48", ""), ("pythia-1b", "4.49", "loss"), ("llama-2-7b", "4.30", ""),
         ("llama-2-7b", "4.31", "model"), ("llama-2-7b", "4.46", "loss"), ("starcoder2-3b", "4.46", "model"),
         ("starcoder2-3b", "4.47", "loss"), ("granite-3.1-8b", "4.47", "model"), ("granite-3.1-8b", "4.48", "loss"),
+        ("baichuan2-7b", "4.34", ""), ("baichuan2-7b", "4.57", ""),
     ],
 )  # fmt: skip
 def test_logits_are_cast_by_the_model_the_loss_or_not_at_all(model: str, release: str, cast: str) -> None:

@@ -215,6 +215,8 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
                 "lora.targets": ["q_proj"],
             }
             yield from supervised("torch", ("sft",), (four,), ({}, {"checkpointing": "full"}), MACHINES[:1], of)
+        eight = {"method": "qlora", "load_in_8bit": True}
+        yield from supervised("torch", ("sft",), (eight,), ({}, {"checkpointing": "full"}), MACHINES[:1], of)
         usual = (METHODS, sharded, moved, ATTENTIONS, PRECISIONS, LOSSES, MACHINES)
         yield from supervised("torch", ("pretrain", "sft", "rm", "dpo"), *usual, of)
         kin = {"llamafactory": ("orpo", "simpo"), "ms-swift": ("kto", "orpo", "simpo", "gkd"), "axolotl": ()}[name]

@@ -243,6 +243,7 @@ def test_a_message_cannot_end_its_placeholder() -> None:
 # What each field becomes; jobs are the first of its framework that can have it. Roles are described by the same fields.
 CHANGES: dict[str, Any] = {
     "model": "qwen2.5-7b", "gpus": 4, "method": "lora", "double_quantization": "other", "lora.rank": 8,
+    "load_in_8bit": {"method": "qlora", "load_in_8bit": True},
     "no_sync": False, "lora.targets": ["o_proj"], "lora.dropout": 0.25,
     "lora.modules_to_save": ["lm_head"], "lora.init": "olora", "lora.dtype": "other", "precision": "bf16",
     "optimizer": "sgd", "optimizer_impl": "other", "sharding": "other", "offload.optimizer": True,

@@ -259,7 +259,8 @@ def check_axolotl(packages: Packages, s: Scenario, found: Launch) -> dict[str, A
         if said.get("liger_fused_linear_cross_entropy")
         else "full",
         "kernels": "liger" if said.get("liger_rms_norm") else "eager",
-        "method": said.get("adapter", "full"),
+        "method": "qlora" if said.get("load_in_8bit") else said.get("adapter", "full"),
+        "load_in_8bit": said.get("load_in_8bit", False),
         "quantize_moe_experts": said.get("quantize_moe_experts", False),
     }
     if s.precision != "bf16" or not wide:  # FSDP 1 makes fp32 of weights, and nothing says that it shall not

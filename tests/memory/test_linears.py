@@ -22,10 +22,13 @@ from tapes import (
     tape,
 )
 
+from calc.autograd.polynomial import amount
 from calc.autograd.tape import Size, Tape, Tensor
+from calc.base.plan import Path
 from calc.catalog.catalog import load
 from calc.memory.activations import Program
 from calc.memory.linears import Linears
+from calc.memory.loss import Head
 from calc.memory.run import Adapter, Run, dimensions
 from calc.models.architecture import Architecture, layer_kinds
 from calc.models.lora import lora_parameters
@@ -201,6 +204,57 @@ def test_old_bitsandbytes_keeps_the_input_of_every_four_bit_product() -> None:
     """
     new, old = (per_token("llama-3-8b", **frozen(quantised=True, keeps_inputs=kept)) for kept in (False, True))
     assert old - new == 4 * 4096 + 2 * 14336
+
+
+@pytest.mark.parametrize(("trained", "made"), [(False, 0), (True, 125_696 * 4096)])
+def test_a_head_whose_rows_are_normed_keeps_the_quotient(trained: bool, made: int) -> None:
+    """Baichuan 2's `NormHead`: `F.linear(hidden_states, F.normalize(self.weight))`; a trained one's gradient is its."""
+    a = arch("baichuan2-7b")
+    program = Head(Run(a, trained=trained))
+    program.elements = {"lm_head": a.vocab * a.hidden}
+    written = program.write(Path("cross-entropy", uncast=True))
+    norm, product = (op for op in written.ops if op.name in ("lm_head: normalise", "lm_head"))
+    assert norm.outs[0].size.fixed == {"W_lm_head": 2} and norm.outs[0] in product.saves
+    assert (norm.weight, product.weight) == (made, 0)
+    plain = Head(Run(arch("llama-3-8b"), trained=trained)).write(Path("cross-entropy", uncast=True))
+    assert not [op for op in plain.ops if op.name == "lm_head: normalise"]
+
+
+def test_eight_bit_linears_keep_their_inputs_and_before_045_these_in_eight_bits_too() -> None:
+    """MatMul8bitLt's ctx.tensors, (CAt, subA, A) in 0.43.3: inputs as of the test above, and a byte an element for each
+    of the seven linears: five of h, one of q = h, one of i."""
+    four = per_token("llama-3-8b", **frozen(quantised=True))
+    new, old = (per_token("llama-3-8b", **frozen(quantised=True, int8=True, keeps_columns=n)) for n in (False, True))
+    assert new - four == 4 * 4096 + 2 * 14336
+    assert old - new == 6 * 4096 + 14336
+
+
+@pytest.mark.parametrize(
+    ("half", "cast", "product"),
+    [
+        # bf16: the input in fp16, in 8 bits, its magnitudes, their mask; the product in 32 and in 16 bits, then in bf16
+        (False, [{"h": 2}, None, {"h": 2}, {"h": 1}, 1], [{"q": 4}, {"q": 2}, None]),
+        # what is fp16 already is not cast, nor is what comes out in it
+        (True, [None, {"h": 2}, {"h": 1}, 0], [{"q": 4}, None]),
+    ],
+)
+def test_eight_bit_products_are_made_in_32_bits_out_of_8(half: bool, cast: list[Any], product: list[Any]) -> None:
+    """bitsandbytes 0.50.2 `backends/cuda/ops.py`: int8_vectorwise_quant, int8_scaled_mm, int8_mm_dequant."""
+    made = tape("llama-3-8b", **frozen(quantised=True, int8=True, half=half))
+    first, second = (op for op in made.ops if op.name in ("q_proj: to 8 bits", "q_proj"))
+    for op, expected in ((first, cast), (second, product)):
+        assert [dict(step.tokens) if isinstance(step, Size) else step for step in op.course] == expected
+    assert second.backward_scratch.fixed == {"W_q_proj": 2}
+    assert [t.b for t in first.outs] == [1] and not first.outs[0].differentiable
+
+
+@pytest.mark.parametrize(("reentrant", "kept"), [(False, 6 * 4096 + 2 * 14336), (True, 0)])
+def test_what_contexts_name_outlives_checkpointing_that_is_not_reentrant(reentrant: bool, kept: int) -> None:
+    """The inputs of q, k, v, of o, of gate, up, and of down: seen with `Linear8bitLt` on a processor (torch 2.13)."""
+    for run in ({"int8": True}, {"keeps_inputs": True}):
+        settings = Run(arch("llama-3-8b"), **frozen(quantised=True, **run))
+        made = Program(settings, arch("llama-3-8b").specs[0], reentrant=reentrant).layer()
+        assert amount(made.kept(), dimensions(arch("llama-3-8b"))).tokens == kept
 
 
 def test_a_quantised_model_of_fp32_dequantises_to_fp32() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -50,6 +51,34 @@ def test_scales_that_are_not_quantised_take_half_a_bit() -> None:
 def test_a_buffer_for_dequantised_weights_has_the_largest_in_16_bits_and_its_scales_in_fp32() -> None:
     """Llama 3 8B's down_proj, 14,336 · 4,096: `WEIGHT_BUFFER` of 2 bytes each, `ABSMAX_BUFFER` of 4 for each 64."""
     assert weights.dequantised("actor", 14_336 * 4096, 2).bytes == 117_440_512 + 3_670_016
+
+
+def test_eight_bits_take_a_byte_an_element_and_a_scale_in_fp32_for_each_row() -> None:
+    """Rows of a layer: 4096 of q, o and down, 1024 of k and v, 14,336 of gate and up; 32 layers."""
+    rows = 32 * (3 * 4096 + 2 * 1024 + 2 * 14_336)
+    line = weights.int8("actor", LLAMA, parameters(LLAMA), 2)
+    assert line.bytes == LINEAR + 4 * rows + 2 * (P - LINEAR) == 9_086_705_664
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"method": "lora"}, "load_in_8bit: given true with method lora, allowed: with qlora"),
+        (
+            {"gpus": 2, "sharding": "zero2"},
+            "load_in_8bit: given true with sharding zero2, allowed: false, or with none, ddp",
+        ),
+        (
+            {"trainer": "unsloth"},
+            "load_in_8bit: given true with trainer unsloth, allowed: false, or with trl, or torch",
+        ),
+        ({"framework": "openrlhf"}, "load_in_8bit: given true with openrlhf, allowed: false"),
+        ({"checkpoint_gb": 6}, "load_in_8bit: given true with checkpoint_gb, allowed: false; not modelled"),
+    ],
+)
+def test_eight_bits_are_refused_where_no_code_was_read(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ScenarioError, match=re.escape(said)):
+        job(**{"method": "qlora", "load_in_8bit": True, "task": "sft"} | fields)
 
 
 def test_four_bits_are_for_linears_inside_the_layers_alone() -> None:

@@ -651,6 +651,13 @@ def test_batches_of_other_lengths_leave_blocks_that_longer_ones_cannot_use() -> 
     assert not other.breaks(one.undisturbed)
 
 
+@pytest.mark.parametrize(("reentrant", "followed"), [(True, True), (False, False)])
+def test_blocks_that_contexts_name_are_followed_where_checkpointing_drops_them(reentrant: bool, followed: bool) -> None:
+    """Non-reentrant checkpointing leaves inputs of 8-bit linears in blocks that no script has."""
+    fields = {"method": "qlora", "load_in_8bit": True, "checkpointing": "full", "reentrant": reentrant}
+    assert (act(**fields) is not None) is followed
+
+
 def test_packs_have_one_length() -> None:
     packed = act(seq_len=1024, lengths={"mean": 200, "longest": 900}, packing=True)
     assert packed and not packed.others

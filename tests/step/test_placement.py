@@ -13,6 +13,7 @@ from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
 from calc.engines.replica import Replica, Where
 from calc.engines.zero import Zero
+from calc.frameworks.releases import READ
 from calc.models.releases import with_heads
 from calc.scenario.words import SERVERS
 from calc.step import placement
@@ -96,6 +97,24 @@ def test_four_bit_products_keep_their_inputs_by_bitsandbytes_version(
     """autograd/_functions.py: ctx.tensors = (A, B) in 0.43.1, (None, B) in 0.43.2 and since."""
     fields = {"versions__bitsandbytes": version} if version else {}
     assert replica(method=method, **fields).run.keeps_inputs is kept
+
+
+@pytest.mark.parametrize(
+    ("transformers", "expected"), [("4.38.2", "0.42.0"), ("4.42.4", "0.43.1"), ("4.43.0", READ["bitsandbytes"])]
+)
+def test_bitsandbytes_is_as_new_as_transformers(transformers: str, expected: str) -> None:
+    """0.43.0 came a week after Transformers 4.38.2, 0.43.2 on the day of 4.43.0; a release that is named stands."""
+    fields: dict[str, Any] = {"method": "qlora", "versions": {"transformers": transformers}}
+    assert job(**fields).versions["bitsandbytes"] == expected
+    fields["versions"]["bitsandbytes"] = "0.41"
+    assert job(**fields).versions["bitsandbytes"] == "0.41"
+
+
+@pytest.mark.parametrize(("version", "kept"), [("0.44.1", True), ("0.45", False)])
+def test_eight_bit_products_keep_their_inputs_in_eight_bits_before_bitsandbytes_045(version: str, kept: bool) -> None:
+    """autograd/_functions.py: double_quant for every input in 0.44, int8_vectorwise_quant of frozen weights in 0.45."""
+    r = replica(method="qlora", load_in_8bit=True, versions__bitsandbytes=version)
+    assert r.run.keeps_columns is kept
 
 
 def test_full_training_trains_every_tensor() -> None:

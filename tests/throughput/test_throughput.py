@@ -897,7 +897,7 @@ def test_an_update_alone_generates_nothing() -> None:
 # ---- what cannot be said, and what an estimate shows --------------------------------------------------------------
 
 
-def test_a_card_without_rates_and_fp32_are_refused_in_a_line() -> None:
+def test_a_card_without_rates_fp32_and_8_bits_are_refused_in_a_line() -> None:
     gpu = load().gpu("a100-80-sxm")
     for bare, word in (
         (replace(gpu, bf16_tflops=None, fp16_tflops=None), "16-bit matrix rate"),
@@ -907,6 +907,8 @@ def test_a_card_without_rates_and_fp32_are_refused_in_a_line() -> None:
             answer(SFT, bare)
     with pytest.raises(Unrated, match=r"^precision: given 'fp32'"):
         answer({**SFT, "precision": "fp32"})
+    with pytest.raises(Unrated, match=r"^load_in_8bit: given true"):
+        answer({**SFT, "framework": "torch", "method": "qlora", "load_in_8bit": True, "sharding": "none", "gpus": 1})
 
 
 def test_the_node_is_the_slower_one_that_is_large_enough() -> None:

@@ -897,6 +897,9 @@ ADVICE = {
     "gpu: no source states the {what} of the {gpu}, so its speed is not estimated": (
         "gpu：没有资料给出 {gpu} 的{what}，所以不估算速度"
     ),
+    "load_in_8bit: given true, of which no step has been timed, so speed is not estimated": (
+        "load_in_8bit：给定 true，尚无计时的训练步，因此不估算速度"
+    ),
     "precision: given 'fp32', whose matrix rate the catalog does not have, so speed is not estimated": (
         "precision：给定 'fp32'，目录中没有它的矩阵算力，所以不估算速度"
     ),
