@@ -48,10 +48,10 @@ FRAGMENTATION = (
 MIDDLE = len(FRAGMENTATION) // 2
 # The share by which more was reserved on a GPU than `calc.replay` says: the same quantiles, of the measured records.
 REPLAYED = (
-    -0.0527, -0.0311, -0.0194, -0.0147, -0.0120, -0.0070, -0.0047, -0.0031, -0.0014, -0.0010,
-    -0.0008, -0.0004, 0.0000, 0.0000, 0.0000, 0.0001, 0.0001, 0.0002, 0.0003, 0.0004,
-    0.0005, 0.0006, 0.0008, 0.0009, 0.0012, 0.0014, 0.0015, 0.0020, 0.0022, 0.0025,
-    0.0034, 0.0042, 0.0056, 0.0084, 0.0102, 0.0133, 0.0181, 0.0208, 0.0311, 0.0536,
+    -0.0527, -0.0311, -0.0198, -0.0150, -0.0124, -0.0080, -0.0059, -0.0034, -0.0016, -0.0013,
+    -0.0008, -0.0005, -0.0001, 0.0000, 0.0000, 0.0001, 0.0001, 0.0002, 0.0002, 0.0003,
+    0.0005, 0.0006, 0.0007, 0.0009, 0.0011, 0.0013, 0.0015, 0.0020, 0.0021, 0.0024,
+    0.0033, 0.0040, 0.0054, 0.0073, 0.0098, 0.0129, 0.0180, 0.0207, 0.0324, 0.0536,
 )  # fmt: skip
 # Beyond that PyTorch caches freed blocks until memory is short, and releases them before it fails
 # (c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`): they do not decide whether memory runs out, but a
