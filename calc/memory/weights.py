@@ -225,8 +225,8 @@ def int8(role: str, arch: Architecture, total: int, rest_bytes: int, *, experts:
     bitsandbytes 0.50.2 `nn/modules.py`, `Int8Params`: `CB` and `SCB`. The rest is in `rest_bytes`.
     """
     own = [t for t in tensors(arch) if is_quantised(arch, t, experts)]
-    eight, rows = (sum([n * t.count for t, n in zip(own, each, strict=True)]) for each in (
-        [t.elements for t in own], [t.elements // t.shape[-1] for t in own]))  # fmt: skip
+    eight = sum([t.elements * t.count for t in own])
+    rows = sum([t.elements // t.shape[-1] * t.count for t in own])
     values = {"P_8": eight, "R": rows, "P": total, "b": rest_bytes}
     size = eight + ROW * rows + rest_bytes * (total - eight)
     return Line("weights", role, size, "P_8 + 4·R + b·(P - P_8)", values, "weights#int8")
