@@ -30,9 +30,8 @@ def pin(n: float, t: float) -> float:
 
 def evaluate(formula: str, values: Mapping[str, Any]) -> float:
     """`formula` with its values put in; NameError for a symbol that has none."""
-    return float(
-        eval(formula.replace("·", "*"), {"__builtins__": {}, "min": min, "pin": pin, "pow2": pow2}, dict(values))
-    )
+    known = {"__builtins__": {}, "min": min, "pin": pin, "pow2": pow2}
+    return float(eval(formula.replace("·", "*").replace("^", "**"), known, dict(values)))
 
 
 def holds(phase: Mapping[str, Any], printed: float | None = 0) -> None:

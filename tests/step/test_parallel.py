@@ -78,7 +78,7 @@ def test_a_rank_of_four_holds_a_quarter_of_llama_3_but_all_norms() -> None:
 
 
 # biases of products that are cut by their inputs: every rank has them whole
-SHARED = ("o_proj.bias", "down_proj.bias", "c_proj.bias", "dense.bias", "fc2.bias")
+SHARED = ("o_proj.bias", "down_proj.bias", "c_proj.bias", "dense.bias", "fc2.bias", "fc_out.bias")
 
 
 @pytest.mark.parametrize("model", sorted(load().models))
