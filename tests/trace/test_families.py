@@ -114,7 +114,7 @@ OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 32, "mamba_d_head": 64, "mamba_d_state": 64},
 }  # fmt: skip
 # those that AutoModelForCausalLM runs; Ling's code lies beside its weights, Mistral 4's is a part of Mistral 3's class
-RUN = tuple(family for family in FAMILIES if family not in ("bailing_moe", "mistral4"))
+RUN = tuple(family for family in FAMILIES if family not in ("baichuan", "bailing_moe", "mistral4"))
 
 
 def config(family: str) -> dict[str, Any]:
