@@ -113,7 +113,8 @@ OWN: dict[str, dict[str, Any]] = {
     "phimoe": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 32, "mamba_d_head": 64, "mamba_d_state": 64},
 }  # fmt: skip
-# those that AutoModelForCausalLM runs; Ling's code lies beside its weights, Mistral 4's is a part of Mistral 3's class
+# those that AutoModelForCausalLM runs; Ling's and Baichuan's code lies beside their weights, Mistral 4's is a part of
+# Mistral 3's class
 RUN = tuple(family for family in FAMILIES if family not in ("baichuan", "bailing_moe", "mistral4"))
 
 
