@@ -604,6 +604,8 @@ def _intermediate(family: Family, read: _Reader, hidden: int) -> int:
     given = read.optional(family.dense_size) if absent else (read.same if listed else read.integer)(family.dense_size)
     if read.known("block_auto_adjust_ff_dim"):
         return _adjusted(read, read.optional("block_ff_dim") or given or 0)
+    if given is None and family.defaults.get(family.dense_size) is not None:
+        raise read.error(family.dense_size, given, "a positive integer")
     return given or family.expansion * hidden
 
 

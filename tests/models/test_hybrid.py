@@ -141,6 +141,8 @@ def test_granites_layers_rotate_only_if_the_config_says_so() -> None:
     rotates = from_config({**config, "position_embedding_type": "rope"})
     assert [(spec.mixer, spec.mlp, spec.rotated) for spec in rotates.specs][1] == ("attention", "dense", True)
     assert rotates.recurrent == rotates.attending == 2
+    with pytest.raises(ConfigError, match=r"^shared_intermediate_size: nothing given"):  # or no linear has a weight
+        from_config({**config, "shared_intermediate_size": None})
 
 
 def test_a_layer_of_experts_without_experts_is_refused() -> None:
