@@ -271,6 +271,12 @@ class Tape:
         """Keep `tensor` alive to the end of forward and beyond, until the forward of the whole model ends."""
         self.cached.append(self.hold(tensor))
 
+    def aside(self, name: str, x: Tensor, size: Size, b: float, scratch: Size = NOTHING, course: Course = ()) -> Tensor:
+        """The output of an operation on `x` that no gradient passes: the function that reads it has a backward."""
+        out = Tensor(size, b, differentiable=False)
+        self.ops.append(Op(name, (x,), (out,), (), (), scratch=scratch, course=course))
+        return out
+
     def attach(self, out: Tensor, tensors: Sequence[Tensor]) -> None:
         """Keep what the context of the function that made `out` names itself, though the forward runs again.
 

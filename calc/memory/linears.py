@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from calc.autograd.polynomial import amount
-from calc.autograd.tape import NOTHING, Course, Op, Size, Tape, Tensor, of
+from calc.autograd.tape import NOTHING, Course, Size, Tape, Tensor, of
 from calc.memory.run import Run, biased, dimensions, elements, marks, short, symbol
 from calc.memory.weights import SCALE
 from calc.models.architecture import SCALES, Architecture, LayerSpec
@@ -255,10 +255,9 @@ class Linears:
         `backends/cuda/ops.py`). Columns of outliers, which depend on the data, are left out.
         """
         half, fits = x.width * 2, x.b == 2 and self.run.half
-        narrow = Tensor(x.width, 1, differentiable=False)
         before, wide = ((), half) if fits else ((half,), half + half)
         course: Course = (*before, None, half, x.width, len(before))
-        self.tape.ops.append(Op(f"{name}: to 8 bits", (x,), (narrow,), (), (), scratch=wide + x.width, course=course))
+        narrow = self.tape.aside(f"{name}: to 8 bits", x, x.width, 1, wide + x.width, course)
         kept = [x, Tensor(x.width, 1)] if self.run.keeps_columns else [x]
         y = self.tape.op(
             name,

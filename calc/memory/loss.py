@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import assert_never, get_args
 
 from calc.autograd.polynomial import Amount, Segment, amount
-from calc.autograd.tape import NOTHING, Op, Size, Tape, Tensor, of
+from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.base.plan import Lasting, Path
 from calc.memory.activations import Program
 from calc.memory.linears import OUTPUTS, WIDTH
@@ -350,8 +350,7 @@ class Head(Program):
         log-softmax are tensors in fp32, and the latter is kept (torch `distributed/tensor/parallel/loss.py`).
         """
         if self.run.sequences:
-            shifted = Tensor(x.width, 4, differentiable=False)
-            self.tape.ops.append(Op("logits: shift", (x,), (shifted,), (), ()))
+            shifted = self.tape.aside("logits: shift", x, x.width, 4)
             self.tape.op("cross entropy", [x, shifted], ONE, 4, saves=[Tensor(x.width, 4)])
         else:
             self.tape.op("cross entropy", [x], ONE, 4, saves=[x, Tensor(ONE, 8)])

@@ -102,9 +102,7 @@ class Run:
     linear_kernels: bool = False  # linear attention and its convolution run in fla's and causal-conv1d's kernels
     rotates: bool = False  # Megatron-core's layers without fusions rotate in one kernel all the same
     again: frozenset[Recomputed] = frozenset()  # parts of Megatron-core's layers that are run again for backward
-    # sparse, StarCoder's or Falcon 7B's attention sees one sequence at a time, for which a product copies no keys or
-    # queries
-    single: bool = False
+    single: bool = False  # one sequence at a time, where attention reads that in place (`Architecture.views_one`)
     sees: bool = False  # tokens of images take the places that are theirs in a copy of the embedded ones
     fed: bool = False  # the embedded tokens need a gradient, for adapters in a vision tower before them
     deterministic: bool = False  # PyTorch's deterministic algorithms, with which experts' outputs are summed otherwise

@@ -519,6 +519,15 @@ class Architecture:
         return -(-self.vocab // self.ranks)
 
     @property
+    def views_one(self) -> bool:
+        """True if attention reads one sequence's queries, keys or values in place, where it copies those of several.
+
+        Sparse, lightning, StarCoder's, GPT-J's and GPT-Neo's, and Falcon 7B's, by products of their own.
+        """
+        own = self.masks_positions or self.wide_scores or self.fused_qkv == "picked"
+        return own or self.indexer is not None or self.lightning > 0
+
+    @property
     def grouped(self) -> bool:
         """True if query heads share keys and values when attention reads them, or a cache keeps them (GQA).
 

@@ -105,7 +105,8 @@ def _least(searches: Iterable[Search], asked: Callable[[Search, int, Place], boo
 def _promising(places: Sequence[tuple[Search, int, Place, int]]) -> Iterator[tuple[int, int, Fit]]:
     """The numbers of places, by falling upper bounds of what they have to spare, with these and their fits.
 
-    Each bound is closer than the one before, and asked for only when the turn of the place would come.
+    Each bound is closer than the one before, and asked for only when the turn of the place would come: by what is
+    resident; by what the host lacks at least, too; by what training leaves; and by all that the host lacks.
     """
     ahead = [(-bound, n, 0) for n, (*_, bound) in enumerate(places)]
     heapify(ahead)

@@ -112,16 +112,19 @@ class Problem:
         self.rungs = list(rungs(self.fields, experts=experts > 0))
         if whole_rollout(job) is not None:
             prompts, gpus = self.fields["rollout.batch"], self.fields.get("gpus", 1)
-            told = f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs"
-            self.notes[told] = None
+            self._note(f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs")
         if (room := room_for_images(job, catalog)) is not None:
             told = f"has no room for the {room.tokens} tokens of a sample's images"
-            self.notes[f"{room.place} {room.length}: the framework's own {room.own} {told}"] = None
+            self._note(f"{room.place} {room.length}: the framework's own {room.own} {told}")
         self.searches: list[Search] = []
         self.misses: list[Search] = []
         # a configuration that fits and was passed over for its time: its search, its place, and the reason in words
         self.slow: tuple[Search, Found, str] | None = None
         self._asked: dict[Hashable, Search | None] = {}  # by rung and what it changes
+
+    def _note(self, *lines: str) -> None:
+        """Notes lines, each once."""
+        self.notes |= dict.fromkeys(lines)
 
     def _framed(self, job: Fields, catalog: Catalog, where: str) -> Fields:
         """The job with a framework: without one, the first that starts on the card, or else accepts the job.
@@ -142,7 +145,7 @@ class Problem:
                 break
         if not accepted:
             return job
-        self.notes[f"framework {accepted}: none was asked for; {', '.join(names)} were tried in this order"] = None
+        self._note(f"framework {accepted}: none was asked for; {', '.join(names)} were tried in this order")
         return {**job, "framework": accepted}
 
     def _grouped(self, job: Fields) -> Fields:
@@ -152,7 +155,7 @@ class Problem:
         told = (
             f"rollout.n {GROUP[1]}: GRPO compares the responses of a group, and the framework's own number is {usual}"
         )
-        self.notes[told] = None
+        self._note(told)
         return {**job, "rollout.n": GROUP[1]}
 
     def search(self, rung: Fields, changes: Fields | None = None) -> Search | None:
@@ -164,7 +167,7 @@ class Problem:
         gpu = self.catalog.gpu(fields["gpu"])
         found: list[Branch] = []
         for branch, reasons in started(fields, rung, self.catalog):
-            self.notes |= dict.fromkeys(reasons)
+            self._note(*reasons)
             found += [] if reasons else [branch]
         if not found:
             return None
@@ -303,7 +306,7 @@ class Problem:
                 self.slow = search, found, f"{s.optimizer} with its states on the host"
                 first = "method full" if not full else f"{s.optimizer} with precision {s.precision}"
                 slower = f"takes {times:.{1 if times < PATIENCE else 0}f} times as long"
-                self.notes[f"{first} fits, too, with its optimizer offloaded, and {slower}"] = None
+                self._note(f"{first} fits, too, with its optimizer offloaded, and {slower}")
                 return self._on_card(later, other, at) or (rung, other, at)
         return None
 

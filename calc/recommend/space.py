@@ -349,8 +349,10 @@ class Room(NamedTuple):
 def room_for_images(fields: Fields, catalog: Catalog) -> Room | None:
     """The length of a job that leaves it open, where the framework's own has no room for a sample's images."""
     place = "prompt_len" if fields.get("task") in RL else "seq_len"
+    if not {"images.width", "images.height"} <= fields.keys() or place in fields:
+        return None
     tower = catalog.model(fields["model"]).reading(images=True).vision
-    if not {"images.width", "images.height"} <= fields.keys() or place in fields or tower is None:
+    if tower is None:
         return None
     defaults = own(fields)
     tokens = images_of({**defaults, **fields}, tower).tokens(tower)

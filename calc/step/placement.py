@@ -203,14 +203,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         again=s.recomputed,
         rotates=s.apply_rope_fusion,
         exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
-        single=max(role.rows, role.scoring_rows) == 1
-        and (
-            arch.indexer is not None
-            or arch.lightning > 0
-            or arch.masks_positions
-            or arch.wide_scores
-            or arch.fused_qkv == "picked"
-        ),
+        single=max(role.rows, role.scoring_rows) == 1 and arch.views_one,
         sees=s.images is not None and arch.vision is not None,
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank) or "embed_tokens" in adapter.saved),
         quantised=s.method == "qlora",
