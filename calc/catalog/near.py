@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher, get_close_matches
+from functools import lru_cache
 
 from calc.base.schema import LONGEST
 
@@ -194,9 +195,9 @@ def meant(name: str, names: Mapping[str, str]) -> str:
 
 def likeness(given: str, known: str) -> float:
     """The nearness of two names, from 0 to 1, and 2 for a beginning; 0 if a model's letter or number differs."""
-    given, memory = SOCKET.sub(r"\1", given), MEMORY.findall(given)
-    ours, left = PARTS.findall(MEMORY.sub(r"\1 ", given)), PARTS.findall(known)
-    if "".join(ours) == "".join(left) or re.sub(r"\W", "", given) == re.sub(r"\W", "", known):
+    given, memory, ours = _typed(given)
+    left = [*_parts(known)]
+    if "".join(ours) == "".join(left) or _unspaced(given) == _unspaced(known):
         return 2
     said = []
     for part in ours:
@@ -211,7 +212,25 @@ def likeness(given: str, known: str) -> float:
     other_letter = letters or OTHER & {*left}
     if not said or other_size or other_letter:
         return 0
-    return 2 if known.startswith(given) else difflib.SequenceMatcher(None, "".join(said), known).ratio()
+    return 2 if known.startswith(given) else SequenceMatcher(None, "".join(said), known).ratio()
+
+
+@lru_cache(maxsize=64)
+def _typed(given: str) -> tuple[str, list[str], tuple[str, ...]]:
+    """A name that was typed, without generations of sockets, its sizes of memory, and its words and numbers."""
+    return SOCKET.sub(r"\1", given), MEMORY.findall(given), _parts(MEMORY.sub(r"\1 ", SOCKET.sub(r"\1", given)))
+
+
+@lru_cache(maxsize=8192)
+def _parts(name: str) -> tuple[str, ...]:
+    """The words and numbers of a name."""
+    return tuple(PARTS.findall(name))
+
+
+@lru_cache(maxsize=8192)
+def _unspaced(name: str) -> str:
+    """A name without spaces and punctuation."""
+    return re.sub(r"\W", "", name)
 
 
 def misspelt(part: str, others: Iterable[str]) -> str:
@@ -220,4 +239,12 @@ def misspelt(part: str, others: Iterable[str]) -> str:
     begun = [other for other in same if other.startswith(part) and len(part) >= TYPED - part.isalpha()]
     if begun or not part.isalpha() or len(part) < TYPED:
         return next(iter(begun), "")
-    return next(iter(difflib.get_close_matches(part, [other for other in same if len(other) >= TYPED], n=1)), "")
+    scored = [(score, other) for other in same if len(other) >= TYPED and (score := closeness(part, other))]
+    return max(scored, default=(0.0, ""))[1]
+
+
+# names share most of their words, so that few pairs differ
+@lru_cache(maxsize=16384)
+def closeness(part: str, other: str) -> float:
+    """The score of `other` among difflib's close matches for `part`; 0 if it is none of them."""
+    return SequenceMatcher(None, other, part).ratio() if get_close_matches(part, [other]) else 0.0

@@ -217,12 +217,14 @@ class Problem:
         return json.dumps([{**self.fields, "method": rung["method"]}, rung], sort_keys=True)
 
     def slowed(self, at: tuple[Fields, Search, Found]) -> float:
-        """The step time of an answer of `first` over that of its method on the machine if memory did not count.
+        """The step time where an answer of `first` was found, over that of its method if memory did not count.
 
-        0 if no rate is known.
+        It is that of the fastest configuration there, as no machine is slow for an answer that is simpler. 0 if no rate
+        is known.
         """
         rung, own, found = at
-        return found.seconds / self._floor(rung["method"]) if own.rated else 0.0
+        fastest = own.quickest(own.groups(sharing=False)) or own.quickest(own.groups()) or found
+        return fastest.seconds / self._floor(rung["method"]) if own.rated else 0.0
 
     def _floor(self, method: str) -> float:
         """The step time of a method on the machine if memory did not count, in seconds."""

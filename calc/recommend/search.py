@@ -465,9 +465,12 @@ class Search:
 
     @cached_property
     def floor(self) -> float:
-        """The step time of the fastest configuration if memory did not count, in seconds."""
-        starts = [self.bound(b, (0,) * len(branch.axes)) for b, branch in enumerate(self.branches)]
-        return min([seconds for seconds in starts if seconds])
+        """The step time of the fastest configuration if memory did not count, in seconds.
+
+        No GPU would shard with itself then, unless nothing else is open.
+        """
+        starts = [(branch.alone, self.bound(b, (0,) * len(branch.axes))) for b, branch in enumerate(self.branches)]
+        return min([(alone, seconds) for alone, seconds in starts if seconds])[1]
 
     def _bound(self, b: int, place: Place) -> Bound:
         if not self.rated:

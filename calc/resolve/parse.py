@@ -137,8 +137,8 @@ def given(
 ) -> dict[str, Any]:
     """The fields that `data` gives, by dotted key, the others left open; `parse` can use each of them alone.
 
-    Model and GPU are in the catalog, the framework is known. Raises ScenarioError as `parse` does, also if one of
-    `needed` is missing.
+    All models and the GPU are in the catalog, the framework is known. Raises ScenarioError as `parse` does, also if one
+    of `needed` is missing.
     """
     catalog = catalog or load()
     with _at(where):
@@ -147,6 +147,10 @@ def given(
         fields = rules.flatten(nested) | alike  # a role that runs, and differs in nothing
         if "model" in fields:
             catalog.model(fields["model"])
+        for head, own in nested.get("roles", {}).items():
+            if isinstance(own, Mapping) and "model" in own:
+                with _part(f"roles.{head}."):
+                    catalog.model(own["model"])
         if "gpu" in fields:
             catalog.gpu(fields["gpu"])
         if "framework" in fields:
@@ -163,6 +167,15 @@ def _at(where: str) -> Iterator[None]:
         raise ScenarioError(f"{where}: {error}", error.refusal, error.field) from None
     except InputError as error:
         raise ScenarioError(str(error), error.refusal, error.field) from None
+
+
+@contextmanager
+def _part(head: str) -> Iterator[None]:
+    """Puts the name of a part of a scenario in front of the objections to it."""
+    try:
+        yield
+    except (ConfigError, CatalogError) as error:
+        raise rules.of_part(head, error) from None
 
 
 def _valid(data: Any, where: str, needed: tuple[str, ...]) -> dict[str, Any]:

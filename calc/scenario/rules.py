@@ -69,7 +69,7 @@ class Objection(ValueError):
         self.field = self.refusal.field if self.refusal else field
 
 
-def _of(head: str, error: Objection | CatalogError | ConfigError) -> Objection:
+def of_part(head: str, error: Objection | CatalogError | ConfigError) -> Objection:
     """An objection to a part of a scenario, of which `head` is the name."""
     return Objection(f"{head}{error}", f"{head}{error.field}", error.refusal and error.refusal.of(head))
 
@@ -357,7 +357,7 @@ def roles_of(
         try:
             roles[name] = role_of(values, differs, catalog, defaults, modelled)
         except (Objection, CatalogError, ConfigError) as error:
-            raise _of(f"roles.{name}.", error) from None
+            raise of_part(f"roles.{name}.", error) from None
     if roles.get("teacher") == "none":
         raise Objection(Refusal("roles.teacher", "'none'", "a teacher, from whom gkd learns"))
     if task in RL and not any(roles.get(name, "none") != "none" for name in TRAINED_ROLES):
@@ -449,7 +449,7 @@ def cut(s: Scenario) -> None:
             part(own.architecture, own.tensor_parallel, own.expert_parallel, own.expert_tensor_parallel)
             stage(own.architecture, 0, own.pipeline_parallel, own.pipeline_layers, own.virtual_pipeline)
         except ConfigError as error:
-            raise _of(place, error) from None
+            raise of_part(place, error) from None
         if own.gpus % own.together:
             degrees = " x ".join(d for d in TOGETHER if getattr(own, d) > 1)
             allowed = f"a multiple of {degrees} = {own.together}, as {near(own.gpus, own.together)}"

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 import pytest
 from commands import Run
+from hypothesis import given
+from hypothesis import strategies as st
 
 from calc.catalog.catalog import CatalogError, load
 from calc.catalog.names import adapted, names, plain, words
+from calc.catalog.near import misspelt
 from calc.resolve.parse import parse
 from calc.scenario.scenario import ScenarioError
 from calc.site.i18n.speech import say
@@ -522,3 +526,13 @@ def test_a_recommendation_says_that_the_command_names_another(run: Callable[...,
     note = "has the shapes of qwen2.5-7b, as which it is computed; a command names Qwen/Qwen2.5-7B"
     assert f"note: model DeepSeek-R1-Distill-Qwen-7B: {note}" in asked
     assert "has the shapes of" not in run("recommend", "--model", "Qwen/Qwen2.5-7B", *job).out
+
+
+@given(st.sampled_from(("mistrel", "qwne", "instuct", "gemna", "lama", "coder", "xyz")), st.data())
+def test_a_word_is_corrected_as_difflib_does(word: str, data: st.DataObject) -> None:
+    """Pair by pair, as names share their words; difflib compares all words of each name anew."""
+    words = ("mistral", "qwen", "instruct", "gemma", "llama", "coder", "code", "math", "chat", "ministral", "it")
+    others = data.draw(st.lists(st.sampled_from(words), unique=True))
+    close = get_close_matches(word, [other for other in others if len(other) >= 3], n=1)
+    begun = [other for other in others if other.startswith(word)]
+    assert misspelt(word, others) == next(iter(begun or close), "")

@@ -9,6 +9,7 @@ from calc.recommend import smallest
 from calc.recommend.machines import machines
 from calc.recommend.problem import COUNTS, SENSIBLE, Problem
 from calc.recommend.text import text
+from calc.resolve.parse import given
 from calc.scenario.scenario import ScenarioError
 from calc.site.i18n.speech import say
 
@@ -76,6 +77,35 @@ def test_a_job_for_which_every_machine_is_too_small_gets_what_the_largest_lacks(
 def test_a_job_that_no_machine_can_run_is_an_error() -> None:
     with pytest.raises(ScenarioError, match=r"^job: task: given 'rm'"):
         smallest(SFT | {"framework": "verl", "task": "rm"}, where="job")
+
+
+def test_a_role_of_an_unknown_model_is_refused_before_any_machine_is_tried() -> None:
+    """Once after 420 searches through all names for one that may have been meant, in 16 seconds."""
+    said: list[str] = []
+    job = {"model": "gemma-2-2b", "task": "grpo", "gpu": "rtx4090", "roles.reference.model": "nobodys-model"}
+    with pytest.raises(ScenarioError, match=r"^scenario: roles\.reference\.model: given 'nobodys-model', allowed: "):
+        smallest(job, progress=said.append)
+    assert not said
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "method"),
+    [
+        # DeepSpeed on one card keeps GPT-J's streams in 16 bits: the pace of that is no measure for a card without it
+        ("gpt-j-6b", {"gpu": "rtx4090", "gpus": 1}, "qlora"),
+        # FSDP 2 takes a tenth longer than the fastest there, and is simpler
+        ("gpt-j-6b", {"gpu": "rtx5070ti", "gpus": 2}, "lora"),
+        ("gemma-2-9b", {"gpu": "a100-40-sxm", "gpus": 2}, "lora"),
+    ],
+)
+def test_adapters_that_only_recompute_make_no_machine_slow(model: str, machine: dict[str, Any], method: str) -> None:
+    """By their arithmetic they take half as long again: forward once more, beside forward and one half of backward."""
+    job = {"model": model, "task": "sft", "framework": "trl", "method": method, "seq_len": 2048, "global_batch": 128}
+    problem = Problem(given(job | machine, where="scenario"), load())
+    first = problem.first()
+    assert first
+    assert not first[1].chosen(first[2]).scenario.offload.trained
+    assert 1.3 < problem.slowed(first) < SENSIBLE
 
 
 def test_every_machine_that_is_tried_is_named() -> None:
