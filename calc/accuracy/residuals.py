@@ -18,7 +18,7 @@ from calc.base.ledger import Line, Phase, Sums
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.versions import at_least
 from calc.catalog.catalog import Catalog
-from calc.estimate.estimate import estimate, loading_moments
+from calc.estimate.estimate import estimate, loading_moments, reserved_in_turn
 from calc.estimate.result import Estimate, Group
 from calc.estimate.verdict import Verdict
 from calc.frameworks.registry import plan
@@ -181,6 +181,7 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
     metric, measured = record["metric"], record["measured_bytes"] or 0
     predicted = held(scenario, record["moment"], catalog) if metric == "held" else peak_allocated(e, traced=traced)
     low, high = reach(e, metric, filled=own)
+    count = counted(e, metric, catalog) if metric in RANGES else predicted
     return Residual(
         id=record["id"],
         group=record.get("group", ""),
@@ -191,9 +192,9 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
         kind=record["class"],
         metric=metric,
         predicted=predicted,
-        counted=counted(e, metric) if metric in RANGES else predicted,
+        counted=count,
         low=low,
-        high=high,
+        high=max(count, high) if metric in RANGES else high,
         measured=measured,
         most=int(measured * GIB_PER_GB) if record.get("unit") == "GB or GiB" else measured,
         verdict=e.verdict,
@@ -303,9 +304,14 @@ def _unmapped(e: Estimate, group: Group) -> Iterator[tuple[Phase, int]]:
     (vllm `device_allocator/cumem.py`, since 0.7.0), so that a counter of the process that both share may exceed the
     card.
     """
-    pool = max(_pooled(phase.moment.lines) for phase in group.phases) if _sleeps(e.scenario) else 0
+    pool = _asleep(e, group)
     for phase in group.phases:
         yield phase, 0 if phase.name == "load" else max(0, pool - _pooled(phase.moment.lines))
+
+
+def _asleep(e: Estimate, group: Group) -> int:
+    """The bytes of a vLLM that sleeps which PyTorch still counts in the trainer's process."""
+    return max(_pooled(phase.moment.lines) for phase in group.phases) if _sleeps(e.scenario) else 0
 
 
 def _sleeps(s: Scenario) -> bool:
@@ -343,10 +349,16 @@ def _traceable(lines: Iterable[Line]) -> int:
     return sum(line.bytes for line in lines if line.allocated and line.component not in UNTRACED)
 
 
-def counted(e: Estimate, metric: str) -> int:
-    """The bytes of which `reach` is the range; a tool that is not named is taken to count all of the process."""
+def counted(e: Estimate, metric: str, catalog: Catalog) -> int:
+    """The bytes of which `reach` is the range; a tool that is not named is taken to count all of the process.
+
+    Where roles of RL take turns, PyTorch's counter of what it reserves has the blocks that it caches in their phases.
+    """
     group = max(e.groups, key=lambda g: g.peak.moment.device_bytes)
-    return _reserved(e, group) if metric == "reserved" else group.peak.moment.device_bytes
+    if metric != "reserved":
+        return group.peak.moment.device_bytes
+    in_turn = reserved_in_turn(e.scenario, catalog).get(group.name, 0)
+    return max(_reserved(e, group), in_turn + _asleep(e, group))
 
 
 def _reserved(e: Estimate, group: Group) -> int:

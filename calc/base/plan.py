@@ -15,6 +15,7 @@ LossKind = Literal[
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
 Cut = Literal["", "slice", "unpad"]
+Empties = Literal["", "leaving", "each"]
 Entropy = Literal["", "compiled", "eager", "vocab-parallel", "softmax"]
 Lasting = Literal["step", "next", "turn"]  # outputs outlive their own backward
 Held = Literal["forward", "inside", "backward", Lasting]
@@ -326,7 +327,9 @@ class Keeps:
     where vLLM serves, in the order in which they arrive on the GPUs. `bare`: nothing but PyTorch allocates beside the
     models, so that each block that FSDP or ZeRO-3 takes is known. `disconnects`: a trainer's process groups, and with
     them NCCL's buffers, are gone while it sleeps: one trainer is awake at a time, and none while the rollout engine
-    generates. `scores`: the sequences on a GPU for which generation returns fp32 logits of every token of the response,
+    generates. `empties`: PyTorch's cache is emptied as a rollout begins and ends, and when a role's weights have left
+    for the host (`leaving`) or whenever a role has run (`each`); not at all where it is empty. `scores`: the sequences
+    on a GPU for which generation returns fp32 logits of every token of the response,
     which stay until the next generation has returned others.
     """
 
@@ -338,6 +341,7 @@ class Keeps:
     notes: tuple[str, ...] = ()
     bare: bool = False
     disconnects: bool = False
+    empties: Empties = ""
     scores: int = 0
 
     def without_rollout(self) -> Keeps:

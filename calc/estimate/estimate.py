@@ -108,6 +108,13 @@ def loading_moments(s: Scenario, catalog: Catalog | None = None) -> list[tuple[s
     return [("+".join(on.names), moment) for on in sets(job) for moment in on.loading()]
 
 
+def reserved_in_turn(s: Scenario, catalog: Catalog | None = None) -> dict[str, int]:
+    """The bytes that PyTorch reserves at most as roles of RL score and train, by GPU group, where that is replayed."""
+    job = Job(s, (catalog or load()).gpu(s.gpu))
+    found = {"+".join(on.names): on.reserved_in_turn() for on in sets(job)}
+    return {name: most for name, most in found.items() if most is not None}
+
+
 def course(s: Scenario, catalog: Catalog | None = None) -> list[tuple[str, list[Phase]]]:
     """Every instant from loading to the end of a step that can be the peak of its phase, by GPU group, in order."""
     job = Job(s, (catalog or load()).gpu(s.gpu))

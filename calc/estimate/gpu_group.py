@@ -19,7 +19,7 @@ from calc.engines.rollout import STARTING, Cache
 from calc.estimate import verdict
 from calc.estimate.result import Group
 from calc.memory import runtime
-from calc.replay import replay
+from calc.replay import replay, rl_cache
 from calc.step import placement
 from calc.step.roles import Job
 from calc.step.stages import Candidate, Stages, sums
@@ -144,6 +144,17 @@ class GpuGroup:
     def _certain(self) -> bool:
         """True if the job always fits with what it reserves undisturbed, so that the least is not needed."""
         return verdict.certain(self.replayed(self.reserve.undisturbed), self.job.gpu.usable_bytes)
+
+    def reserved_in_turn(self) -> int | None:
+        """The bytes that PyTorch reserves at most as roles of RL score and train in turn; None if not replayed.
+
+        No more than the card has beside them: cached blocks go back to the driver before a request fails.
+        """
+        outside = [
+            line for line in self.card_lines(False, "asleep") if line.role == runtime.SERVING or not line.allocated
+        ]
+        limit = self.job.gpu.usable_bytes - total(outside)
+        return rl_cache.reserved(self.job.roles, self.names, limit, runtime.workspace(self.job.gpu.architecture))
 
     @property
     def events(self) -> int:

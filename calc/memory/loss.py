@@ -264,16 +264,18 @@ class Head(Program):
     def entropy(self, x: Tensor, path: Path) -> None:
         """The entropy beside the log-probability, if any: `logsumexp(x) - sum(softmax(x)·x)`.
 
-        Compiled, probabilities in fp32 are temporaries, and backward writes one gradient. Eager, autocast casts the
-        logits for the softmax and for the logsumexp, whose cast is kept beside the probabilities; backward makes the
-        product's gradients in fp32, then the logsumexp's as `logsumexp` here does, then the softmax's.
+        Compiled, its kernels compute each probability where they read a logit, so that none is a tensor on a GPU, and
+        backward writes one gradient (torch `_inductor/ir.py`, `should_realize_on_reuse`: a CPU alone keeps an
+        exponential that is read twice). Eager, autocast casts the logits for the softmax and for the logsumexp, whose
+        cast is kept beside the probabilities; backward makes the product's gradients in fp32, then the logsumexp's as
+        `logsumexp` here does, then the softmax's.
         """
         tape, log_probability, wide = self.tape, self.tape.final, x.width * 4
         match path.entropy:
             case "" | "softmax":  # the latter by the loss itself: see `one_softmax`
                 return
             case "compiled":
-                parts = [tape.op("entropy", [x], ONE, 4, saves=[x], scratch=wide)]
+                parts = [tape.op("entropy", [x], ONE, 4, saves=[x])]
             case "eager":
                 read = self.cast(x, 4, "entropy")
                 p = tape.op("entropy: softmax", [read], x.width, 4, saves_out=True)

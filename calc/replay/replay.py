@@ -108,7 +108,7 @@ def known(roles: Roles) -> bool:
     return (
         not (stages[0].beside or stages[0].joint)
         and len(roles.placed) == 1 + bool(stages[0].inside)
-        and all(_known(own, roles.keeps.bare) and own.role.path.held != "inside" for own in roles.placed.values())
+        and all(blocks_known(own, roles.keeps.bare) and own.role.path.held != "inside" for own in roles.placed.values())
     )
 
 
@@ -122,8 +122,8 @@ def act(roles: Roles) -> Act | None:
     inside = roles.placed[stage.inside] if stage.inside else None
 
     def models(length: int = 0) -> Both:
-        other = _blocks(roles, inside, scores=True, length=length) if inside else None
-        return _blocks(roles, own, scores=not trained, length=length), other
+        other = blocks_of(roles, inside, scores=True, length=length) if inside else None
+        return blocks_of(roles, own, scores=not trained, length=length), other
 
     model, scorer = models()
     return Act(
@@ -148,7 +148,7 @@ def _others(own: Placed, models: Callable[[int], Both]) -> tuple[Both, ...]:
     return tuple([made[length] for length in lengths])
 
 
-def _known(placed: Placed, bare: bool) -> bool:
+def blocks_known(placed: Placed, bare: bool) -> bool:
     """True if all blocks of a role are known: it is whole on its GPU, or sharded beside `bare` PyTorch alone.
 
     The blocks of a vision tower are not, unless it just lies there.
@@ -209,7 +209,7 @@ def _flattened(engine: Fsdp1) -> bool:
     return not mixed and not _unreduced(engine) and r.run.precision != "autocast"
 
 
-def _blocks(roles: Roles, placed: Placed, *, scores: bool, length: int = 0) -> Blocks:
+def blocks_of(roles: Roles, placed: Placed, *, scores: bool, length: int = 0) -> Blocks:
     """The blocks of a role in its fullest batch, or in one that is padded to `length`."""
     rows = placed.role.scoring_rows if scores else placed.role.rows
     batch = roles.batch(placed.s, rows, length)

@@ -202,21 +202,35 @@ def fullest(lengths: Lengths, cap: int, rows: int, met: float = 0.95) -> int:
     longest = lengths.longest_below(cap)
     if rows == 1 or longest == 1:
         return longest * rows
-    weights = _weights(lengths, cap)
-    mean = lengths.mean_below(cap)
-    deviation = sqrt(sum([weight * (length - mean) ** 2 for length, weight in weights]))
-
-    def width(rows: int) -> int:
-        return max(1, ceil(min(longest * rows / CELLS, sqrt(rows) * deviation / FINE)))
-
-    start, cells = _together(weights, rows, width)
+    width, start, cells = _batch(lengths, cap, rows)
     exceeded = 1 - met ** min(1.0, rows / lengths.samples)  # by one batch
     rest = 0.0
     for cell in range(len(cells) - 1, -1, -1):
         rest += cells[cell]
         if rest > exceeded:
-            return min(longest * rows, max(longest, (start + cell) * width(rows)))
+            return min(longest * rows, max(longest, (start + cell) * width))
     return longest
+
+
+@lru_cache(maxsize=1024)
+def middles(lengths: Lengths, cap: int, rows: int, parts: int) -> tuple[int, ...]:
+    """Tokens of `rows` sequences, without padding: the middle batch of each of so many equal parts, the least first."""
+    width, start, cells = _batch(lengths, cap, rows)
+    below = list(accumulate(cells))
+    found = [bisect_left(below, (part + 0.5) / parts * below[-1]) for part in range(parts)]
+    return tuple([(start + cell) * width for cell in found])
+
+
+def _batch(lengths: Lengths, cap: int, rows: int) -> tuple[int, int, list[float]]:
+    """The distribution of the tokens of `rows` sequences: the width of a cell, the first cell, and each one's share."""
+    weights = _weights(lengths, cap)
+    longest, mean = lengths.longest_below(cap), lengths.mean_below(cap)
+    deviation = sqrt(sum([weight * (length - mean) ** 2 for length, weight in weights]))
+
+    def width(rows: int) -> int:
+        return max(1, ceil(min(longest * rows / CELLS, sqrt(rows) * deviation / FINE)))
+
+    return width(rows), *_together(weights, rows, width)
 
 
 def _quantile(weights: Sequence[tuple[int, float]], share: float) -> int:

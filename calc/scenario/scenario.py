@@ -350,6 +350,13 @@ class Scenario:
         return self.lengths.longest_below(self.seq_len) if self.lengths else self.seq_len
 
     @property
+    def prompt_and_response(self) -> tuple[float, float]:
+        """Mean lengths of prompt and response: as given, or the mean of both together, divided as their caps are."""
+        known = self.rollout and self.rollout.expected_len
+        response = float(known or self.expected_len * self.response_len / self.seq_len)
+        return self.expected_len - response, response
+
+    @property
     def least_len(self) -> int:
         """Tokens of the longest sequence where nothing says how long the data are, and they are as short as any known.
 

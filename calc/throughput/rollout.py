@@ -167,7 +167,7 @@ def served(s: Scenario, r: Rates, engine: Engine) -> list[Term]:
     assert s.rollout
     arch, tp = (s.role("actor") or s).architecture, s.rollout.tensor_parallel
     sequences = s.rollout.batch * s.rollout.n * tp / s.rollout.gpus
-    prompt, response = lengths(s)
+    prompt, response = s.prompt_and_response
     context = prompt + response / 2
     at_once = max(1.0, min(float(engine.at_once), engine.cache_tokens / (prompt + response), sequences))
     terms = prefill(arch, sequences, prompt, tp, r)
@@ -205,7 +205,7 @@ def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]
     arch, ranks = own.architecture, own.data_parallel
     sequences = max(1.0, responses / ranks)
     rows = max(1, min(stage.rows or own.rows, int(sequences)))
-    prompt, response = lengths(s)
+    prompt, response = s.prompt_and_response
     c = work.counts(arch, "lm")
     terms = [t._replace(name=f"prefill, {t.name}") for t in prefill(arch, sequences, prompt, 1, r)]
     adapter = Adapter(own.lora.rank, own.lora.modules, False, 2) if own.lora else None
@@ -234,13 +234,6 @@ def generated(s: Scenario, r: Rates, stage: Stage, responses: int) -> list[Term]
     if own.offload.parameters:
         terms.append(traffic.copied(parameters(arch), 2 * times, ranks, r.pcie))
     return terms
-
-
-def lengths(s: Scenario) -> tuple[float, float]:
-    """Mean lengths of prompt and response: as given, or the mean of both together, divided as their caps are."""
-    known = s.rollout and s.rollout.expected_len
-    response = float(known or s.expected_len * s.response_len / s.seq_len)
-    return s.expected_len - response, response
 
 
 def longest(s: Scenario) -> float:

@@ -33,7 +33,6 @@ from calc.throughput.rollout import (
     Engine,
     decode,
     handed,
-    lengths,
     read,
     waits,
 )
@@ -653,14 +652,14 @@ def test_shards_are_gathered_for_the_engine_as_they_are_stored() -> None:
 
 def test_the_mean_length_is_divided_as_the_caps_are() -> None:
     s = scenario(**PPO, prompt_len=300, response_len=900, expected_len=800)
-    assert lengths(s) == (200, 600)
+    assert s.prompt_and_response == (200, 600)
 
 
 def test_the_mean_length_of_a_response_is_taken_as_given_and_alone_goes_with_whole_prompts() -> None:
     caps = {"prompt_len": 300, "response_len": 900}
-    assert lengths(scenario(**PPO, **caps, expected_len=800, **{"rollout.expected_len": 700})) == (100, 700)
+    assert scenario(**PPO, **caps, expected_len=800, **{"rollout.expected_len": 700}).prompt_and_response == (100, 700)
     alone = scenario(**PPO, **caps, **{"rollout.expected_len": 700})
-    assert (alone.expected_len, lengths(alone)) == (1000, (300, 700))
+    assert (alone.expected_len, alone.prompt_and_response) == (1000, (300, 700))
 
 
 def test_tensors_split_over_ranks_pay_with_all_reduces() -> None:

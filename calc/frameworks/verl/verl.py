@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from calc.base.plan import Awake, Back, Holds, Keeps, Leaves, Path, Role, Serving, Stage
+from calc.base.plan import Awake, Back, Empties, Holds, Keeps, Leaves, Path, Role, Serving, Stage
 from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.base.versions import nearest as _nearest
@@ -180,7 +180,18 @@ def keeps(s: Scenario) -> Keeps:
             process="vllm" if reached(version, "0.7.1") else "trainer",
         ),
         notes=tuple(notes),
+        empties="" if on_megatron else _empties(version),
     )
+
+
+def _empties(version: str) -> Empties:
+    """When PyTorch's cache is emptied.
+
+    To 0.2 each method of a worker ends so (fsdp_workers.py:450 of 0.2); then only what moves weights to the host does
+    (`offload_fsdp_model_to_cpu`, utils/fsdp_utils.py:115 of 0.3.0, :169 of 0.9.1), and a rollout at both its ends
+    (sharding_manager/fsdp_vllm.py:83 and :133 of 0.3.0; engine_workers.py:691 and :769 of 0.9.1).
+    """
+    return "each" if version in (FORK, "0.2") else "leaving"
 
 
 def _sleep_level(s: Scenario) -> int:
