@@ -153,6 +153,8 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
     if task == "gkd":
         found |= {"roles.teacher.model": flags.text(*TEACHER), "on_policy": flags.number("lmbda")}
         found["sft_alpha"] = flags.number("sft_alpha")
+    if task == "dpo" and project == "ms-swift":
+        found["sft_alpha"] = flags.number("rpo_alpha")
     found["precision"] = _precision(flags, found)
     if found["method"] is None and _full(flags):
         found["method"] = "full"

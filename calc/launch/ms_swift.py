@@ -48,6 +48,8 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option("--teacher_model", shell.role_model(s, "teacher"))
         yield option("--lmbda", s.on_policy)
         yield option("--sft_alpha", s.sft_alpha)
+    if s.task == "dpo" and s.sft_alpha:
+        yield option("--rpo_alpha", s.sft_alpha)
     if s.task == "simpo":
         yield option("--cpo_alpha", 1.0)
     yield option("--model", shell.model_name(s.model))

@@ -133,9 +133,9 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         raise Objection(Refusal("placement", "'separate'", f"colocated; {task} has no role on GPUs of its own"))
     if values["on_policy"] and task != "gkd":
         raise Objection(Refusal("on_policy", f"{show(values['on_policy'])} for {task}", "0; gkd's student generates"))
-    if values["sft_alpha"] and (task, values["trainer"]) != ("gkd", "ms-swift"):
+    if values["sft_alpha"] and not (task in ("dpo", "gkd") and values["trainer"] == "ms-swift"):
         given_for = f"{show(values['sft_alpha'])} for {task} with trainer {values['trainer']}"
-        raise Objection(Refusal("sft_alpha", given_for, "0, or for gkd with trainer ms-swift"))
+        raise Objection(Refusal("sft_alpha", given_for, "0, or for dpo and gkd with trainer ms-swift"))
     if values["method"] == "full":
         no_adapters(given)
     if values["method"] != "qlora" and not values["double_quantization"]:

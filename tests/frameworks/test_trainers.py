@@ -146,6 +146,26 @@ def test_whose_orpo_and_simpo_have_a_cross_entropy() -> None:
     }  # fmt: skip
 
 
+def test_ms_swifts_dpo_had_a_cross_entropy_of_the_chosen_half() -> None:
+    """`rlhf_trainer/dpo_trainer.py` of 3.4.1, 3.5.0 and 3.5.1, where `rpo_alpha` is 1, and of 3.8.0, where it is none.
+
+    3.4.1 normalises a slice of all logits, and `get_nll_loss` the chosen half; 3.5.0 rolls labels, and goes row by row;
+    3.5.1 takes the mean of the log-probabilities there are.
+    """
+    found = {}
+    for version in ("2.5", "3.4.1", "3.5.0", "3.5.1", "3.8.0"):
+        s = run("ms-swift", task="dpo", gpus=4, sharding="zero3", versions={"ms-swift": version})
+        path = s.keeps.roles[0].path
+        found[version] = s.sft_alpha, path.kind, path.nll, path.kept < 1
+    assert found == {
+        "2.5": (1, "log-softmax", 0.5, True), "3.4.1": (1, "log-softmax", 0.5, True),
+        "3.5.0": (1, "selective", 0.5, False), "3.5.1": (1, "selective", 0, True),
+        "3.8.0": (0, "selective", 0, True),
+    }  # fmt: skip
+    without = run("ms-swift", task="dpo", sft_alpha=0, versions={"ms-swift": "3.4.1"}).keeps.roles[0].path
+    assert (without.kind, without.nll) == ("log-softmax", 0)
+
+
 def test_ms_swift_compares_distributions_in_turn() -> None:
     """3.12 and 4.6 `rlhf_trainers/gkd_loss.py`: 512 tokens at once; 3.8 has TRL's loss; `sft_alpha`."""
     assert [run("ms-swift", task="gkd", sft_alpha=a).keeps.roles[0].path.nll for a in (0, 0.1)] == [0, 1]

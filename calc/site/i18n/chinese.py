@@ -1309,9 +1309,10 @@ CALCULATOR = {
     "Whether an engine gives its memory back outside the rollout.": "引擎在 rollout 之外是否交还显存。",
     "The frozen model from whose distributions the student of gkd learns; as large as the student unless its model is "
     "given.": "gkd 的学生所学习的冻结教师模型；不指定模型时与学生一样大。",
-    "Weight of the model's own cross entropy beside gkd's divergence, no unit: ms-swift's sft_alpha. Any above 0 takes "
-    "the same memory.": (
-        "gkd 的散度之外，模型自身交叉熵的权重，无单位：ms-swift 的 sft_alpha。只要大于 0，占用的显存就相同。"
+    "Weight of a cross entropy beside gkd's divergence, or of the chosen responses beside dpo's loss, no unit: "
+    "ms-swift's sft_alpha and rpo_alpha. Any above 0 takes the same memory.": (
+        "gkd 的散度之外的交叉熵的权重，或 dpo 损失之外 chosen 回答的交叉熵的权重，无单位：ms-swift 的 sft_alpha 与 "
+        "rpo_alpha。只要大于 0，占用的显存就相同。"
     ),
     "The size in GB (10^9 bytes) of the files of a 4-bit checkpoint that leaves some linears in 16 bits, as Unsloth's "
     "dynamic quantisation does: what is more than four bits of every linear take.": (

@@ -30,6 +30,10 @@ BUCKET = 200_000_000  # reduce_bucket_size of zero1.json and zero2.json (llm/ds_
 ONE_STREAM = "3.2.2"  # whose files switch overlap_comm off (commit e5c4c39ec of 2025-03-24), which was on before
 TURN = 512  # chunk_size (rlhf_trainers/gkd_loss.py:100)
 TURNS_SINCE = "3.12"  # the first release read that has it; 3.8 has TRL's own loss
+# The releases with a DPO loss of its own: until then all logits are normalised, and the chosen half's cross entropy is
+# another; and the first whose `rpo_alpha`, the weight of that, is not 1 (commit 8ae0ade71 of 2025-08-15)
+ROWWISE, BARE = "3.5.1", "3.8"
+ROLLED = "3.5.0"  # the release whose labels are rolled, where logits were sliced before
 STEP = 16  # sequences of a step over all GPUs, unless a number of micro batches is given (trainers/arguments.py:291)
 
 DEFAULTS = Table(
@@ -66,8 +70,14 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         "precision": shared.narrow(given, sharding, wide="bf16"),
         "no_sync": trainer.reduces_once(sharding, given),
         "reentrant": sharding != "ddp",  # trainers/mixin.py:950
+        **({"sft_alpha": 1} if task == "dpo" and not at_least(_given(given, version), BARE) else {}),
         **(seen(given) if "images.width" in given else {}),
     }
+
+
+def _given(given: Mapping[str, Any], version: str) -> str:
+    """The release that is given, which may be older than any that was read, else `version`."""
+    return str(given.get("versions.ms-swift", version))
 
 
 def seen(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,8 +124,24 @@ def path(s: Scenario, usual: Path) -> Path:
             return replace(usual, copied=True)
         tokens = trainer.compared(s)
         return replace(usual, tile=min(TURN, tokens), turns=-(-tokens // TURN))
-    path = trainer.selective(usual)
+    path = preferred(s, usual) if s.task == "dpo" else trainer.selective(usual)
     return trainer.likelihood(s, path) if s.task == "simpo" else path
+
+
+def preferred(s: Scenario, usual: Path) -> Path:
+    """DPO's loss path: TRL's log-probabilities, which `rpo_alpha` (`sft_alpha` here) adds those of the chosen half to.
+
+    Until `ROWWISE` the chosen half has a cross entropy of its own, in the logits' type; before `ROLLED` logits are
+    sliced, which softmax copies, and normalised as a whole (rlhf_trainer/dpo_trainer.py of 3.1.0 to 3.5.1,
+    `concatenated_forward`, `get_nll_loss`, `get_batch_logps`; until then TRL's, which does the same).
+    """
+    version = s.versions["ms-swift"]
+    if at_least(version, ROWWISE):
+        return trainer.selective(usual)
+    nll = 0.5 if s.sft_alpha else 0
+    if at_least(version, ROLLED):
+        return replace(trainer.selective(usual), kept=1, nll=nll)
+    return replace(usual, kind="log-softmax", upcast=False, shift_copy=True, nll=nll)
 
 
 def picks(s: Scenario) -> bool:
