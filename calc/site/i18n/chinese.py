@@ -933,6 +933,15 @@ ADVICE = {
         "{kind} 自 transformers {first} 起才有：transformers {version} 运行权重旁附带的代码，"
         "这里按 transformers 自己的实现计算"
     ),
+    "{model} makes embeddings, without an output head: task rm, also without one, is nearest": (
+        "{model} 生成嵌入向量，没有输出头：task rm 同样没有，与其训练最接近"
+    ),
+    "{model} answers yes or no: task sft trains that, task rm a scalar in place of its output head": (
+        "{model} 回答 yes 或 no：task sft 训练的正是这个，task rm 则以标量头代替输出头"
+    ),
+    "{tuned!} is not in the catalog: computed as {model}, after which it is named": (
+        "目录中没有 {tuned}：按名称所指的 {model} 计算"
+    ),
     "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16": (
         "检查点是 MXFP4 格式，不能训练：按反量化为 bf16 的权重计算"
     ),
