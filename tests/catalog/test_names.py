@@ -301,6 +301,10 @@ TYPED = {
     "Nous-Hermes-2-Mixtral-8x7B-DPO": "nous-hermes-2-mixtral-8x7b",
     "nvidia/Llama-3.1-Minitron-4B-Width-Base": "llama-3.1-minitron-4b-width",
     "Nous-Capybara-34B": "yi-34b-200k",
+    "nvidia/Llama-3_3-Nemotron-Super-49B-v1_5": "nemotron-super-49b",
+    "Llama-3.3-Nemotron-Super-49B-v1.5": "nemotron-super-49b",
+    "nemotron super 49b": "nemotron-super-49b",
+    "nvidia/Llama-3_1-Nemotron-Ultra-253B-v1": "nemotron-ultra-253b",
     "tokyotech-llm/Llama-3.1-Swallow-8B-Instruct-v0.3": "llama-3.1-8b",
     "elyza/ELYZA-japanese-Llama-2-7b": "llama-2-7b",
     "elyza/ELYZA-japanese-Llama-2-7b-fast": "",
@@ -323,7 +327,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 290
+    assert len(TYPED) == 294
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -461,7 +465,7 @@ def test_every_name_of_llama_3_2_vision_is_told_of_its_cross_attention(name: str
         ("TIGER-Lab/MAmmoTH2-8B", "llama-3-8b"),
         ("epfl-llm/meditron-7b", "llama-2-7b"),
         ("nvidia/OpenMath-Nemotron-1.5B", "qwen2.5-1.5b"),
-        ("nvidia/Llama-3_1-Nemotron-51B-Instruct", "nemotron-3-super-120b-a12b"),
+        ("nvidia/Llama-3_1-Nemotron-51B-Instruct", "nemotron-super-49b"),
         ("DAMO-NLP-SG/VideoLLaMA3-7B", "qwen3-vl-8b"),
         ("GSAI-ML/LLaDA-8B-Instruct", "llama-3-8b"),
         ("Qwen/Qwen2-Audio-7B-Instruct", "qwen2.5-omni-7b"),

@@ -1864,8 +1864,8 @@ REFUSALS = {
     "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build": (
         "属于 SlimMoE，代码随权重发布；结构相近的是 phi-3.5-moe"
     ),
-    "has layers that were cut one by one, which are not modelled; nemotron-3-super-120b-a12b is": (
-        "的层是逐层裁剪的，不在计算范围内；可计算的有 nemotron-3-super-120b-a12b"
+    "has linears in place of some attention, which is not modelled; nemotron-super-49b is of like build": (
+        "有些层以线性层代替注意力，这不在计算范围内；nemotron-super-49b 结构相近"
     ),
     "has an encoder beside its decoder, which is not modelled; decoders of every size are, from qwen3-0.6b on": (
         "除解码器外还有编码器，不在计算范围内；可计算各种规模的解码器，从 qwen3-0.6b 起"
