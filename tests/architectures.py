@@ -41,13 +41,14 @@ def published(model: str) -> Architecture:
 @st.composite
 def architectures(draw: st.DrawFn) -> Architecture:
     small = st.integers(1, 6)
-    kv_heads, head_dim = draw(small), draw(small)
+    kv_heads, head_dim = draw(small), 2 * draw(small)
     heads = kv_heads * draw(small)
     experts = draw(small)
     config = {
         "model_type": draw(st.sampled_from(sorted(FAMILIES))),
         "hidden_size": heads * head_dim, "num_hidden_layers": draw(small),
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": draw(small),
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "head_dim": 2 * draw(small), "rotary_dim": 2,
         "intermediate_size": draw(small), "moe_intermediate_size": draw(small), "vocab_size": draw(small),
         "tie_word_embeddings": draw(st.booleans()), "attention_bias": draw(st.booleans()),
         "num_experts": experts, "num_local_experts": experts, "n_routed_experts": experts,
@@ -63,5 +64,12 @@ def architectures(draw: st.DrawFn) -> Architecture:
         kinds = ["mamba", "attention"] if FAMILIES[config["model_type"]].ssm == "instead" else ["mamba", "mlp", "moe"]
         layers = config["num_hidden_layers"]
         config |= {"layer_types": draw(st.lists(st.sampled_from(kinds), min_size=layers, max_size=layers))}
+    if "block_configs" in FAMILIES[config["model_type"]].defaults:
+        block = st.fixed_dictionaries({
+            "attention": st.just({"n_heads_in_group": heads // kv_heads}),
+            "ffn": st.sampled_from([{"ffn_mult": 1.0}, {"ffn_mult": 300.0}, {"no_op": True}]),
+        })  # fmt: skip
+        layers = config["num_hidden_layers"]
+        config |= {"block_configs": draw(st.lists(block, min_size=layers, max_size=layers))}
     spelled = FAMILIES[config["model_type"]].spelled
     return from_config({spelled.get(name, name): value for name, value in config.items()})

@@ -124,7 +124,7 @@ class Model:
 
     `unlike` maps names that look like this model's to what sets their models apart. `seeing`: the architecture of the
     same checkpoint with its vision tower, where `architecture` is the language model alone; `vision` are the fields
-    of the config.json around that model's.
+    of the config.json around that model's. `makes`: `embeddings`, or `yes or no`, where it is no text.
     A model read from a path has the path as `id`, `name` and `source`, and no `published_parameters`.
     """
 
@@ -142,6 +142,7 @@ class Model:
     vision: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
     seeing: Architecture | None = None
     published_seeing: int | None = None  # parameters of the checkpoint with its vision tower
+    makes: str = ""
 
     def reading(self, *, images: bool) -> Architecture:
         """The architecture of a job that reads images, or text alone."""
@@ -210,7 +211,8 @@ class Catalog:
     def model(self, name: str) -> Model:
         """The model with this id or name, as it is listed or spelled alike, or at this path to a config.json.
 
-        Of a quantised checkpoint's name it is the model of whose weights that was made. CatalogError `model: …` for an
+        Of a quantised checkpoint's name it is the model of whose weights that was made, and of a name with another's
+        name and size inside, which nothing says to be of other shapes, that other. CatalogError `model: …` for an
         unknown name; for a config it names file and field.
         """
         if (listed := self.names.listed.get(name.casefold())) is not None:
@@ -234,11 +236,15 @@ class Catalog:
             allowed = "a path to its config.json, or another model"
             raise CatalogError(f"model: given {show(name)}, which {why}; allowed: {allowed}", field="model")
         known = {own: own for model in self.models.values() for own in (model.id, model.hf, *model.aliases)}
-        near = meant(name, known)
-        if not near and (tuned := self.names.within(name)):
-            near = f"; did you mean {tuned!r}?"
-        refusal = Refusal("model", show(name), f"{allowed}{near}")
+        if tuned := self.names.within(name):
+            return self.models[tuned]
+        refusal = Refusal("model", show(name), f"{allowed}{meant(name, known)}")
         raise CatalogError(str(refusal), refusal)
+
+    def tuned(self, name: str) -> bool:
+        """True for a name that says by another's inside it alone which shapes its model has."""
+        listed = name.casefold() in self.names.listed or name.endswith(".json") or os.path.isdir(name)
+        return not (listed or self.names.alike(name) or self.names.quantised(name))
 
     def unquantised(self, name: str) -> None:
         """Refuses, with a CatalogError `model: …`, the name of a checkpoint whose weights are not trained but read."""
@@ -488,6 +494,7 @@ def _model(record: _Record) -> Model:
         architecture=_architecture(data["config"], f"{record.where}: config."),
         config=data["config"],
         unlike=data.get("unlike", {}),
+        makes=data.get("makes", ""),
         **_vision(data, f"{record.where}: vision."),
     )
 

@@ -29,11 +29,13 @@ _SAME = frozenset({
 # file of its own.
 _CONTEXT = re.compile(r"[0-9]+k|1m")
 
-# Words that mean another architecture beside a model's name: other inputs or outputs, pruned models, and draft models.
+# Words that mean another architecture beside a model's name: other inputs or outputs, other depths and widths, pruned
+# models, and draft models.
 _OTHER = frozenset({
     "vl", "vlm", "vision", "omni", "audio", "tts", "ocr", "vla", "internvl", "llava", "embedding", "reranker", "mini",
     "small", "medium", "nano", "tiny", "flash", "moe", "next", "linear", "mamba", "pruned", "reap", "eagle", "eagle3",
-    "draft", "dflash", "speculator", "medusa", "chinese",
+    "draft", "dflash", "speculator", "medusa", "chinese", "deep", "depth", "width", "wide", "hybrid", "embed",
+    "colbert", "asr", "speech", "diffusion", "bitnet", "sae", "prm", "rm", "fast", "unquantized",
 })  # fmt: skip
 _SIZE = re.compile(r"[0-9.]+b|[0-9]+m")
 _VERSION = re.compile(r"[0-9]+\.[0-9]+")
@@ -79,14 +81,19 @@ def lengthened(name: str) -> str:
     return " ".join(word for word in _UNREFUSING.sub("", words(name)).split() if word not in _SAME)
 
 
+def joined(name: str) -> str:
+    """The words of a name in one: `deepseekmath7b`."""
+    return words(name).replace(" ", "")
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """The ids of models by name.
 
     `listed`: by id, Hugging Face name and alias, casefolded. `spelled`: by the words of these and of the name for
-    readers, by those of shapes and positions, by the plain ones, and by these without active parameters, where they are
-    of one model alone. `unlike`: the reason why a name that looks like a model's is another's, by the words of that
-    name.
+    readers, by those of shapes and positions, by the plain ones, by all in one, and by the plain ones without active
+    parameters, where they are of one model alone. `unlike`: the reason why a name that looks like a model's is
+    another's, by the words of that name.
     """
 
     listed: Mapping[str, str]
@@ -101,7 +108,7 @@ class Names:
         """The id of the model with the words of this name, or with those of them that say most."""
         if not _NAME.fullmatch(name):
             return None
-        return next(filter(None, [self.spelled.get(form(name)) for form in (words, lengthened, plain)]), None)
+        return next(filter(None, [self.spelled.get(form(name)) for form in (words, lengthened, plain, joined)]), None)
 
     def refusal(self, name: str) -> str:
         """The reason why the name is not that of the model that it looks like, or ""."""
@@ -139,6 +146,8 @@ class Names:
 
         None if a word beside them names another architecture, or another size or a version number follows.
         """
+        if not _NAME.fullmatch(name):
+            return None
         said = plain(name).split()
         runs = [(start, stop) for stop in range(1, len(said) + 1) for start in range(stop)]
         for start, stop in sorted(runs, key=lambda run: run[0] - run[1]):
@@ -162,7 +171,7 @@ def names(models: Iterable[Model]) -> Names:
             unlike[words(name)] = unlike[plain(name)] = f"not {model.id}: {reason}"
     short = _of_one((_ACTIVE.sub("", plain(name)), id) for name, id in known)
     forms = short
-    for form in (plain, lengthened, words):
+    for form in (joined, plain, lengthened, words):
         forms |= _of_one((form(name), id) for name, id in known)
     spelled = {form: id for form, id in forms.items() if form and id}
     return Names(listed, spelled, {form: why for form, why in unlike.items() if form not in spelled})

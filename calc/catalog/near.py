@@ -135,8 +135,8 @@ UNMODELLED = tuple(
         r"deepseek[ _-]?moe": "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the "
         "nearest",
         r"phi-?(?:mini|tiny)-moe": "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build",
-        r"nemotron[ _-]?(?:super|ultra|51b)|[0-9_.]+nemotron[ _-]?super": "has layers that were cut one by one, "
-        "which are not modelled; nemotron-3-super-120b-a12b is",
+        r"nemotron[ _-]?51b": "has linears in place of some attention, which is not modelled; nemotron-super-49b is of "
+        "like build",
         r"minicpm[ _-]?(?:v|o)": _NO_TOWER,
         r"minicpm": "has attention of a kind that is not modelled; qwen3-8b is of like size",
         r"deepseek[ _-]?ocr|[a-z0-9]*ocr[a-z0-9]*": _NO_TOWER,

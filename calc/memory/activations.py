@@ -405,7 +405,7 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
 
     def written(self) -> Tape:
         """A layer: two blocks, normed before or after as the family has it, added to the residual stream."""
-        norms = self.arch.norms
+        norms = self.arch.norms_of(self.spec)
         if self.arch.altup:
             return self.of_streams(self.arch.altup)
         self.tape.hold(self.input)  # the model's `hidden_states`, until the layer returns the next

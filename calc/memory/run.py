@@ -203,13 +203,15 @@ class Run:
 def marks(arch: Architecture, spec: LayerSpec) -> Mapping[str, str]:
     """The symbols of formulas that have another value in layers of the kind `spec` than in the first, with their names.
 
-    Those of layers that attend to all positions end in g, of wider ones that borrow keys in w (Gemma 4).
+    Those of layers that attend to all positions end in g, of wider ones that borrow keys in w (Gemma 4), and of layers
+    with an MLP of their own width in that.
     """
     first = arch.specs[0].shapes
     if arch.at(spec) is arch or spec.shapes == first:
         return {}
     usual, own = dimensions(arch.at(first)), dimensions(arch.at(spec))
-    end = "_" + "g" * spec.broad + "w" * spec.borrows if spec.broad or spec.borrows else "_o"
+    end = "_" + "g" * spec.broad + "w" * spec.borrows + str(spec.width or "")
+    end = end if end != "_" else "_o"
     return {symbol: symbol + end for symbol, value in own.items() if usual.get(symbol) != value}
 
 

@@ -246,7 +246,7 @@ class LayerSpec(NamedTuple):
     `slides`: attention sees the last `sliding_window` tokens alone. `rotated`: positions are rotary. `broad`: its heads
     are the architecture's `Broad` ones. `borrows`: keys and values are those of a lower layer. `sparse`: of the MLP's
     gates only those far above their mean pass (Gemma 3n). `chooses`: where attention is sparse, the layer chooses the
-    keys that its queries see, and not one below it.
+    keys that its queries see, and not one below it. `width`: of a dense MLP where layers differ; 0: the architecture's.
     """
 
     mixer: Literal["attention", "latent", "delta", "lightning", "ssm", "both", "conv", "none"] = "attention"
@@ -257,11 +257,14 @@ class LayerSpec(NamedTuple):
     borrows: bool = False
     sparse: bool = False
     chooses: bool = True
+    width: int = 0
 
     @property
     def shapes(self) -> LayerSpec:
         """The parts of the kind that decide its tensors."""
-        return LayerSpec(self.mixer, self.mlp, broad=self.broad, borrows=self.borrows, chooses=self.chooses)
+        return LayerSpec(
+            self.mixer, self.mlp, broad=self.broad, borrows=self.borrows, chooses=self.chooses, width=self.width
+        )
 
 
 @dataclass(frozen=True)
@@ -452,7 +455,15 @@ class Architecture:
 
     def at(self, spec: LayerSpec) -> Architecture:
         """The model as layers of the kind `spec` see it: their heads and widths, and them alone."""
-        return self if self.broad is None and not self.doubled else _seen(self, spec.shapes)
+        other = self.broad or self.doubled or _varied(self)
+        return _seen(self, spec.shapes) if other else self
+
+    def norms_of(self, spec: LayerSpec) -> Norms:
+        """The names of the norms of a layer of the kind `spec`: of its only block alone, where others have two."""
+        if not self.norms.mlp or "none" not in (spec.mixer, spec.mlp):
+            return self.norms
+        only = self.norms.mlp if spec.mixer == "none" else self.norms.attention
+        return Norms(only, mlp="")
 
     def alone(self, spec: LayerSpec) -> Architecture:
         """The model with one layer, of the kind `spec`: the same for every stage of a pipeline with such layers."""
@@ -542,9 +553,15 @@ class Architecture:
 
 
 @lru_cache(maxsize=1024)
+def _varied(arch: Architecture) -> bool:
+    """True if the MLPs of the model's layers are of several widths."""
+    return len({spec.width for spec in arch.specs}) > 1
+
+
+@lru_cache(maxsize=1024)
 def _seen(arch: Architecture, spec: LayerSpec) -> Architecture:
     alike = tuple([other for other in arch.specs if other.shapes == spec])
-    width = arch.intermediate * (2 if arch.doubled and spec.borrows else 1)
+    width = spec.width or arch.intermediate * (2 if arch.doubled and spec.borrows else 1)
     own = replace(arch, broad=None, doubled=False, intermediate=width, specs=alike)
     return replace(own, **arch.broad._asdict()) if arch.broad and spec.broad else own
 
@@ -768,7 +785,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
     elif spec.mlp == "dense":
         yield from mlp(names.mlp, arch.intermediate, arch.mlp_bias)
 
-    for name in filter(None, arch.norms):
+    for name in filter(None, arch.norms_of(spec)):
         yield from norm(name, h)
     if arch.layer_scaled:
         for name in SCALES.values():

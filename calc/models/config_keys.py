@@ -60,6 +60,7 @@ _HUNYUAN_MOE = (
 _IMAGES = ("image_token_index", "image_token_id", "text_config", "vision_config")
 CARRIED: Mapping[str, tuple[str, ...]] = {
     "llama": ("pretraining_tp",),
+    "nemotron-nas": ("pretraining_tp",),
     "llama4_text": (*_ROUTER, "attn_scale", "cache_implementation", "floor_scale", "for_llm_compressor", "moe_layers"),
     "llama4": (*_IMAGES, "boi_token_index", "eoi_token_index"),
     "mixtral": _ROUTER,

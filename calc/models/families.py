@@ -374,6 +374,13 @@ FAMILIES: dict[str, Family] = {
     # modeling_baichuan.py beside the weights of Baichuan 2 7B: the shapes of Llama, and `NormHead`
     "baichuan": Family(dict(model_max_length=4096), dict(head_normed=True),
                        spelled=dict(max_position_embeddings="model_max_length")),
+    # modeling_decilm.py beside the weights of Llama-3_3-Nemotron-Super-49B: Llama's layers, of which a search left out
+    # attention or MLP, or chose the MLP's width
+    "nemotron-nas": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, mlp_bias=False, intermediate_size=None,
+             block_configs=None),
+        biases=_LLAMA,
+    ),
     "llama4_text": Family(
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, attention_bias=False,
              intermediate_size_mlp=16384, num_local_experts=16, num_experts_per_tok=1, interleave_moe_layer_step=1,

@@ -63,7 +63,8 @@ PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # Nemotron-H
 STATES = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of a state's element, by its type's name
 _SHOWN = 12  # fields that a line lists
 # no real model has more; lists of layers are built one by one
-MOST = {"num_hidden_layers": 10_000}
+MOST = {"num_hidden_layers": 10_000, "ffn_mult": 1000}
+ROUNDED = 256  # a searched MLP's width is a multiple of it
 
 
 class _Reader:
@@ -170,7 +171,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     for index, kind in enumerate(_listed(read.value("layer_types"))):
         if kind not in kinds:
             raise ConfigError(f"layer_types[{index}]", kind, f"{', '.join(kinds)}; other kinds are not modelled", kinds)
-    kv_heads = read.optional("num_key_value_heads") or heads
+    kv_heads = read.optional("num_key_value_heads") or _grouped_heads(read, heads)
     if heads % kv_heads:
         raise read.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads = {heads}")
     mla = _mla(read) if family.mla else None
@@ -254,6 +255,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     specs = (
         _blocks(read, layers)
         if family.ssm == "blocks"
+        else _searched(read, layers, hidden)
+        if read.known("block_configs")
         else tuple(
             LayerSpec(
                 mixers[n],
@@ -278,7 +281,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=_intermediate(family, read, hidden),
+        intermediate=max([spec.width for spec in specs]) or _intermediate(family, read, hidden),
         vocab=read.integer("vocab_size"),
         tied=read.boolean("tie_word_embeddings"),
         max_positions=read.integer("max_position_embeddings"),
@@ -784,6 +787,60 @@ def _mixers_but(read: _Reader, layers: int) -> Sequence[str]:
 def _blocks(read: _Reader, layers: int) -> tuple[LayerSpec, ...]:
     """The layers of a family in which each is one block (Nemotron-H); its attention has no positions."""
     return tuple(LayerSpec(*SSM_KINDS[kind], rotated=False) for kind in _each_layer(read, layers))
+
+
+def _searched(read: _Reader, layers: int, hidden: int) -> tuple[LayerSpec, ...]:
+    """The layers that an architecture search left, without those that do nothing (`DeciLMDecoderLayer`)."""
+    found = []
+    for n, parts in enumerate(_block_configs(read, layers)):
+        attention, mlp = (_part(parts, name, n) for name in ("attention", "ffn"))
+        width = 0 if mlp.get("no_op") else _multiplied(mlp.get("ffn_mult"), hidden, n)
+        if width or not attention.get("no_op"):
+            found.append(LayerSpec("none" if attention.get("no_op") else "attention", "dense" if width else "none",
+                                   width=width))  # fmt: skip
+    if not found:
+        raise ConfigError("block_configs", "layers that all do nothing", "a layer with attention or an MLP")
+    return tuple(found)
+
+
+def _block_configs(read: _Reader, layers: int) -> Sequence[Any]:
+    listed = read.value("block_configs")
+    if not isinstance(listed, Sequence) or isinstance(listed, str) or len(listed) != layers:
+        allowed = f"a list of num_hidden_layers = {layers} mappings of attention and ffn"
+        raise ConfigError("block_configs", listed, allowed)
+    return listed
+
+
+def _part(parts: object, name: str, n: int) -> Mapping[str, Any]:
+    """One block of a searched layer; what takes its place, or attends otherwise, is not modelled."""
+    part = parts.get(name) if isinstance(parts, Mapping) else None
+    where = f"block_configs[{n}].{name}"
+    if not isinstance(part, Mapping):
+        raise ConfigError(where, part, "a mapping")
+    for field in ("replace_with_linear", "sparsify", "window_length", "num_sink_tokens"):
+        if part.get(field):
+            raise ConfigError(f"{where}.{field}", part[field], "false or null: not modelled")
+    return part
+
+
+def _multiplied(factor: object, hidden: int, n: int) -> int:
+    """The width of an MLP: two thirds of a multiple of the stream's, up to the next 256 (`_find_multiple`)."""
+    if type(factor) not in (int, float) or not 0 < factor <= MOST["ffn_mult"]:  # type: ignore[operator]
+        raise ConfigError(f"block_configs[{n}].ffn.ffn_mult", factor, f"a number above 0, at most {MOST['ffn_mult']}")
+    return -(-int(2 * factor * hidden / 3) // ROUNDED) * ROUNDED  # type: ignore[operator]
+
+
+def _grouped_heads(read: _Reader, heads: int) -> int:
+    """The heads of keys and values of searched layers, which state the queries of each; of others those of queries."""
+    if not read.known("block_configs"):
+        return heads
+    listed = _block_configs(read, read.integer("num_hidden_layers"))
+    own = [_part(parts, "attention", n) for n, parts in enumerate(listed)]
+    groups = {part.get("n_heads_in_group") for part in own if not part.get("no_op")}
+    if len(groups) != 1 or type(group := groups.pop()) is not int or group < 1 or heads % group:
+        allowed = f"the same divisor of num_attention_heads = {heads} in all layers: others are not modelled"
+        raise ConfigError("block_configs[].attention.n_heads_in_group", groups, allowed)
+    return heads // group
 
 
 def _ssm(read: _Reader) -> Ssm:

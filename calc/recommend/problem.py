@@ -84,7 +84,9 @@ def _alias(job: Fields, catalog: Catalog) -> Iterator[str]:
     """A note for a model asked for by the name of another with the same shapes, as the command has the latter's."""
     asked = str(job["model"])
     model = catalog.model(asked)
-    if asked.casefold() not in {name.casefold() for name in (model.id, model.name, model.hf, model.source)}:
+    if catalog.tuned(asked):
+        yield f"model {asked}: is computed as {model.id}, which its name has inside; a command names {model.hf}"
+    elif asked.casefold() not in {name.casefold() for name in (model.id, model.name, model.hf, model.source)}:
         yield f"model {asked}: has the shapes of {model.id}, as which it is computed; a command names {model.hf}"
 
 

@@ -360,7 +360,15 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         },
         warnings=tuple(
             rules.warnings_of(
-                values, architecture, name, version, known, apart=bool(model.seeing) and not sees, stored=stored
+                values,
+                architecture,
+                name,
+                version,
+                known,
+                apart=bool(model.seeing) and not sees,
+                stored=stored,
+                tuned=given["model"] if catalog.tuned(given["model"]) else "",
+                makes=model.makes,
             )
         ),
     )

@@ -543,12 +543,21 @@ def warnings_of(
     *,
     apart: bool,
     stored: str,
+    tuned: str,
+    makes: str,
 ) -> Iterator[str]:
     """Warnings that hold on any card, about a scenario that nothing forbids.
 
     `apart`: the model has a vision tower that this job leaves out. `stored`: the form in which the checkpoint that the
-    user names has its weights, where that is not 16 bits.
+    user names has its weights, where that is not 16 bits. `tuned`: the name that the user gives a model that is known
+    by another's name inside it alone. `makes`: see `calc.catalog.catalog.Model`.
     """
+    if tuned:
+        yield f"{tuned} is not in the catalog: computed as {values['model']}, after which it is named"
+    if makes == "embeddings" and values["task"] not in ("rm", "inference"):
+        yield f"{values['model']} makes embeddings, without an output head: task rm, also without one, is nearest"
+    if makes == "yes or no" and values["task"] == "rm":
+        yield f"{values['model']} answers yes or no: task sft trains that, task rm a scalar in place of its output head"
     if values["seq_len"] > architecture.max_positions:
         yield f"seq_len {values['seq_len']} is beyond the {architecture.max_positions} positions of {values['model']}"
     if architecture.family in MXFP4 and values["task"] != "inference":

@@ -239,7 +239,7 @@ TYPED = {
     "command r+": "command-r-plus-104b",
     "allenai/FlexOlmo-7x7B-1T": "flexolmo-7x7b",
     "LGAI-EXAONE/EXAONE-Deep-7.8B": "exaone-3.5-7.8b",
-    "Llama-2-7b-instruct-tuned": "",
+    "Llama-2-7b-instruct-tuned": "llama-2-7b",
     "zai-org/GLM-5.2": "glm-5.2",
     "tencent/Hy3-preview": "hy3",
     "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": "nemotron-3-ultra-550b-a55b",
@@ -290,7 +290,25 @@ TYPED = {
     "OpenGVLab/InternVL2-40B": "",
     "tiiuae/falcon-11B-vlm": "",
     "Qwen/Qwen3-Reranker-8B": "qwen3-reranker-8b",
-    "Qwen/Qwen3-Embedding-4B": "",
+    "Qwen/Qwen3-Embedding-4B": "qwen3-embedding-4b",
+    "DeepSeekMath 7B RL": "deepseek-llm-7b",
+    "opengvlab internvl3 78b": "internvl3-78b",
+    "command-r7b-12-2024": "command-r7b",
+    "TIGER-Lab/General-Reasoner-Qwen2.5-14B": "qwen2.5-14b",
+    "Qwen-2.5-7B-SimpleRL-Zoo": "qwen2.5-7b",
+    "cognitivecomputations/dolphin-2.9.1-llama-3-70b": "llama-3-70b",
+    "Qwen2.5-Math-PRM-7B": "",
+    "someone/Llama-3.1-8B-pruned-depth": "",
+    "nvidia/Nemotron-4-340B-Instruct": "nemotron-4-340b",
+    "Salesforce/codegen25-7b-multi": "codegen2.5-7b",
+    "granite-20b-code-instruct": "granite-20b-code",
+    "Nous-Hermes-2-Mixtral-8x7B-DPO": "nous-hermes-2-mixtral-8x7b",
+    "nvidia/Llama-3.1-Minitron-4B-Width-Base": "llama-3.1-minitron-4b-width",
+    "Nous-Capybara-34B": "yi-34b-200k",
+    "nvidia/Llama-3_3-Nemotron-Super-49B-v1_5": "nemotron-super-49b",
+    "Llama-3.3-Nemotron-Super-49B-v1.5": "nemotron-super-49b",
+    "nemotron super 49b": "nemotron-super-49b",
+    "nvidia/Llama-3_1-Nemotron-Ultra-253B-v1": "nemotron-ultra-253b",
     "tokyotech-llm/Llama-3.1-Swallow-8B-Instruct-v0.3": "llama-3.1-8b",
     "elyza/ELYZA-japanese-Llama-2-7b": "llama-2-7b",
     "elyza/ELYZA-japanese-Llama-2-7b-fast": "",
@@ -313,7 +331,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 276
+    assert len(TYPED) == 294
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -451,7 +469,7 @@ def test_every_name_of_llama_3_2_vision_is_told_of_its_cross_attention(name: str
         ("TIGER-Lab/MAmmoTH2-8B", "llama-3-8b"),
         ("epfl-llm/meditron-7b", "llama-2-7b"),
         ("nvidia/OpenMath-Nemotron-1.5B", "qwen2.5-1.5b"),
-        ("nvidia/Llama-3_1-Nemotron-51B-Instruct", "nemotron-3-super-120b-a12b"),
+        ("nvidia/Llama-3_1-Nemotron-51B-Instruct", "nemotron-super-49b"),
         ("DAMO-NLP-SG/VideoLLaMA3-7B", "qwen3-vl-8b"),
         ("GSAI-ML/LLaDA-8B-Instruct", "llama-3-8b"),
         ("Qwen/Qwen2-Audio-7B-Instruct", "qwen2.5-omni-7b"),
@@ -517,6 +535,29 @@ def test_a_path_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("./Qwen3-8B", "/data/models/Qwen3-8B", "checkpoints/tuned/Qwen3-8B", ""):
         with pytest.raises(CatalogError):
             load().model(name)
+
+
+def test_a_name_with_anothers_inside_is_computed_as_that_and_says_so() -> None:
+    """A fine-tuned model's shapes are mostly those of the one that its name has inside, but nothing proves it."""
+    job = {"task": "sft", "gpu": "h100-sxm"}
+    tuned = "General-Reasoner-Qwen2.5-14B is not in the catalog: computed as qwen2.5-14b"
+    (said,) = parse({"model": "General-Reasoner-Qwen2.5-14B", **job}).warnings
+    assert said == f"{tuned}, after which it is named"
+    assert "目录中没有" in say(said, "zh")
+    for known in ("qwen2.5-14b", "DeepSeek-R1-Distill-Qwen-14B", "Qwen 2.5 14B Instruct"):
+        assert not parse({"model": known, **job}).warnings
+
+
+def test_models_that_make_no_text_say_which_task_is_nearest() -> None:
+    """An embedding model is trained on hidden states, a reranker on the logits of two words."""
+    job = {"gpu": "h100-sxm"}
+
+    def said(model: str, task: str) -> tuple[str, ...]:
+        return parse({"model": model, "task": task, **job}).warnings
+
+    assert "task rm, also without one, is nearest" in said("qwen3-embedding-0.6b", "sft")[0]
+    assert "task sft trains that" in said("qwen3-reranker-0.6b", "rm")[0]
+    assert not said("qwen3-embedding-0.6b", "rm") + said("qwen3-reranker-0.6b", "sft")
 
 
 def test_a_recommendation_says_that_the_command_names_another(run: Callable[..., Run]) -> None:

@@ -87,6 +87,7 @@ def configs(family: str) -> Iterator[dict[str, Any]]:
         "kv_lora_rank": 8, "no_rope_layer_interval": 2, "n_embd": 64, "n_layer": 4, "n_head": 4, "ffn_dim": 64,
         "num_kv_shared_layers": 1, "d_model": 64, "n_layers": 4, "n_heads": 4, "n_routed_experts": 8,
         "rotary_dim": 16, "num_layers": 4, "num_heads": 4,
+        "block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}}] * 4,
     }  # fmt: skip
     needed = {name: True for name in FAMILIES[family].needed}
     for slides in (False, True):

@@ -933,6 +933,15 @@ ADVICE = {
         "{kind} 自 transformers {first} 起才有：transformers {version} 运行权重旁附带的代码，"
         "这里按 transformers 自己的实现计算"
     ),
+    "{model} makes embeddings, without an output head: task rm, also without one, is nearest": (
+        "{model} 生成嵌入向量，没有输出头：task rm 同样没有，与其训练最接近"
+    ),
+    "{model} answers yes or no: task sft trains that, task rm a scalar in place of its output head": (
+        "{model} 回答 yes 或 no：task sft 训练的正是这个，task rm 则以标量头代替输出头"
+    ),
+    "{tuned!} is not in the catalog: computed as {model}, after which it is named": (
+        "目录中没有 {tuned}：按名称所指的 {model} 计算"
+    ),
     "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16": (
         "检查点是 MXFP4 格式，不能训练：按反量化为 bf16 的权重计算"
     ),
@@ -1856,8 +1865,8 @@ REFUSALS = {
     "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build": (
         "属于 SlimMoE，代码随权重发布；结构相近的是 phi-3.5-moe"
     ),
-    "has layers that were cut one by one, which are not modelled; nemotron-3-super-120b-a12b is": (
-        "的层是逐层裁剪的，不在计算范围内；可计算的有 nemotron-3-super-120b-a12b"
+    "has linears in place of some attention, which is not modelled; nemotron-super-49b is of like build": (
+        "有些层以线性层代替注意力，这不在计算范围内；nemotron-super-49b 结构相近"
     ),
     "has an encoder beside its decoder, which is not modelled; decoders of every size are, from qwen3-0.6b on": (
         "除解码器外还有编码器，不在计算范围内；可计算各种规模的解码器，从 qwen3-0.6b 起"
