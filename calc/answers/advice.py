@@ -143,7 +143,7 @@ def _lacks(m: Miss) -> str:
     return f"the closest lacks {short} {m.when}"
 
 
-PENDING = nothing("asked anew by make site, not by the preview")
+PENDING = nothing("asked anew by make site, not by the preview")._replace(verdict="—")
 SHORT: Mapping[Sharding, str] = {**SHARDINGS, "none": "", "fsdp1": "FSDP"}
 METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
 

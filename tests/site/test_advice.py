@@ -157,6 +157,7 @@ def test_a_share_leaves_out_what_is_no_fine_tuning_and_is_not_drawn(
 
     part = topics.fill(tmp_path, share=3)
     assert pending() == {"dpo"}
+    assert "nothing fits" not in to_html(advised.for_model(answers.catalog().models["qwen2.5-0.5b"], ""))
     forget()
     assert 0 < topics.fill(tmp_path).computed < part.computed
     assert not pending()
