@@ -384,7 +384,9 @@ def reach(e: Estimate, metric: str, *, filled: bool = False) -> tuple[int, int]:
     outside = moment.device_bytes - reserved  # the context, NCCL, a rollout engine's process
     if metric == "reserved":
         more = _reserved(e, group) - reserved  # of a vLLM that sleeps
-        return low - outside + more, high - outside - runtime.beyond(moment.lines) + more
+        # a card may be full without what NCCL takes beyond its lines
+        beyond = 0 if high >= group.usable_bytes else runtime.beyond(moment.lines)
+        return low - outside + more, high - outside - beyond + more
     if metric == "unknown":
         own = max(_trainers(phase.moment.lines) for phase in group.phases)
         return min(min(low, group.filled_low - moment.fragmentation) - outside, own), high

@@ -45,9 +45,9 @@ DENSE, NEVER = (0, 25), (10**6,)
 class Vllm:
     """One rank of a vLLM engine on a card of `total` bytes, called `card`.
 
-    `context` is the memory that its process takes of the card before vLLM first looks, `growth` the memory that it
-    takes later beside weights and activations: NCCL's buffers. Both are 0 for an engine that lives in the trainer's
-    process. `v0`: the first of a release's two engines runs. `pins`: the allocator of pinned host memory.
+    `context` is the memory that its process takes of the card before vLLM first looks, 0 for an engine that lives in
+    the trainer's process; `growth` the memory that it takes later beside weights and activations: NCCL's buffers.
+    `v0`: the first of a release's two engines runs. `pins`: the allocator of pinned host memory.
     """
 
     arch: Architecture

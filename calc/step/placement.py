@@ -458,11 +458,14 @@ def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
 
 
 def around(s: Scenario, keeps: Keeps, gpu: GPU) -> list[Line]:
-    """The lines of a rollout engine's own process beside its pool; none if it lives in a trainer's process."""
+    """The lines beside a rollout engine's pool: of its own process or, in a trainer's, of a communicator of its own.
+
+    vLLM makes new groups for its ranks in either case (`distributed/parallel_state.py`, `init_model_parallel_group`).
+    """
     assert keeps.serving and s.rollout
     own = keeps.serving.process not in {role.process for role in keeps.roles}
-    lines = process(gpu.architecture, int(s.rollout.tensor_parallel > 1), gpu.linked, int(own), "rollout")
-    return [line for line in lines if line.bytes]
+    lines = process(gpu.architecture, int(s.rollout.tensor_parallel > 1), gpu.linked, int(own), "rollout", awake=1)
+    return [line for line in lines if line.bytes and (own or line.component == "nccl")]
 
 
 def serving(s: Scenario, keeps: Keeps, gpu: GPU) -> RolloutEngine | None:

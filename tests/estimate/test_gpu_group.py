@@ -536,3 +536,14 @@ def of_stages(**fields: Any) -> Job:
     """A job in eight pipeline stages."""
     s = parse({"gpu": "h100-sxm", "pipeline_parallel": 8, **fields})
     return Job(s, load().gpu(s.gpu), Roles(s))
+
+
+@pytest.mark.parametrize(("ranks", "nccl"), [(1, 0), (2, 1)])
+def test_vllm_in_the_trainers_process_has_a_communicator_of_its_own(ranks: int, nccl: int) -> None:
+    """vLLM's `init_model_parallel_group` makes new groups; the CUDA context is the trainer's, whose line it stays."""
+    fields = {"model": "qwen2.5-0.5b", "task": "grpo", "framework": "verl==0.4.0", "gpu": "h100-sxm", "gpus": 8,
+              "rollout": {"tensor_parallel": ranks}}  # fmt: skip
+    (own,) = sets(Job(parse(fields), load().gpu("h100-sxm")))
+    found = [line.component for line in own.process if line.role == "rollout"]
+    assert found == ["nccl"] * nccl
+    assert own.engine and own.engine.growth == sum(x.bytes for x in own.process if x.role == "rollout")

@@ -15,7 +15,7 @@ from calc.estimate.estimate import estimate, speed
 from calc.resolve.parse import parse
 from calc.scenario import lengths
 from calc.scenario.data_sets import ALIASES, DATA_SETS
-from calc.scenario.lengths import BATCHES, Lengths, _weights, fullest, in_turn, known
+from calc.scenario.lengths import BATCHES, Lengths, _weights, fullest, in_turn, known, middles
 from calc.scenario.scenario import ScenarioError
 
 CAP = 1 << 20
@@ -48,6 +48,21 @@ def test_the_fullest_batch_by_hand() -> None:
     # of one batch of two, 4 comes with 1/4: more than 5 %; of ten sequences all long, 1/1024: less
     assert fullest(known({"counts": [[1, 5], [2, 5]]}), CAP, 10) < 20
     assert fullest(lengths, CAP, 1) == 2
+
+
+def test_the_middle_batch_of_each_part_by_hand() -> None:
+    """Two lengths of 10 or 20, equally likely, sum up to 20, 30 and 40 with 1/4, 1/2 and 1/4; parts are thirds."""
+    own = Lengths(15, 20, 2, ((10, 1), (20, 1)))
+    assert middles(own, CAP, 1, 2) == (10, 20)
+    assert middles(own, CAP, 2, 3) == (20, 30, 40)
+    assert middles(own, CAP, 2, 1) == (30,)
+
+
+def test_middle_batches_rise_about_the_mean() -> None:
+    """Of answers known by their mean, in batches of 32: as many below as above, and none twice."""
+    found = middles(Lengths(200, 1024, 10_000), 1024, 32, 5)
+    assert found[2] == pytest.approx(32 * 200, rel=0.02)
+    assert list(found) == sorted({*found})
 
 
 def test_the_fullest_batch_is_what_shuffled_epochs_meet() -> None:
