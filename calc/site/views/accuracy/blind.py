@@ -39,7 +39,13 @@ ROUNDS = {
     "1b77e3fe": "first, 2026-11-29, tenth round",
     "b88dc900": "first, 2026-11-29, eleventh round",
     "78b5af1e": "first, 2026-11-29, twelfth round",
+    "cbae8d20": "first, 2026-11-29, thirteenth round",
 }
+# the names of the rounds after the first, in that order
+LATER = (
+    "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth",
+    "thirteenth",
+)  # fmt: skip
 SAID = {"all": "the whole job", "part": "a part of it"}
 
 
@@ -111,7 +117,7 @@ def figures() -> list[Kept]:
 def figure(what: str) -> str:
     """A figure of the class: `count`, `unsaid`, `whole` (jobs said as a whole), or of the figures said as a whole today
     `median`, `p90`, `inside`; `first_median`, `first_p90` and `first_inside` of the first round's first comparison, of
-    all then said; `second_count` to `twelfth_count` and the like of later rounds', of jobs then said
+    all then said; `second_count` to `thirteenth_count` and the like of later rounds', of jobs then said
     as a whole.
     """
     every, lost = figures(), sum(job["figure"] for job in unsaid_jobs())
@@ -119,10 +125,7 @@ def figure(what: str) -> str:
     first, *later = (compared(every, revision) for revision in ROUNDS)
     values = {"count": str(len(every) + lost), "unsaid": str(lost), "whole": str(len(whole)), **_summed(whole)}
     values |= {f"first_{name}": value for name, value in _summed(first).items()}
-    words = (
-        "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"
-    )  # fmt: skip
-    for word, pairs in zip(words, later, strict=True):
+    for word, pairs in zip(LATER, later, strict=True):
         then = [(one, of) for one, of in pairs if one.record["blind"]["first"]["said"] == "all"]
         values |= {f"{word}_count": str(len(then))} | {f"{word}_{name}": it for name, it in _summed(then).items()}
     if what not in values:
