@@ -78,8 +78,8 @@ UNMODELLED = tuple(
         r"llama[ _-]?3[._]2[ _-]?vision": f"{_CROSS}; qwen3-vl-8b reads images, too, and is",
         r"(?:ling|ring)[ _-]?(?:2[._]5|(?:[a-z0-9._]+[ _-])?linear)": "has lightning attention in most layers, which "
         "is not modelled; ling-flash-2.0 and ling-1t are the nearest",
-        r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of another BailingMoE than the second, "
-        "which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t",
+        r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of a BailingMoE that is not modelled; "
+        "ling-lite-1.5, ling-mini-2.0, ling-flash-2.0 and ling-1t are",
         r"jamba": "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have "
         "Mamba-2's",
         r"falcon[ _-]rw": "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, "

@@ -154,10 +154,11 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "tokenizer_name", "verbose",
     ),
     "bailing_moe": (
-        *_ROUTER, *_GROUPS, "attention_bias", "max_window_layers", "moe_router_enable_expert_bias",
+        *_ROUTER, *_GROUPS, "attention_bias", "max_window_layers", "moe_router_enable_expert_bias", "pretraining_tp",
         "moe_shared_expert_intermediate_size", "mtp_loss_scaling_factor", "norm_head", "norm_softmax",
         "partial_rotary_factor", "rotary_dim", "router_dtype", "score_function", "use_rmsnorm", "use_sliding_window",
     ),
+    "bailing_moe_lite": (*_ROUTER, "norm_softmax", "pretraining_tp"),
     "phimoe": (*_ROUTER, "hidden_dropout", "original_max_position_embeddings", "rms_norm_eps"),
     "bamba": (
         *_MAMBA, "attn_rotary_emb", "layers_block_type", "num_logits_to_keep", "partial_rotary_factor",

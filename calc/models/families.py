@@ -49,10 +49,13 @@ class Family:
     dropout: str = ""  # config field with the probability that the output of attention or MLP is dropped
     embedding_dropout: str = ""  # config field with the probability that the embedding's output is dropped
     parallel: str = ""  # config field that says if attention and MLP both read the layer's input
+    own_tables: bool = False  # every layer has cos and sin of all positions in buffers, and picks those of the tokens
 
 
 # model types whose published code is that of a family
 ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "gemma4_unified_text": "gemma4_text"}
+# model types of two generations: the field that files of the first lack, and the name of its family here
+EARLIER = {"bailing_moe": ("use_qk_norm", "bailing_moe_lite")}
 # families of whose state spaces PEFT refuses to adapt the output projection (0.21 `tuners/tuners_utils.py`,
 # `_check_lora_target_modules_mamba`); the releases below: `calc.models.releases.with_outputs`
 UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
@@ -61,15 +64,16 @@ MXFP4 = ("gpt_oss",)
 # Families that Transformers 5 loads from files with separate experts (`conversion_mapping.py`, "qwen2_moe"), and whose
 # dense or shared MLPs have linears named as those experts': naming all linears to PEFT adapts the experts too.
 CONVERTED = (
-    "afmoe", "bailing_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
+    "afmoe", "bailing_moe", "bailing_moe_lite", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe",
+    "exaone_moe",
     "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "hy_v3", "kimi_linear", "mimo_v2_flash", "qwen3_next",
     "solar_open",
 )  # fmt: skip
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
-    "afmoe", "apertus", "aya_vision", "bailing_moe", "bamba", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5",
-    "ernie4_5_moe", "exaone_moe", "falcon_h1",
+    "afmoe", "apertus", "aya_vision", "bailing_moe", "bailing_moe_lite", "bamba", "cohere", "cohere2", "deepseek_v32",
+    "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1",
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
     "granitemoehybrid", "granitevision", "idefics3", "kimi_linear", "lfm2", "lfm2_moe", "llama4", "llama4_text",
     "llava", "llava_next", "llava_onevision", "mimo_v2_flash", "minimax_m2", "mistral3", "nemotron_h", "olmoe",
@@ -863,6 +867,17 @@ FAMILIES: dict[str, Family] = {
                          q_norm="query_layernorm", k_norm="key_layernorm")),
         biases=("use_qkv_bias", "use_bias", ""), experts="num_experts", dropout="output_dropout",
         embedding_dropout="embedding_dropout", needed=("use_qk_norm",),
+        spelled=dict(n_shared_experts="num_shared_experts"),
+    ),
+    # inclusionAI/Ring `models/modeling_bailing_moe.py` (2664f8f): Ling-lite and what was made of it
+    "bailing_moe_lite": Family(
+        dict(num_key_value_heads=4, head_dim=None, max_position_embeddings=16384, use_qkv_bias=False, use_bias=False,
+             num_experts=64, num_experts_per_tok=6, moe_intermediate_size=1408, num_shared_experts=2,
+             first_k_dense_replace=0, norm_topk_prob=True, embedding_dropout=0.0, output_dropout=0.0, norm_head=False),
+        dict(fused_qkv="split", routing_uncast=True, experts_apart=True, repeated=True,
+             names=Names(embedding="word_embeddings", attention="attention", qkv="query_key_value", output="dense")),
+        biases=("use_qkv_bias", "use_bias", ""), experts="num_experts", dropout="output_dropout",
+        embedding_dropout="embedding_dropout", refused=("norm_head",), own_tables=True,
         spelled=dict(n_shared_experts="num_shared_experts"),
     ),
     "phimoe": Family(

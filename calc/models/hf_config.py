@@ -30,6 +30,7 @@ from calc.models.config_keys import MODELLED
 from calc.models.families import (
     ALIKE,
     CONVERTED,
+    EARLIER,
     FAMILIES,
     NESTED,
     SEEING,
@@ -155,6 +156,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         known, strange = [*dict.fromkeys((*FAMILIES, *ALIKE, *NESTED, *SEEING, *THINKERS))], _unmodelled(config)
         told = f"not modelled of this config: {strange}" if strange else "each field of this config is one of theirs"
         raise ConfigError("model_type", model_type, f"{', '.join(known)}; {told}", near=() if strange else known)
+    lacked, earlier = EARLIER.get(model_type, ("model_type", ""))
+    model_type = model_type if lacked in config else earlier
     family = FAMILIES[model_type]
     common = {
         "max_position_embeddings": 32768,
@@ -212,6 +215,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         "experts_converted": model_type in CONVERTED,
         **family.fixed,
     }
+    if family.own_tables:
+        facts |= {"rotary_tables": 2 * head_dim, "cached_positions": read.integer("max_position_embeddings")}
     if "use_post_norm" in family.defaults and not read.boolean("use_post_norm"):
         facts["norms"] = BEFORE
     if "num_ln_in_parallel_attn" in family.defaults:

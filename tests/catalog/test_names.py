@@ -301,6 +301,9 @@ TYPED = {
     "Nous-Hermes-2-Mixtral-8x7B-DPO": "nous-hermes-2-mixtral-8x7b",
     "nvidia/Llama-3.1-Minitron-4B-Width-Base": "llama-3.1-minitron-4b-width",
     "Nous-Capybara-34B": "yi-34b-200k",
+    "inclusionAI/Ling-lite-1.5": "ling-lite-1.5",
+    "Ring-lite": "ling-lite-1.5",
+    "inclusionAI/Ling-lite": "",
     "nvidia/Llama-3_3-Nemotron-Super-49B-v1_5": "nemotron-super-49b",
     "Llama-3.3-Nemotron-Super-49B-v1.5": "nemotron-super-49b",
     "nemotron super 49b": "nemotron-super-49b",
@@ -327,7 +330,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 294
+    assert len(TYPED) == 297
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -413,7 +416,7 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
     ("name", "why"),
     [
         ("moonshotai/Kimi-K3", "has layers of a kind that is not modelled"),
-        ("inclusionAI/Ling-lite-1.5", "is of another BailingMoE"),
+        ("inclusionAI/Ling-plus", "is of a BailingMoE that is not modelled"),
         ("inclusionAI/Ring-linear-2.0", "has lightning attention in most layers"),
         ("inclusionAI/Ring-flash-linear-2.0", "has lightning attention in most layers"),
         ("inclusionAI/Ling-3.0-Flash", "has layers of a kind that is not modelled"),

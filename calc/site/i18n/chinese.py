@@ -1822,8 +1822,8 @@ REFUSALS = {
     "is of an architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and mixtral-8x7b are": (
         "的架构如今很少有人训练，不在计算范围内；可计算的有 gpt2、gpt-neox-20b 和 mixtral-8x7b"
     ),
-    "is of another BailingMoE than the second, which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t": (
-        "属于另一代 BailingMoE；可计算的是第二代：ling-mini-2.0、ling-flash-2.0 和 ling-1t"
+    "is of a BailingMoE that is not modelled; ling-lite-1.5, ling-mini-2.0, ling-flash-2.0 and ling-1t are": (
+        "属于不在计算范围内的 BailingMoE；可计算的有 ling-lite-1.5、ling-mini-2.0、ling-flash-2.0 和 ling-1t"
     ),
     "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have Mamba-2's": (
         "用的是 Mamba-1 的状态空间，不在计算范围内；granite-4-h-tiny 和 nemotron-nano-9b-v2 用的是 Mamba-2"
