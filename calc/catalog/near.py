@@ -41,7 +41,6 @@ _SOUND = "hears or speaks, which is not modelled; qwen2.5-omni-3b and qwen2.5-om
 _CROSS = "reads images through layers of cross-attention, which are not modelled"
 # Models that read images and whose language model has the shapes of one of the catalog.
 _SPEAKS = {
-    r"kimi[ _-]?vl": "moonlight-16b-a3b",
     r"lfm2[.0-9]*[ _-]vl[ _-]450m": "lfm2-350m",
     r"lfm2[.0-9]*[ _-]vl[ _-]1\.6b": "lfm2-1.2b",
     r"lfm2[.0-9]*[ _-]vl[ _-]3b": "lfm2-2.6b",

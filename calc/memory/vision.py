@@ -50,6 +50,8 @@ def running(
         kernel = "masked" if count % ROW or run.compute != run.weight else "efficient"
     if short and not run.packaged:
         kernel = "masked"
+    if tower.resized and not run.packaged:
+        kernel = "math"  # its queries have no dimension of a batch, which PyTorch's fused kernels ask for
     adapter = run.adapter if adapted else None
     return replace(
         run, arch=tower.blocks, trained=trained, adapter=adapter, kernel=kernel, training=False,
@@ -73,7 +75,8 @@ def patches(run: Run, tower: Tower, *, embeds: bool, joins: bool = False) -> Seg
     sin, in fp32 but for a framed tower's, where they rotate. A ragged tower's positions are a row for each patch. The
     embedded patches of a frozen tower are a leaf that a hook makes require a gradient, and the first block's input if
     neither positions nor another order come between, or the hook comes behind them. A table that is sampled as a
-    picture is cast to fp32 first; its positions, and the norm before them, are in the weights' type.
+    picture is cast to fp32 first; its positions, and the norm before them, are in the weights' type. Of one that is
+    resized for each image the positions lie channel by channel, are laid out by a copy, and all images' joined by one.
     """
     narrow = tower.first_norm and run.precision == "autocast"  # the convolution's output
     program = activations.Program(replace(run, precision="autocast-narrow") if narrow else run)
@@ -122,6 +125,11 @@ def patches(run: Run, tower: Tower, *, embeds: bool, joins: bool = False) -> Seg
         if tower.first_norm:
             program.elements = {**program.elements, FIRST: 2 * hidden}
             x = program.layer_norm(x, FIRST, Size({"": 1}))
+    elif tower.resized:
+        y = tape.op("positions: resize", [], WIDTH, run.weight, weight=table * trained)
+        for name in ("lay out", "join"):
+            y = tape.op(f"positions: {name}", [y], WIDTH, y.b)
+        x = tape.op("positions: add", [x, y], WIDTH, run.residual, aliases=[x] if b == run.residual else [y])
     elif tower.filled:
         x = tape.op("positions: add", [x, crossed(program, tower)], WIDTH, run.residual, aliases=[x])
     elif tower.positions:
@@ -130,7 +138,7 @@ def patches(run: Run, tower: Tower, *, embeds: bool, joins: bool = False) -> Seg
         y = tape.op("positions: rows", [], rows, run.weight, saves=places, weight=table * trained)
         x = tape.op("positions: add", [x, y], WIDTH, run.residual, aliases=[x] if b == run.residual else [])
     angles, order = (
-        Tensor(of(D=2), x.b if tower.framed or tower.filled else 4),
+        Tensor(of(D=1 if tower.resized else 2), x.b if tower.framed or tower.filled else 4),
         Tensor(Size({"": 1 / tower.merge**2}), 8),
     )
     kept = [
@@ -241,6 +249,10 @@ def projector(
         x = program.activated(program.layer_norm(program.linear(linears[0], x, of(out=1)), norm, token))
         x = gated(program, x, linears[1:-1])
     else:
+        if tower.resized:
+            x = program.layer_norm(x, LAST, Size({"": 1}))
+            for name in ("side by side", "join images"):
+                x = program.tape.op(f"projector: {name}", [x], WIDTH, x.b)
         x = program.norm(x, norm, token if merger.joined else None)
         x = program.activated(program.linear(linears[0], x, WIDTH))
     project = program.whole if merger.pooled else program.linear

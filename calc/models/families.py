@@ -75,7 +75,8 @@ UNSCORED = (
     "afmoe", "apertus", "aya_vision", "bailing_moe", "bailing_moe_lite", "bamba", "cohere", "cohere2", "deepseek_v32",
     "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1",
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
-    "granitemoehybrid", "granitevision", "idefics3", "kimi_linear", "lfm2", "lfm2_moe", "llama4", "llama4_text",
+    "granitemoehybrid", "granitevision", "idefics3", "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe", "llama4",
+    "llama4_text",
     "llava", "llava_next", "llava_onevision", "mimo_v2_flash", "minimax_m2", "mistral3", "nemotron_h", "olmoe",
     "paligemma", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl",
     "qwen3_vl_moe", "qwen3_5_moe_text",
@@ -322,6 +323,23 @@ SEEING: Mapping[str, Sight] = {
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": replace(_QWEN3_5, text="qwen3_5_moe_text"),
     "mistral3": _MISTRAL3,
+    # modeling_kimi_vl.py beside the weights of Kimi-VL-A3B-Instruct, as vLLM 97d4c38 `models/moonvit.py` copies it
+    "kimi_vl": Sight(
+        "deepseek_v3",
+        dict(num_hidden_layers=27, hidden_size=1152, hidden_act="gelu_pytorch_tanh", intermediate_size=4304,
+             num_attention_heads=16, in_channels=3, patch_size=14, init_pos_emb_height=64, init_pos_emb_width=64,
+             merge_kernel_size=(2, 2)),
+        dict(**_PLAIN, norms=Norms("norm0", mlp="norm1"), fused_qkv="split", rotation="complex", by_token=True,
+             names=Names("vision_tower.encoder", attention="", qkv="wqkv", output="wo", up="fc0", down="fc1",
+                         layers="blocks")),
+        # `in_token_limit` of the published `preprocessor_config.json`: patches of an image
+        dict(patch_bias=True, resized=True, prefix="", limits=Pixels(1, 4096 * 14**2),
+             embedding="vision_tower.patch_embed.proj", table="vision_tower.patch_embed.pos_emb",
+             last_norm="vision_tower.encoder.final_layernorm",
+             merger=Merger("multi_modal_projector", "pre_norm", ("linear_1", "linear_2"))),
+        dict(depth="num_hidden_layers", num_heads="num_attention_heads", spatial_merge_size="merge_kernel_size"),
+        inner="language_model.model", head="language_model.lm_head",
+    ),
     "internvl": Sight(
         "qwen2",
         dict(num_hidden_layers=24, hidden_size=1024, hidden_act="gelu", intermediate_size=4096, num_attention_heads=16,

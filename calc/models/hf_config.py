@@ -354,6 +354,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
     sight = SEEING[family]
     read = _Reader(vision, sight.defaults, sight.spelled)
     beside = _Reader(config, dict(spatial_merge_size=2), {}) if sight.tower.get("framed") else read
+    resized = sight.tower.get("resized") and read.integer("init_pos_emb_height") * read.integer("init_pos_emb_width")
 
     def wrong(name: str, given: object, allowed: str) -> ConfigError:
         return ConfigError(f"vision_config.{sight.spelled.get(name, name)}", given, allowed)
@@ -403,9 +404,9 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         patch=patch,
         frames=read.integer("temporal_patch_size") if "temporal_patch_size" in given else 1,
         channels=read.integer("in_channels"),
-        merge=merged(edge // patch, config) if edge or one_each else beside.integer("spatial_merge_size"),
+        merge=merged(edge // patch, config) if edge or one_each else beside.same("spatial_merge_size"),
         out=out,
-        positions=(side // patch) ** 2 or read.optional("num_position_embeddings") or 0,
+        positions=(side // patch) ** 2 or read.optional("num_position_embeddings") or resized or 0,
         edge=edge,
         between=_between(config, sight, read, arch.hidden),
         deep=tuple(deep),

@@ -92,7 +92,10 @@ class Tower:
     each frame is resized as an image is. `filled`:
     an image, or frame, is enlarged or made smaller to the most pixels of its limits and, where its shape leaves some
     over, filled up with empty patches, which a mask leaves out; a linear reads the pixels of each patch, the table has
-    rows for either direction, and tokens may be `standardised` by numbers that are not trained (Gemma 4). `sound`:
+    rows for either direction, and tokens may be `standardised` by numbers that are not trained (Gemma 4). `resized`:
+    the table is a picture that an interpolation resizes for each image; images are only made smaller, then filled up to
+    whole tokens, all lie in one row under one mask, unless FlashAttention's package reads their lengths, and blocks are
+    never run again (Kimi-VL). `sound`:
     the part that hears, which is loaded and not run.
     """
 
@@ -134,6 +137,7 @@ class Tower:
     unread: int = 0
     head: str = ""
     filled: bool = False
+    resized: bool = False
     standardised: bool = False
     sound: Sound | None = None
     video_limits: Pixels | None = None

@@ -57,6 +57,8 @@ class Images:
         if tower.longest:
             shrink = max(1, self.height / tower.longest, self.width / tower.longest)
             return tuple([side * math.ceil(math.floor(e / shrink) / side) for e in (self.height, self.width)])  # type: ignore[return-value]
+        if tower.resized:
+            return self.shrunk(tower.patch, side)
         height, width = (round(edge / side) * side for edge in (self.height, self.width))
         together = tower.video_limits is not None and self.frames > 1
         rounded = round(self.frames / tower.frames) * tower.frames if together else 1
@@ -67,6 +69,16 @@ class Images:
         if rounded * height * width < self.min_pixels:
             grow = math.sqrt(self.min_pixels / given)
             return tuple([math.ceil(e * grow / side) * side for e in (self.height, self.width)])  # type: ignore[return-value]
+        return height, width
+
+    def shrunk(self, patch: int, side: int) -> tuple[int, int]:
+        """The same where an image of more patches than `max_pixels` have is made smaller, then filled up.
+
+        `rescale` of `image_processing_kimi_vl.py` beside the weights of Kimi-VL-A3B-Instruct.
+        """
+        patches, most = (self.height // patch) * (self.width // patch), self.max_pixels // patch**2
+        shrink = math.sqrt(patches / most) if patches > most else 1
+        height, width = (side * math.ceil(math.floor(edge / shrink) / side) for edge in (self.height, self.width))
         return height, width
 
     def scaled(self, side: int) -> tuple[int, int]:

@@ -301,6 +301,9 @@ TYPED = {
     "Nous-Hermes-2-Mixtral-8x7B-DPO": "nous-hermes-2-mixtral-8x7b",
     "nvidia/Llama-3.1-Minitron-4B-Width-Base": "llama-3.1-minitron-4b-width",
     "Nous-Capybara-34B": "yi-34b-200k",
+    "moonshotai/Kimi-VL-A3B-Instruct": "kimi-vl-a3b",
+    "Kimi-VL-A3B-Thinking-2506": "kimi-vl-a3b",
+    "kimi vl": "kimi-vl-a3b",
     "inclusionAI/Ling-lite-1.5": "ling-lite-1.5",
     "Ring-lite": "ling-lite-1.5",
     "inclusionAI/Ling-lite": "",
@@ -330,7 +333,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 297
+    assert len(TYPED) == 300
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
