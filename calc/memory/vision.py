@@ -239,6 +239,8 @@ def projector(
             x = program.tape.op("projector: join blocks", [x], WIDTH * len(tower.taken), x.b, aliases=[x])
         elif tower.classes and x.b == run.compute:  # without the tower's own token; a cast cuts it off, too
             x = program.tape.op("projector: cut", [x], WIDTH, x.b)
+        for name in ("side by side", "lay out", "end rows", "join pictures") if tower.crops else ():
+            x = program.tape.op(f"projector: {name}", [x], WIDTH, x.b)
         for name in linears[:-1]:
             x = program.activated(program.linear(name, x, of(out=1)))
     elif not merger.norm:

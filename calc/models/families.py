@@ -78,8 +78,8 @@ UNSCORED = (
     "granitemoehybrid", "granitevision", "idefics3", "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe", "llama4",
     "llama4_text",
     "llava", "llava_next", "llava_onevision", "mimo_v2_flash", "minimax_m2", "mistral3", "nemotron_h", "olmoe",
-    "paligemma", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl",
-    "qwen3_vl_moe", "qwen3_5_moe_text",
+    "paligemma", "phi3_v", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker",
+    "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
     "smolvlm", "solar_open", "youtu",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
@@ -119,6 +119,7 @@ class Sight:
     # fields around `vision_config` of which one value is modelled: the config class's default, and that value
     only: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     whisper: bool = False  # the part that hears is Whisper's encoder, and no conformer
+    coded: bool = False  # the sizes of the tower stand in code, and not in a `vision_config`
 
 
 _SANDWICH = Norms(
@@ -258,6 +259,22 @@ SEEING: Mapping[str, Sight] = {
     ),
     "llava": _LLAVA,
     "llava_next": _LLAVA_NEXT,
+    # image_embedding_phi3_v.py beside the weights of Phi-3-vision-128k-instruct, with the sizes of CLIP ViT-L/14-336;
+    # `num_crops` of the published `preprocessor_config.json` of Phi-3.5-vision-instruct
+    "phi3_v": replace(
+        _LLAVA, text="phi3", kind="", only={}, coded=True, inner="model",
+        defaults=dict(num_hidden_layers=24, hidden_size=1024, hidden_act="quick_gelu", intermediate_size=4096,
+                      num_attention_heads=16, num_channels=3, patch_size=14, image_size=336),
+        blocks={**_LLAVA.blocks, "names": Names(
+            "model.vision_embed_tokens.img_processor.vision_model", output="out_proj", up="fc1", down="fc2",
+            layers="encoder.layers")},
+        tower={
+            **{name: value.replace("vision_tower", "img_processor.vision_model") if isinstance(value, str) else value
+               for name, value in _LLAVA.tower.items()},
+            "hooked": False, "crops": 4, "prefix": "model.vision_embed_tokens.",
+            "merger": Merger("img_projection", "", ("0", "2"), biased=True),
+        },
+    ),
     "granitevision": replace(
         _LLAVA_SIGLIP, text="granite", tower={**_LLAVA_SIGLIP.tower, **_CUT}, taken=-2,
         only={**_LLAVA_ONLY, "vision_feature_select_strategy": ("default", "full")},

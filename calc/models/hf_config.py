@@ -340,7 +340,7 @@ def _seeing(config: Mapping[str, Any]) -> Architecture:
     tied = {} if sight.ties and inner.get("tie_word_embeddings") is True else tied
     named = inner.get("model_type") if "text_config" in config else None
     arch = from_config({**inner, **tied, "model_type": named if named in FAMILIES else sight.text})
-    vision = config.get("vision_config")
+    vision = config.get("vision_config", {} if sight.coded else None)
     if not isinstance(vision, Mapping):
         raise ConfigError("vision_config", vision, f"a mapping, the vision tower of {family}")
     names = arch.names._replace(model=sight.inner, head=sight.head)
@@ -493,6 +493,8 @@ def _cut(config: Mapping[str, Any], sight: Sight, edge: int) -> dict[str, Any]:
 def _merging(family: str, read: _Reader, wrong: Callable[[str, object, str], ConfigError]) -> Merging:
     """The rule by which a family says how many of a square's patches become a token."""
     tower = SEEING[family].tower
+    if tower.get("crops"):
+        return _fourfold
     if not tower.get("flattened"):
         if name := "downsample_factor" if tower["merger"].halved else "scale_factor" * ("along" in tower):
             return _shuffled(name)
@@ -542,6 +544,11 @@ def _between(config: Mapping[str, Any], sight: Sight, read: _Reader, hidden: int
     if width % 2:
         raise ConfigError("alignment_intermediate_size", width, "an even number: a gate and as much that it weighs")
     return width
+
+
+def _fourfold(side: int, config: Mapping[str, Any]) -> int:
+    """The same where four patches become a token, whatever a config says (Phi-3 Vision)."""
+    return 2
 
 
 def _single(side: int, config: Mapping[str, Any]) -> int:

@@ -95,7 +95,9 @@ class Tower:
     rows for either direction, and tokens may be `standardised` by numbers that are not trained (Gemma 4). `resized`:
     the table is a picture that an interpolation resizes for each image; images are only made smaller, then filled up to
     whole tokens, all lie in one row under one mask, unless FlashAttention's package reads their lengths, and blocks are
-    never run again (Kimi-VL). `sound`:
+    never run again (Kimi-VL). `crops`: the most squares into which an image is cut, beside one of all of it; all of
+    them run, those without a part of the image, too, and four patches become a token, before whose linears each row of
+    tokens ends with one parameter and both pictures are parted by another (Phi-3 Vision). `sound`:
     the part that hears, which is loaded and not run.
     """
 
@@ -138,6 +140,7 @@ class Tower:
     head: str = ""
     filled: bool = False
     resized: bool = False
+    crops: int = 0
     standardised: bool = False
     sound: Sound | None = None
     video_limits: Pixels | None = None
@@ -216,6 +219,9 @@ class Tower:
     @property
     def beside(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """Name, shape and kind of what stands among an image's tokens, which is trained as the projector is."""
+        if self.crops:
+            yield "glb_GN", (1, 1, self.merged), "matrix"
+            yield "sub_GN", (1, 1, 1, self.merged), "matrix"
         if self.newline:
             yield self.newline, (self.out,), "matrix"
 

@@ -157,6 +157,8 @@ class Images:
         squares long (`models/idefics3/image_processing_idefics3.py`, `resize_for_vision_encoder`, `split_images`).
         """
         width, height = self.shape(tower)
+        if tower.crops:
+            return tower.crops + 1
         if tower.along:
             short, long = sorted((width, height))
             return tower.along * math.ceil(tower.along * short / long) + 1
@@ -191,8 +193,22 @@ class Images:
         best = min([s for s in scale.values() if s >= 1], default=max(scale.values()))
         return min(math.prod(grid) for grid, own in scale.items() if own == best)
 
+    def cropped(self, most: int) -> tuple[int, int]:
+        """Squares along the shorter and the longer side of an image that is cut into `most` at most.
+
+        `HD_transform` of `image_processing_phi3_v.py` beside the weights of Phi-3.5-vision-instruct.
+        """
+        short, long = sorted((self.width, self.height))
+        squares = max([n for n in range(1, most + 1) if n * math.ceil(n * short / long) <= most])
+        return math.ceil(squares * short / long), squares
+
     def tokens(self, tower: Tower) -> int:
         """Tokens of one sample that stand for its images."""
+        if tower.crops:
+            short, long = self.cropped(tower.crops)
+            down = short if self.width >= self.height else long  # a tall image lies on its side until it is cut
+            side = tower.edge // tower.patch // tower.merge
+            return self.count * self.frames * ((short * long + 1) * side**2 + 1 + (down + 1) * side)
         if tower.filled:
             height, width = self.resized(tower)
             return self.count * self.frames * (height * width // (tower.patch * tower.merge) ** 2)

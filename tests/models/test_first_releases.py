@@ -17,6 +17,7 @@ def test_every_model_type_has_its_first_release_unless_its_code_lies_beside_weig
         "kimi_vl",
         "mimo",
         "nemotron-nas",
+        "phi3_v",
     }
     assert FIRST.keys() <= TYPES
     assert len(FIRST) == sum(map(len, BROUGHT.values()))
