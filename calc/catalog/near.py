@@ -45,7 +45,6 @@ _SPEAKS = {
     r"lfm2[.0-9]*[ _-]vl[ _-]1\.6b": "lfm2-1.2b",
     r"lfm2[.0-9]*[ _-]vl[ _-]3b": "lfm2-2.6b",
     r"molmo[ _-]7b[ _-]d": "qwen2-7b",
-    r"minicpm[ _-]?v[ _-]?4[._]5": "qwen3-8b",
     r"intern[ _-]?s1[ _-]mini": "qwen3-8b",
     r"intern[ _-]?s1": "qwen3-235b-a22b",
     r"internvl[ _-]?3[ _-]9b": "internlm3-8b",

@@ -275,6 +275,8 @@ _SEEN = frozenset({
     "vision_feature_select_strategy", "scale_factor", "ignore_index", "num_image_tokens", "projection_dim",
     "multimodal_projector_bias", "audio_config", "image_grid_pinpoints", "use_image_newline_parameter",
     "vision_aspect_ratio", "image_token_index", "video_token_index", "downsample_factor",
+    "batch_vision_input", "drop_vision_last_layer", "query_num", "slice_config", "slice_mode", "use_image_id",
+    "version", "vision_batch_size",
     "alignment_intermediate_size", "adapter_layer_norm_eps", "alignment_activation_fn", "max_splits_per_img",
 })  # fmt: skip
 

@@ -73,14 +73,12 @@ CONVERTED = (
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
     "afmoe", "apertus", "aya_vision", "bailing_moe", "bailing_moe_lite", "bamba", "cohere", "cohere2", "deepseek_v32",
-    "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1",
-    "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
-    "granitemoehybrid", "granitevision", "idefics3", "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe", "llama4",
-    "llama4_text",
-    "llava", "llava_next", "llava_onevision", "mimo_v2_flash", "minimax_m2", "mistral3", "nemotron_h", "olmoe",
-    "paligemma", "phi3_v", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker",
-    "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
-    "smolvlm", "solar_open", "youtu",
+    "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4_moe",
+    "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite", "granitemoehybrid", "granitevision", "idefics3",
+    "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava", "llava_next", "llava_onevision",
+    "mimo_v2_flash", "minicpmv", "minicpmv4_5", "minimax_m2", "mistral3", "nemotron_h", "olmoe", "paligemma", "phi3_v",
+    "pixtral", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe",
+    "qwen3_5_moe_text", "smolvlm", "solar_open", "youtu",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
@@ -233,7 +231,24 @@ _LLAVA_NEXT = replace(_LLAVA, tower={**_LLAVA.tower, **_CUT})
 _LLAVA_SIGLIP = replace(
     _GEMMA3, apart=False, tower={**_GEMMA3.tower, "merger": _LLAVA_MERGER}, fixed={}, kind="siglip_vision_model",
 )  # fmt: skip
+# modeling_navit_siglip.py and resampler.py beside the weights of MiniCPM-V 2.6, `max_slice_nums` of its `slice_config`;
+# a slice of 448 x 448 pixels has 32 x 32 patches, 4 x 4 of them to each of 64 queries
+_MINICPMV = Sight(
+    "qwen2",
+    dict(num_hidden_layers=12, hidden_size=768, hidden_act="gelu_pytorch_tanh", intermediate_size=3072,
+         num_attention_heads=12, num_channels=3, patch_size=32, image_size=224, spatial_merge_size=4),
+    dict(**_PLAIN, norms=Norms("layer_norm1", mlp="layer_norm2"),
+         names=Names("vpm", output="out_proj", up="fc1", down="fc2", layers="encoder.layers")),
+    dict(patch_bias=True, prefix="", sliced=448, tiles=9, limits=Pixels(1, 10**9),
+         embedding="vpm.embeddings.patch_embedding", table="vpm.embeddings.position_embedding",
+         last_norm="vpm.post_layernorm", merger=Merger("resampler", "", ("proj",), queries=64)),
+    dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
+    inner="llm.model", head="llm.lm_head",
+    only=dict(query_num=(64, 64), drop_vision_last_layer=(True, False), version=(None, 2.6)),
+)  # fmt: skip
 SEEING: Mapping[str, Sight] = {
+    "minicpmv": _MINICPMV,
+    "minicpmv4_5": replace(_MINICPMV, text="qwen3", only={**_MINICPMV.only, "version": (None, 4.5)}),
     "gemma3": _GEMMA3,
     "paligemma": replace(
         _GEMMA3, text="gemma", apart=False,
@@ -375,8 +390,12 @@ SEEING: Mapping[str, Sight] = {
 }  # fmt: skip
 # Families whose code runs other towers, too, and the name in SEEING of each pair: `LlavaForConditionalGeneration` makes
 # the tower of the type that `vision_config` names, and so does LLaVA-NeXT's, of which Transformers' documentation calls
-# a model with SigLIP's tower Granite Vision.
-TOWERS = {("llava", "pixtral"): "pixtral", ("llava_next", "siglip_vision_model"): "granitevision"}
+# a model with SigLIP's tower Granite Vision. The `version` of a MiniCPM-V says which language model it has.
+TOWERS = {
+    ("minicpmv", "4.5"): "minicpmv4_5",
+    ("llava", "pixtral"): "pixtral",
+    ("llava_next", "siglip_vision_model"): "granitevision",
+}
 _ATTENTION = ("attention_bias", "attention_bias", "")
 _LLAMA = ("attention_bias", "attention_bias", "mlp_bias")
 _ONE = Norms(mlp="")

@@ -324,6 +324,7 @@ def seeing(config: Mapping[str, Any]) -> str:
     family: str = config["model_type"]
     vision = config.get("vision_config")
     tower = vision.get("model_type") if isinstance(vision, Mapping) else None
+    family = TOWERS.get((family, str(config.get("version"))), family)
     return TOWERS.get((family, tower), family) if isinstance(tower, str) else family
 
 
@@ -375,7 +376,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         if (value := config.get(name, usual)) != only:
             raise ConfigError(name, value, f"{repr(only).casefold()}; not modelled")
     patch, side = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
-    edge = 0 if sight.tower.get("sampled") else side
+    edge = 0 if sight.tower.get("sampled") or sight.tower.get("sliced") else side
     taken = _taken(config, read, sight.taken) if sight.taken else ()
     depth = max(taken) if taken else read.integer("depth")
     deep = read.value("deepstack_visual_indexes") or ()

@@ -81,7 +81,7 @@ class Seen:
     @property
     def length(self) -> int:
         """Patches that see each other: of all images, or of one."""
-        return self.images.row(self.tower) if self.tower.filled else self.count
+        return self.images.row(self.tower) if self.tower.alone else self.count
 
     @property
     def again(self) -> bool:
@@ -106,7 +106,7 @@ class Seen:
         """The ledger line of `times` an amount, of which each counts patches."""
         formula = amount.formula.replace("T·", "P_v·")
         values = {**self._dims, "P_v": self.count}
-        if self.tower.filled:
+        if self.tower.alone:
             values["S"] = self.length
         else:
             formula = formula.replace("P_v·S", "P_v·P_v")

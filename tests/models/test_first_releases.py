@@ -16,6 +16,8 @@ def test_every_model_type_has_its_first_release_unless_its_code_lies_beside_weig
         "kimi_k2",
         "kimi_vl",
         "mimo",
+        "minicpmv",
+        "minicpmv4_5",
         "nemotron-nas",
         "phi3_v",
     }

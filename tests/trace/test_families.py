@@ -115,7 +115,17 @@ OWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # those that AutoModelForCausalLM runs; Ling's and Baichuan's code lies beside their weights, Mistral 4's is a part of
 # Mistral 3's class
-APART = ("baichuan", "bailing_moe", "bailing_moe_lite", "mistral4", "nemotron-nas", "kimi_vl", "phi3_v")
+APART = (
+    "baichuan",
+    "bailing_moe",
+    "bailing_moe_lite",
+    "mistral4",
+    "nemotron-nas",
+    "kimi_vl",
+    "phi3_v",
+    "minicpmv",
+    "minicpmv4_5",
+)
 RUN = tuple(family for family in FAMILIES if family not in APART)
 TOWERED = tuple(family for family in SEEING if family not in APART)
 
