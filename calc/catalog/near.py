@@ -128,8 +128,6 @@ UNMODELLED = tuple(
         r"olmo-hybrid": "has a gated delta rule of a kind of its own, which is not modelled; qwen3.5-9b has another",
         r"telechat|xverse|bluelm|yuan2|orion-14b|skywork-(?:13b|moe)|aquila[0-9]*|^internlm-|"
         r"sarvam-(?:30|105)b|decilm": f"is of a family {_BESIDE}; qwen3-8b, qwen3-32b and qwen3-30b-a3b are modelled",
-        r"deepseek[ _-]?moe": "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the "
-        "nearest",
         r"phi-?(?:mini|tiny)-moe": "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build",
         r"nemotron[ _-]?51b": "has linears in place of some attention, which is not modelled; nemotron-super-49b is of "
         "like build",

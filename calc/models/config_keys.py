@@ -82,6 +82,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "phi3": (
         "attention_bias", "embd_pdrop", "original_max_position_embeddings", "partial_rotary_factor", "resid_pdrop",
     ),
+    "deepseek": _DEEPSEEK,
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v32": (*_DEEPSEEK, "mlp_layer_types"),

@@ -64,21 +64,21 @@ MXFP4 = ("gpt_oss",)
 # Families that Transformers 5 loads from files with separate experts (`conversion_mapping.py`, "qwen2_moe"), and whose
 # dense or shared MLPs have linears named as those experts': naming all linears to PEFT adapts the experts too.
 CONVERTED = (
-    "afmoe", "bailing_moe", "bailing_moe_lite", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe",
-    "exaone_moe",
+    "afmoe", "bailing_moe", "bailing_moe_lite", "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1",
+    "ernie4_5_moe", "exaone_moe",
     "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "hy_v3", "kimi_linear", "mimo_v2_flash", "qwen3_next",
     "solar_open",
 )  # fmt: skip
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
-    "afmoe", "apertus", "aya_vision", "bailing_moe", "bailing_moe_lite", "bamba", "cohere", "cohere2", "deepseek_v32",
-    "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1", "gemma3n_text", "gemma4_text", "glm4_moe",
-    "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite", "granitemoehybrid", "granitevision", "idefics3",
-    "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava", "llava_next", "llava_onevision",
-    "mimo_v2_flash", "minicpmv", "minicpmv4_5", "minimax_m2", "mistral3", "nemotron_h", "olmoe", "paligemma", "phi3_v",
-    "pixtral", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe",
-    "qwen3_5_moe_text", "smolvlm", "solar_open", "youtu",
+    "afmoe", "apertus", "aya_vision", "bailing_moe", "bailing_moe_lite", "bamba", "cohere", "cohere2", "deepseek",
+    "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1", "gemma3n_text", "gemma4_text",
+    "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite", "granitemoehybrid", "granitevision",
+    "idefics3", "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava", "llava_next",
+    "llava_onevision", "mimo_v2_flash", "minicpmv", "minicpmv4_5", "minimax_m2", "mistral3", "nemotron_h", "olmoe",
+    "paligemma", "phi3_v", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker",
+    "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text", "smolvlm", "solar_open", "youtu",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
@@ -922,6 +922,12 @@ FAMILIES: dict[str, Family] = {
         biases=("use_qkv_bias", "use_bias", ""), experts="num_experts", dropout="output_dropout",
         embedding_dropout="embedding_dropout", needed=("use_qk_norm",),
         spelled=dict(n_shared_experts="num_shared_experts"),
+    ),
+    # modeling_deepseek.py beside the weights of deepseek-moe-16b-base, whose loop over experts Ling has taken over
+    "deepseek": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, n_routed_experts=None, num_experts_per_tok=None,
+             moe_intermediate_size=1407, n_shared_experts=None, first_k_dense_replace=0, norm_topk_prob=False),
+        dict(routing_uncast=True, experts_apart=True), biases=_ATTENTION, experts="n_routed_experts", own_tables=True,
     ),
     # inclusionAI/Ring `models/modeling_bailing_moe.py` (2664f8f): Ling-lite and what was made of it
     "bailing_moe_lite": Family(

@@ -301,6 +301,7 @@ TYPED = {
     "Nous-Hermes-2-Mixtral-8x7B-DPO": "nous-hermes-2-mixtral-8x7b",
     "nvidia/Llama-3.1-Minitron-4B-Width-Base": "llama-3.1-minitron-4b-width",
     "Nous-Capybara-34B": "yi-34b-200k",
+    "deepseek-moe-16b-chat": "deepseek-moe-16b",
     "openbmb/MiniCPM-V-2_6": "minicpm-v-2.6",
     "MiniCPM-V 4.5": "minicpm-v-4.5",
     "openbmb/MiniCPM-V-4": "",
@@ -338,7 +339,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 305
+    assert len(TYPED) == 306
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:

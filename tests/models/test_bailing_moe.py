@@ -39,6 +39,14 @@ def test_each_layer_has_tables_of_all_positions_and_picks_the_tokens() -> None:
     assert kept != bare
 
 
+def test_deepseeks_first_moe_has_the_loop_that_ling_took_over() -> None:
+    """And a dense first layer, weights of experts that are not normed, and plain projections."""
+    arch = published("deepseek-moe-16b")
+    assert (arch.dense_layers, arch.sparse_layers, arch.experts_apart, arch.routing_normed) == (1, 27, True, False)
+    assert (arch.cached_positions, arch.rotary_tables, arch.fused_qkv) == (4096, 2 * 128, "")
+    assert parameters(arch) == load().models["deepseek-moe-16b"].published_parameters == 16_375_728_128
+
+
 def test_a_head_of_normed_columns_is_refused() -> None:
     """Ling-lite's own file has it: `torch.norm(…, dim=0)`, not the rows' norms of Baichuan 2."""
     with pytest.raises(ConfigError, match=r"^norm_head: given True, allowed: false"):

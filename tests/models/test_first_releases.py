@@ -13,6 +13,7 @@ def test_every_model_type_has_its_first_release_unless_its_code_lies_beside_weig
         "baichuan",
         "bailing_moe",
         "bailing_moe_lite",
+        "deepseek",
         "kimi_k2",
         "kimi_vl",
         "mimo",

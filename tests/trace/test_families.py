@@ -119,6 +119,7 @@ APART = (
     "baichuan",
     "bailing_moe",
     "bailing_moe_lite",
+    "deepseek",
     "mistral4",
     "nemotron-nas",
     "kimi_vl",

@@ -1856,9 +1856,6 @@ REFUSALS = {
     "is of the family of {id!}, but no file of the catalog describes it": ("与 {id} 同族，但目录中没有它的文件"),
     "has two attentions in a layer and experts that do nothing, which are not modelled; deepseek-v3 has neither, and "
     "is": "一层里有两个注意力，还有什么都不做的专家，二者都不在计算范围内；deepseek-v3 没有这些，可以计算",
-    "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the nearest": (
-        "属于 DeepSeek 的第一代 MoE，其代码放在权重旁边；最接近的是 deepseek-v2-lite"
-    ),
     "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, bloom-1b1 and mpt-7b "
     "are": "按位置倾斜注意力分数 (ALiBi)，其层不在计算范围内；可计算的有 falcon-7b、bloom-1b1 和 mpt-7b",
     "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build": (
