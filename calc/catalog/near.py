@@ -42,13 +42,10 @@ _SOUND = "hears or speaks, which is not modelled; qwen2.5-omni-3b and qwen2.5-om
 _CROSS = "reads images through layers of cross-attention, which are not modelled"
 # Models that read images and whose language model has the shapes of one of the catalog.
 _SPEAKS = {
-    r"kimi[ _-]?vl": "moonlight-16b-a3b",
     r"lfm2[.0-9]*[ _-]vl[ _-]450m": "lfm2-350m",
     r"lfm2[.0-9]*[ _-]vl[ _-]1\.6b": "lfm2-1.2b",
     r"lfm2[.0-9]*[ _-]vl[ _-]3b": "lfm2-2.6b",
     r"molmo[ _-]7b[ _-]d": "qwen2-7b",
-    r"phi[ _-]?3\.5[ _-]vision": "phi-3-mini",
-    r"minicpm[ _-]?v[ _-]?4[._]5": "qwen3-8b",
     r"intern[ _-]?s1[ _-]mini": "qwen3-8b",
     r"intern[ _-]?s1": "qwen3-235b-a22b",
     r"internvl[ _-]?3[ _-]9b": "internlm3-8b",
@@ -79,8 +76,8 @@ UNMODELLED = tuple(
         r"llama[ _-]?3[._]2[ _-]?vision": f"{_CROSS}; qwen3-vl-8b reads images, too, and is",
         r"(?:ling|ring)[ _-]?(?:2[._]5|(?:[a-z0-9._]+[ _-])?linear)": "has lightning attention in most layers, which "
         "is not modelled; ling-flash-2.0 and ling-1t are the nearest",
-        r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of another BailingMoE than the second, "
-        "which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t",
+        r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of a BailingMoE that is not modelled; "
+        "ling-lite-1.5, ling-mini-2.0, ling-flash-2.0 and ling-1t are",
         r"jamba": "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have "
         "Mamba-2's",
         r"falcon[ _-]rw": "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, "
@@ -132,8 +129,6 @@ UNMODELLED = tuple(
         r"olmo-hybrid": "has a gated delta rule of a kind of its own, which is not modelled; qwen3.5-9b has another",
         r"telechat|xverse|bluelm|yuan2|orion-14b|skywork-(?:13b|moe)|aquila[0-9]*|^internlm-|"
         r"sarvam-(?:30|105)b|decilm": f"is of a family {_BESIDE}; qwen3-8b, qwen3-32b and qwen3-30b-a3b are modelled",
-        r"deepseek[ _-]?moe": "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the "
-        "nearest",
         r"phi-?(?:mini|tiny)-moe": "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build",
         r"nemotron[ _-]?51b": "has linears in place of some attention, which is not modelled; nemotron-super-49b is of "
         "like build",

@@ -28,6 +28,7 @@ PIXEL = 4  # bytes of a number in `pixel_values`, as the image processor makes t
 FIRST, LAST = "post_conv_layernorm", "post_layernorm"
 ROW = 8  # numbers of which a mask's row has a multiple in the memory-efficient kernel
 UNFOLDED = "patch_embedding"  # the linear that reads unfolded pixels
+HEAD = 128  # of a resampler's attention
 TAPS = 4  # rows of a table of positions that a bilinear interpolation weighs
 
 
@@ -50,6 +51,10 @@ def running(
         kernel = "masked" if count % ROW or run.compute != run.weight else "efficient"
     if short and not run.packaged:
         kernel = "masked"
+    if tower.sliced and not run.packaged:
+        kernel = "eager"
+    if tower.resized and not run.packaged:
+        kernel = "math"  # its queries have no dimension of a batch, which PyTorch's fused kernels ask for
     adapter = run.adapter if adapted else None
     return replace(
         run, arch=tower.blocks, trained=trained, adapter=adapter, kernel=kernel, training=False,
@@ -73,7 +78,8 @@ def patches(run: Run, tower: Tower, *, embeds: bool, joins: bool = False) -> Seg
     sin, in fp32 but for a framed tower's, where they rotate. A ragged tower's positions are a row for each patch. The
     embedded patches of a frozen tower are a leaf that a hook makes require a gradient, and the first block's input if
     neither positions nor another order come between, or the hook comes behind them. A table that is sampled as a
-    picture is cast to fp32 first; its positions, and the norm before them, are in the weights' type.
+    picture is cast to fp32 first; its positions, and the norm before them, are in the weights' type. Of one that is
+    resized for each image the positions lie channel by channel, are laid out by a copy, and all images' joined by one.
     """
     narrow = tower.first_norm and run.precision == "autocast"  # the convolution's output
     program = activations.Program(replace(run, precision="autocast-narrow") if narrow else run)
@@ -122,15 +128,21 @@ def patches(run: Run, tower: Tower, *, embeds: bool, joins: bool = False) -> Seg
         if tower.first_norm:
             program.elements = {**program.elements, FIRST: 2 * hidden}
             x = program.layer_norm(x, FIRST, Size({"": 1}))
+    elif tower.resized:
+        y = tape.op("positions: resize", [], WIDTH, run.weight, weight=table * trained)
+        for name in ("lay out", "join"):
+            y = tape.op(f"positions: {name}", [y], WIDTH, y.b)
+        x = tape.op("positions: add", [x, y], WIDTH, run.residual, aliases=[x] if b == run.residual else [y])
     elif tower.filled:
         x = tape.op("positions: add", [x, crossed(program, tower)], WIDTH, run.residual, aliases=[x])
     elif tower.positions:
-        rows = WIDTH if tower.ragged else Size({}, {"": table})
-        places = [Tensor(Size({"": 1}), 8)] * (tower.ragged and trained)
+        each = tower.ragged or tower.sliced > 0
+        rows = WIDTH if each else Size({}, {"": table})
+        places = [Tensor(Size({"": 1}), 8)] * (each and trained)
         y = tape.op("positions: rows", [], rows, run.weight, saves=places, weight=table * trained)
         x = tape.op("positions: add", [x, y], WIDTH, run.residual, aliases=[x] if b == run.residual else [])
     angles, order = (
-        Tensor(of(D=2), x.b if tower.framed or tower.filled else 4),
+        Tensor(of(D=1 if tower.resized else 2), x.b if tower.framed or tower.filled else 4),
         Tensor(Size({"": 1 / tower.merge**2}), 8),
     )
     kept = [
@@ -192,16 +204,24 @@ def projector(
     own = replace(run, arch=arch, replaced=frozenset())
     program = activations.Program(own, first=first, counted=counted)
     program.elements = elements(tower, merger)
+    if merger.queries:
+        program.elements = {name.partition(".")[2]: n for name, n in program.elements.items()}
     norm, *linears = program.elements if merger.norm else ("", *program.elements)
     plain = merger.pooled or merger.convolved or merger.unfolded or not merger.norm
     program.biased = frozenset(linears) if merger.biased or not plain else frozenset()
     between = tower.blocks.hidden if merger.unfolded else tower.between
     program.widths = {"out": out // tower.merge**2, "between": between // tower.merge**2}
+    if merger.queries:
+        # a head of 128 for each query and patch, where a slice has merge² patches to a query
+        program.widths |= {"wide": out, "scores": out // HEAD * merger.queries}
+        program.biased = frozenset({"attn.out_proj"})
     program.row_share = 1 / tower.merge**2
     program.elements |= {name.removesuffix(".weight"): prod(shape) for name, shape, _ in tower.linears}
     program.elements[LAST] = looks * tower.blocks.hidden * (1 + tower.blocks.norm_bias)
     x = program.input
-    if merger.pooled:
+    if merger.queries:
+        x = resampled(program, tower, program.layer_norm(x, LAST, Size({"": 1})))
+    elif merger.pooled:
         x = pooled(program, tower, program.layer_norm(x, LAST, Size({"": 1})))
         x = program.rms_norm(x, norm, token)
     elif merger.halved:
@@ -231,6 +251,8 @@ def projector(
             x = program.tape.op("projector: join blocks", [x], WIDTH * len(tower.taken), x.b, aliases=[x])
         elif tower.classes and x.b == run.compute:  # without the tower's own token; a cast cuts it off, too
             x = program.tape.op("projector: cut", [x], WIDTH, x.b)
+        for name in ("side by side", "lay out", "end rows", "join pictures") if tower.crops else ():
+            x = program.tape.op(f"projector: {name}", [x], WIDTH, x.b)
         for name in linears[:-1]:
             x = program.activated(program.linear(name, x, of(out=1)))
     elif not merger.norm:
@@ -241,17 +263,24 @@ def projector(
         x = program.activated(program.layer_norm(program.linear(linears[0], x, of(out=1)), norm, token))
         x = gated(program, x, linears[1:-1])
     else:
+        if tower.resized:
+            x = program.layer_norm(x, LAST, Size({"": 1}))
+            for name in ("side by side", "join images"):
+                x = program.tape.op(f"projector: {name}", [x], WIDTH, x.b)
         x = program.norm(x, norm, token if merger.joined else None)
         x = program.activated(program.linear(linears[0], x, WIDTH))
-    project = program.whole if merger.pooled else program.linear
+    project = program.whole if merger.pooled or merger.queries else program.linear
     x = project(linears[-1], x, of(out=1))
     for name in ("lay out", "join") if tower.newline else ():
         x = program.tape.op(f"projector: {name}", [x], x.width, x.b)
     if tower.windowed:
         program.tape.op("projector: order", [x], x.width, x.b, saves=[Tensor(token, 8)])
-    products = [] if merger.pooled else tower.products(merger)
+    products = [] if merger.pooled or merger.queries else tower.products(merger)
     sizes = [inputs * outputs for _, inputs, outputs in products] or [tower.blocks.hidden * out]
+    linears = [] if merger.queries else linears
+    sizes = sizes[: len(linears)]
     weights = {symbol(name): size for name, size in zip(linears, sizes, strict=True)} | {"W_downsample": width * out}
+    weights |= {symbol(name): size for name, size in program.elements.items()} if merger.queries else {}
     weights |= {symbol(name.removesuffix(".weight")): prod(shape) for name, shape, _ in tower.linears}
     adapter = run.adapter or (below and below.adapter)
     rank = adapter.rank if adapter else 0
@@ -293,6 +322,39 @@ def averaged(program: activations.Program, tower: Tower, x: Tensor) -> Tensor:
         x = tape.op("projector: standardise", [x], wide, 4)
     x = program.cast(x, b, "projector: standardised")
     return program.cast(program.unweighed(program.cast(x, 4, "projector: norm"), "projector: norm", token), b, "norm")
+
+
+def resampled(program: activations.Program, tower: Tower, x: Tensor) -> Tensor:
+    """Learned queries that attend to the normed, projected patches of their slice, to whose keys positions are added.
+
+    Products of queries, keys and values are parts of one weight; scores of all heads are tensors, and their average is
+    returned (`Resampler` of resampler.py beside the weights of MiniCPM-V 2.6, torch `nn.MultiheadAttention`).
+    """
+    tape, c, trained = program.tape, program.c, program.run.trained
+    wide, rows, one = of(wide=1), of(out=1), Size({"": 1 / tower.merge**2})
+    weight = tower.out * (tower.out + 1) * trained
+    program.row_share, share = 1, program.row_share  # all patches are projected
+    y = program.layer_norm(program.linear("kv_proj", x, wide), "ln_kv", Size({"": 1}))
+    program.row_share = share
+    keys = tape.op("keys: add positions", [y], wide, y.b)
+
+    def product(name: str, of_: Tensor, width: Size) -> Tensor:
+        read = program.cast(of_, c, name)
+        return tape.op(name, [read], width, c, saves=[read] * trained, weight=weight, multiplies=True)
+
+    k, v = product("keys", keys, wide), product("values", y, wide)
+    query = tower.merger.queries * tower.out * trained
+    q = tape.op("queries", [], rows, program.run.weight, weight=query)
+    q.size = NOTHING  # the parameter itself
+    q = tape.op("queries: scale", [product("queries: product", program.layer_norm(q, "ln_q", one), rows)], rows, c)
+    scores = of(scores=1)
+    a = tape.op("scores", [q, k], scores, c, saves=[q, k], multiplies=True)
+    a = tape.op("softmax", [program.cast(a, 4 if program.autocast else c, "softmax")], scores,
+                4 if program.autocast else c, saves_out=True)  # fmt: skip
+    a = program.cast(a, c, "probabilities")
+    mixed = tape.op("mix", [a, v], rows, c, saves=[a, v], multiplies=True)
+    mixed = tape.op("mix: contiguous", [mixed], rows, c)
+    return program.layer_norm(program.linear("attn.out_proj", mixed, rows), "ln_post", one)
 
 
 def convolved(program: activations.Program, tower: Tower, x: Tensor, looks: bool) -> Tensor:

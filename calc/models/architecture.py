@@ -700,7 +700,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         if arch.attention_sinks:
             yield tensor(f"{a}.sinks", (heads,), "sink", "attn")
         if arch.fused_qkv:
-            yield from linear(f"{a}.{names.qkv}", h, queries + 2 * keys, arch.qkv_bias)
+            yield from linear(f"{a}.{names.qkv}".removeprefix("."), h, queries + 2 * keys, arch.qkv_bias)
         else:
             yield from linear(f"{a}.{names.q}", h, queries * (2 if arch.output_gate == "joined" else 1), arch.qkv_bias)
             if not spec.borrows:
@@ -709,7 +709,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
                 yield from linear(f"{a}.{names.v}", h, arch.kv_heads * width, arch.qkv_bias)
             if arch.output_gate == "apart":
                 yield from linear(f"{a}.gate_proj", h, queries)
-        yield from linear(f"{a}.{names.output}", heads * width, h, arch.o_bias)
+        yield from linear(f"{a}.{names.output}".removeprefix("."), heads * width, h, arch.o_bias)
         if arch.qk_norm not in ("", "bare"):
             whole = arch.qk_norm in ("each", "width")
             yield from norm(f"{a}.{names.q_norm}", queries if whole else arch.head_dim, "attn")

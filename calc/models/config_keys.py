@@ -82,6 +82,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "phi3": (
         "attention_bias", "embd_pdrop", "original_max_position_embeddings", "partial_rotary_factor", "resid_pdrop",
     ),
+    "deepseek": _DEEPSEEK,
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v32": (*_DEEPSEEK, "mlp_layer_types"),
@@ -154,10 +155,11 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "tokenizer_name", "verbose",
     ),
     "bailing_moe": (
-        *_ROUTER, *_GROUPS, "attention_bias", "max_window_layers", "moe_router_enable_expert_bias",
+        *_ROUTER, *_GROUPS, "attention_bias", "max_window_layers", "moe_router_enable_expert_bias", "pretraining_tp",
         "moe_shared_expert_intermediate_size", "mtp_loss_scaling_factor", "norm_head", "norm_softmax",
         "partial_rotary_factor", "rotary_dim", "router_dtype", "score_function", "use_rmsnorm", "use_sliding_window",
     ),
+    "bailing_moe_lite": (*_ROUTER, "norm_softmax", "pretraining_tp"),
     "phimoe": (*_ROUTER, "hidden_dropout", "original_max_position_embeddings", "rms_norm_eps"),
     "bamba": (
         *_MAMBA, "attn_rotary_emb", "layers_block_type", "num_logits_to_keep", "partial_rotary_factor",
@@ -274,6 +276,8 @@ _SEEN = frozenset({
     "vision_feature_select_strategy", "scale_factor", "ignore_index", "num_image_tokens", "projection_dim",
     "multimodal_projector_bias", "audio_config", "image_grid_pinpoints", "use_image_newline_parameter",
     "vision_aspect_ratio", "image_token_index", "video_token_index", "downsample_factor",
+    "batch_vision_input", "drop_vision_last_layer", "query_num", "slice_config", "slice_mode", "use_image_id",
+    "version", "vision_batch_size",
     "alignment_intermediate_size", "adapter_layer_norm_eps", "alignment_activation_fn", "max_splits_per_img",
 })  # fmt: skip
 

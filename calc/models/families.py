@@ -49,10 +49,13 @@ class Family:
     dropout: str = ""  # config field with the probability that the output of attention or MLP is dropped
     embedding_dropout: str = ""  # config field with the probability that the embedding's output is dropped
     parallel: str = ""  # config field that says if attention and MLP both read the layer's input
+    own_tables: bool = False  # every layer has cos and sin of all positions in buffers, and picks those of the tokens
 
 
 # model types whose published code is that of a family
 ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "gemma4_unified_text": "gemma4_text"}
+# model types of two generations: the field that files of the first lack, and the name of its family here
+EARLIER = {"bailing_moe": ("use_qk_norm", "bailing_moe_lite")}
 # families of whose state spaces PEFT refuses to adapt the output projection (0.21 `tuners/tuners_utils.py`,
 # `_check_lora_target_modules_mamba`); the releases below: `calc.models.releases.with_outputs`
 UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
@@ -61,21 +64,21 @@ MXFP4 = ("gpt_oss",)
 # Families that Transformers 5 loads from files with separate experts (`conversion_mapping.py`, "qwen2_moe"), and whose
 # dense or shared MLPs have linears named as those experts': naming all linears to PEFT adapts the experts too.
 CONVERTED = (
-    "afmoe", "bailing_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
+    "afmoe", "bailing_moe", "bailing_moe_lite", "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1",
+    "ernie4_5_moe", "exaone_moe",
     "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "hy_v3", "kimi_linear", "mimo_v2_flash", "qwen3_next",
     "solar_open",
 )  # fmt: skip
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
-    "afmoe", "apertus", "aya_vision", "bailing_moe", "bamba", "cohere", "cohere2", "deepseek_v32", "dots1", "ernie4_5",
-    "ernie4_5_moe", "exaone_moe", "falcon_h1",
-    "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite",
-    "granitemoehybrid", "granitevision", "idefics3", "kimi_linear", "lfm2", "lfm2_moe", "llama4", "llama4_text",
-    "llava", "llava_next", "llava_onevision", "mimo_v2_flash", "minimax_m2", "mistral3", "nemotron_h", "olmoe",
-    "paligemma", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl",
-    "qwen3_vl_moe", "qwen3_5_moe_text",
-    "smolvlm", "solar_open", "youtu",
+    "afmoe", "apertus", "aya_vision", "bailing_moe", "bailing_moe_lite", "bamba", "cohere", "cohere2", "deepseek",
+    "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1", "gemma3n_text", "gemma4_text",
+    "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite", "granitemoehybrid", "granitevision",
+    "idefics3", "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava", "llava_next",
+    "llava_onevision", "mimo_v2_flash", "minicpmv", "minicpmv4_5", "minimax_m2", "mistral3", "nemotron_h", "olmoe",
+    "paligemma", "phi3_v", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker",
+    "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text", "smolvlm", "solar_open", "youtu",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
@@ -114,6 +117,7 @@ class Sight:
     # fields around `vision_config` of which one value is modelled: the config class's default, and that value
     only: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     whisper: bool = False  # the part that hears is Whisper's encoder, and no conformer
+    coded: bool = False  # the sizes of the tower stand in code, and not in a `vision_config`
 
 
 _SANDWICH = Norms(
@@ -227,7 +231,24 @@ _LLAVA_NEXT = replace(_LLAVA, tower={**_LLAVA.tower, **_CUT})
 _LLAVA_SIGLIP = replace(
     _GEMMA3, apart=False, tower={**_GEMMA3.tower, "merger": _LLAVA_MERGER}, fixed={}, kind="siglip_vision_model",
 )  # fmt: skip
+# modeling_navit_siglip.py and resampler.py beside the weights of MiniCPM-V 2.6, `max_slice_nums` of its `slice_config`;
+# a slice of 448 x 448 pixels has 32 x 32 patches, 4 x 4 of them to each of 64 queries
+_MINICPMV = Sight(
+    "qwen2",
+    dict(num_hidden_layers=12, hidden_size=768, hidden_act="gelu_pytorch_tanh", intermediate_size=3072,
+         num_attention_heads=12, num_channels=3, patch_size=32, image_size=224, spatial_merge_size=4),
+    dict(**_PLAIN, norms=Norms("layer_norm1", mlp="layer_norm2"),
+         names=Names("vpm", output="out_proj", up="fc1", down="fc2", layers="encoder.layers")),
+    dict(patch_bias=True, prefix="", sliced=448, tiles=9, limits=Pixels(1, 10**9),
+         embedding="vpm.embeddings.patch_embedding", table="vpm.embeddings.position_embedding",
+         last_norm="vpm.post_layernorm", merger=Merger("resampler", "", ("proj",), queries=64)),
+    dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
+    inner="llm.model", head="llm.lm_head",
+    only=dict(query_num=(64, 64), drop_vision_last_layer=(True, False), version=(None, 2.6)),
+)  # fmt: skip
 SEEING: Mapping[str, Sight] = {
+    "minicpmv": _MINICPMV,
+    "minicpmv4_5": replace(_MINICPMV, text="qwen3", only={**_MINICPMV.only, "version": (None, 4.5)}),
     "gemma3": _GEMMA3,
     "paligemma": replace(
         _GEMMA3, text="gemma", apart=False,
@@ -253,6 +274,22 @@ SEEING: Mapping[str, Sight] = {
     ),
     "llava": _LLAVA,
     "llava_next": _LLAVA_NEXT,
+    # image_embedding_phi3_v.py beside the weights of Phi-3-vision-128k-instruct, with the sizes of CLIP ViT-L/14-336;
+    # `num_crops` of the published `preprocessor_config.json` of Phi-3.5-vision-instruct
+    "phi3_v": replace(
+        _LLAVA, text="phi3", kind="", only={}, coded=True, inner="model",
+        defaults=dict(num_hidden_layers=24, hidden_size=1024, hidden_act="quick_gelu", intermediate_size=4096,
+                      num_attention_heads=16, num_channels=3, patch_size=14, image_size=336),
+        blocks={**_LLAVA.blocks, "names": Names(
+            "model.vision_embed_tokens.img_processor.vision_model", output="out_proj", up="fc1", down="fc2",
+            layers="encoder.layers")},
+        tower={
+            **{name: value.replace("vision_tower", "img_processor.vision_model") if isinstance(value, str) else value
+               for name, value in _LLAVA.tower.items()},
+            "hooked": False, "crops": 4, "prefix": "model.vision_embed_tokens.",
+            "merger": Merger("img_projection", "", ("0", "2"), biased=True),
+        },
+    ),
     "granitevision": replace(
         _LLAVA_SIGLIP, text="granite", tower={**_LLAVA_SIGLIP.tower, **_CUT}, taken=-2,
         only={**_LLAVA_ONLY, "vision_feature_select_strategy": ("default", "full")},
@@ -318,6 +355,23 @@ SEEING: Mapping[str, Sight] = {
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": replace(_QWEN3_5, text="qwen3_5_moe_text"),
     "mistral3": _MISTRAL3,
+    # modeling_kimi_vl.py beside the weights of Kimi-VL-A3B-Instruct, as vLLM 97d4c38 `models/moonvit.py` copies it
+    "kimi_vl": Sight(
+        "deepseek_v3",
+        dict(num_hidden_layers=27, hidden_size=1152, hidden_act="gelu_pytorch_tanh", intermediate_size=4304,
+             num_attention_heads=16, in_channels=3, patch_size=14, init_pos_emb_height=64, init_pos_emb_width=64,
+             merge_kernel_size=(2, 2)),
+        dict(**_PLAIN, norms=Norms("norm0", mlp="norm1"), fused_qkv="split", rotation="complex", by_token=True,
+             names=Names("vision_tower.encoder", attention="", qkv="wqkv", output="wo", up="fc0", down="fc1",
+                         layers="blocks")),
+        # `in_token_limit` of the published `preprocessor_config.json`: patches of an image
+        dict(patch_bias=True, resized=True, prefix="", limits=Pixels(1, 4096 * 14**2),
+             embedding="vision_tower.patch_embed.proj", table="vision_tower.patch_embed.pos_emb",
+             last_norm="vision_tower.encoder.final_layernorm",
+             merger=Merger("multi_modal_projector", "pre_norm", ("linear_1", "linear_2"))),
+        dict(depth="num_hidden_layers", num_heads="num_attention_heads", spatial_merge_size="merge_kernel_size"),
+        inner="language_model.model", head="language_model.lm_head",
+    ),
     "internvl": Sight(
         "qwen2",
         dict(num_hidden_layers=24, hidden_size=1024, hidden_act="gelu", intermediate_size=4096, num_attention_heads=16,
@@ -336,8 +390,12 @@ SEEING: Mapping[str, Sight] = {
 }  # fmt: skip
 # Families whose code runs other towers, too, and the name in SEEING of each pair: `LlavaForConditionalGeneration` makes
 # the tower of the type that `vision_config` names, and so does LLaVA-NeXT's, of which Transformers' documentation calls
-# a model with SigLIP's tower Granite Vision.
-TOWERS = {("llava", "pixtral"): "pixtral", ("llava_next", "siglip_vision_model"): "granitevision"}
+# a model with SigLIP's tower Granite Vision. The `version` of a MiniCPM-V says which language model it has.
+TOWERS = {
+    ("minicpmv", "4.5"): "minicpmv4_5",
+    ("llava", "pixtral"): "pixtral",
+    ("llava_next", "siglip_vision_model"): "granitevision",
+}
 _ATTENTION = ("attention_bias", "attention_bias", "")
 _LLAMA = ("attention_bias", "attention_bias", "mlp_bias")
 _ONE = Norms(mlp="")
@@ -863,6 +921,23 @@ FAMILIES: dict[str, Family] = {
                          q_norm="query_layernorm", k_norm="key_layernorm")),
         biases=("use_qkv_bias", "use_bias", ""), experts="num_experts", dropout="output_dropout",
         embedding_dropout="embedding_dropout", needed=("use_qk_norm",),
+        spelled=dict(n_shared_experts="num_shared_experts"),
+    ),
+    # modeling_deepseek.py beside the weights of deepseek-moe-16b-base, whose loop over experts Ling has taken over
+    "deepseek": Family(
+        dict(max_position_embeddings=2048, attention_bias=False, n_routed_experts=None, num_experts_per_tok=None,
+             moe_intermediate_size=1407, n_shared_experts=None, first_k_dense_replace=0, norm_topk_prob=False),
+        dict(routing_uncast=True, experts_apart=True), biases=_ATTENTION, experts="n_routed_experts", own_tables=True,
+    ),
+    # inclusionAI/Ring `models/modeling_bailing_moe.py` (2664f8f): Ling-lite and what was made of it
+    "bailing_moe_lite": Family(
+        dict(num_key_value_heads=4, head_dim=None, max_position_embeddings=16384, use_qkv_bias=False, use_bias=False,
+             num_experts=64, num_experts_per_tok=6, moe_intermediate_size=1408, num_shared_experts=2,
+             first_k_dense_replace=0, norm_topk_prob=True, embedding_dropout=0.0, output_dropout=0.0, norm_head=False),
+        dict(fused_qkv="split", routing_uncast=True, experts_apart=True, repeated=True,
+             names=Names(embedding="word_embeddings", attention="attention", qkv="query_key_value", output="dense")),
+        biases=("use_qkv_bias", "use_bias", ""), experts="num_experts", dropout="output_dropout",
+        embedding_dropout="embedding_dropout", refused=("norm_head",), own_tables=True,
         spelled=dict(n_shared_experts="num_shared_experts"),
     ),
     "phimoe": Family(

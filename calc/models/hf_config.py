@@ -30,6 +30,7 @@ from calc.models.config_keys import MODELLED
 from calc.models.families import (
     ALIKE,
     CONVERTED,
+    EARLIER,
     FAMILIES,
     NESTED,
     SEEING,
@@ -155,6 +156,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         known, strange = [*dict.fromkeys((*FAMILIES, *ALIKE, *NESTED, *SEEING, *THINKERS))], _unmodelled(config)
         told = f"not modelled of this config: {strange}" if strange else "each field of this config is one of theirs"
         raise ConfigError("model_type", model_type, f"{', '.join(known)}; {told}", near=() if strange else known)
+    lacked, earlier = EARLIER.get(model_type, ("model_type", ""))
+    model_type = model_type if lacked in config else earlier
     family = FAMILIES[model_type]
     common = {
         "max_position_embeddings": 32768,
@@ -212,6 +215,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         "experts_converted": model_type in CONVERTED,
         **family.fixed,
     }
+    if family.own_tables:
+        facts |= {"rotary_tables": 2 * head_dim, "cached_positions": read.integer("max_position_embeddings")}
     if "use_post_norm" in family.defaults and not read.boolean("use_post_norm"):
         facts["norms"] = BEFORE
     if "num_ln_in_parallel_attn" in family.defaults:
@@ -319,6 +324,7 @@ def seeing(config: Mapping[str, Any]) -> str:
     family: str = config["model_type"]
     vision = config.get("vision_config")
     tower = vision.get("model_type") if isinstance(vision, Mapping) else None
+    family = TOWERS.get((family, str(config.get("version"))), family)
     return TOWERS.get((family, tower), family) if isinstance(tower, str) else family
 
 
@@ -335,7 +341,7 @@ def _seeing(config: Mapping[str, Any]) -> Architecture:
     tied = {} if sight.ties and inner.get("tie_word_embeddings") is True else tied
     named = inner.get("model_type") if "text_config" in config else None
     arch = from_config({**inner, **tied, "model_type": named if named in FAMILIES else sight.text})
-    vision = config.get("vision_config")
+    vision = config.get("vision_config", {} if sight.coded else None)
     if not isinstance(vision, Mapping):
         raise ConfigError("vision_config", vision, f"a mapping, the vision tower of {family}")
     names = arch.names._replace(model=sight.inner, head=sight.head)
@@ -349,6 +355,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
     sight = SEEING[family]
     read = _Reader(vision, sight.defaults, sight.spelled)
     beside = _Reader(config, dict(spatial_merge_size=2), {}) if sight.tower.get("framed") else read
+    resized = sight.tower.get("resized") and read.integer("init_pos_emb_height") * read.integer("init_pos_emb_width")
 
     def wrong(name: str, given: object, allowed: str) -> ConfigError:
         return ConfigError(f"vision_config.{sight.spelled.get(name, name)}", given, allowed)
@@ -369,7 +376,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         if (value := config.get(name, usual)) != only:
             raise ConfigError(name, value, f"{repr(only).casefold()}; not modelled")
     patch, side = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
-    edge = 0 if sight.tower.get("sampled") else side
+    edge = 0 if sight.tower.get("sampled") or sight.tower.get("sliced") else side
     taken = _taken(config, read, sight.taken) if sight.taken else ()
     depth = max(taken) if taken else read.integer("depth")
     deep = read.value("deepstack_visual_indexes") or ()
@@ -398,9 +405,9 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         patch=patch,
         frames=read.integer("temporal_patch_size") if "temporal_patch_size" in given else 1,
         channels=read.integer("in_channels"),
-        merge=merged(edge // patch, config) if edge or one_each else beside.integer("spatial_merge_size"),
+        merge=merged(edge // patch, config) if edge or one_each else beside.same("spatial_merge_size"),
         out=out,
-        positions=(side // patch) ** 2 or read.optional("num_position_embeddings") or 0,
+        positions=(side // patch) ** 2 or read.optional("num_position_embeddings") or resized or 0,
         edge=edge,
         between=_between(config, sight, read, arch.hidden),
         deep=tuple(deep),
@@ -487,6 +494,8 @@ def _cut(config: Mapping[str, Any], sight: Sight, edge: int) -> dict[str, Any]:
 def _merging(family: str, read: _Reader, wrong: Callable[[str, object, str], ConfigError]) -> Merging:
     """The rule by which a family says how many of a square's patches become a token."""
     tower = SEEING[family].tower
+    if tower.get("crops"):
+        return _fourfold
     if not tower.get("flattened"):
         if name := "downsample_factor" if tower["merger"].halved else "scale_factor" * ("along" in tower):
             return _shuffled(name)
@@ -536,6 +545,11 @@ def _between(config: Mapping[str, Any], sight: Sight, read: _Reader, hidden: int
     if width % 2:
         raise ConfigError("alignment_intermediate_size", width, "an even number: a gate and as much that it weighs")
     return width
+
+
+def _fourfold(side: int, config: Mapping[str, Any]) -> int:
+    """The same where four patches become a token, whatever a config says (Phi-3 Vision)."""
+    return 2
 
 
 def _single(side: int, config: Mapping[str, Any]) -> int:

@@ -77,6 +77,11 @@ def adapted(arch: Architecture, spec: LayerSpec, targets: str | Sequence[str]) -
     return linears if targets == "all-linear" else tuple([x for x in linears if any(matches(x, t) for t in targets)])
 
 
+def adapts_experts(arch: Architecture, targets: str | Sequence[str]) -> bool:
+    """True if routed experts are linears of their own, and some of them get adapters."""
+    return any(linear.experts for spec, _ in layer_kinds(arch) for linear in adapted(arch, spec, targets))
+
+
 def matches(linear: Linear, target: object) -> bool:
     """True if `target` is the whole name of a linear, or its end after a dot (peft 0.21 `tuners/tuners_utils.py`)."""
     return f".{linear.name}".endswith(f".{target}")

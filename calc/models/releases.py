@@ -1,7 +1,8 @@
 """Transformers' releases with the model types that came with each, as `models/auto` of their packages maps them.
 
 AutoConfig of a release refuses a config whose model type it lacks, with every trainer, unless code lies beside the
-weights. Types that have no other code (baichuan, kimi_k2, mimo, bailing_moe, nemotron-nas) are in no release.
+weights. Types that have no other code (baichuan, kimi_k2, kimi_vl, mimo, bailing_moe, minicpmv, nemotron-nas, phi3_v,
+deepseek) are in no release.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ class Merger(NamedTuple):
     (Mistral 3). `inner`: the names of linears of the tower's own that read the patches of a token side by side before
     the one linear, with an activation behind each (Llama 4). `averaged`: one linear without a bias reads the average of
     a token's patches behind a norm without weights (Gemma 4). `halved`: the first linear makes a gate and what it
-    weighs side by side (Aya Vision).
+    weighs side by side (Aya Vision). `queries`: so many tokens are learned queries that attend to all patches of a
+    slice (MiniCPM-V).
     """
 
     name: str
@@ -45,6 +46,7 @@ class Merger(NamedTuple):
     inner: tuple[str, ...] = ()
     averaged: bool = False
     halved: bool = False
+    queries: int = 0
 
 
 class Pixels(NamedTuple):
@@ -92,7 +94,14 @@ class Tower:
     each frame is resized as an image is. `filled`:
     an image, or frame, is enlarged or made smaller to the most pixels of its limits and, where its shape leaves some
     over, filled up with empty patches, which a mask leaves out; a linear reads the pixels of each patch, the table has
-    rows for either direction, and tokens may be `standardised` by numbers that are not trained (Gemma 4). `sound`:
+    rows for either direction, and tokens may be `standardised` by numbers that are not trained (Gemma 4). `resized`:
+    the table is a picture that an interpolation resizes for each image; images are only made smaller, then filled up to
+    whole tokens, all lie in one row under one mask, unless FlashAttention's package reads their lengths, and blocks are
+    never run again (Kimi-VL). `crops`: the most squares into which an image is cut, beside one of all of it; all of
+    them run, those without a part of the image, too, and four patches become a token, before whose linears each row of
+    tokens ends with one parameter and both pictures are parted by another (Phi-3 Vision). `sliced`: the side of the
+    square that a slice of an image has about as many pixels as, of its own shape; without FlashAttention's package
+    patches of a slice attend by eager attention (MiniCPM-V). `sound`:
     the part that hears, which is loaded and not run.
     """
 
@@ -134,6 +143,9 @@ class Tower:
     unread: int = 0
     head: str = ""
     filled: bool = False
+    resized: bool = False
+    crops: int = 0
+    sliced: int = 0
     standardised: bool = False
     sound: Sound | None = None
     video_limits: Pixels | None = None
@@ -142,6 +154,11 @@ class Tower:
     def bounds(self, frames: int) -> Pixels:
         """The limits of an image, or of a video of so many frames."""
         return (self.video_limits or self.frame_limits or self.limits) if frames > 1 else self.limits
+
+    @property
+    def alone(self) -> bool:
+        """True if patches see those of their own image, or slice, in a product of scores that counts."""
+        return self.filled or self.sliced > 0
 
     @property
     def deep_merger(self) -> Merger:
@@ -212,6 +229,9 @@ class Tower:
     @property
     def beside(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """Name, shape and kind of what stands among an image's tokens, which is trained as the projector is."""
+        if self.crops:
+            yield "glb_GN", (1, 1, self.merged), "matrix"
+            yield "sub_GN", (1, 1, 1, self.merged), "matrix"
         if self.newline:
             yield self.newline, (self.out,), "matrix"
 
@@ -226,6 +246,9 @@ class Tower:
     def projector(self, merger: Merger) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """Name, shape and kind of each tensor of a projector."""
         h, width, out = self.blocks.hidden, self.merged, self.out
+        if merger.queries:
+            yield from self.resampler(merger)
+            return
         normed = out if merger.convolved else width if merger.joined else h
         if merger.norm:
             yield f"{merger.name}.{merger.norm}.weight", (normed,), "norm"
@@ -239,6 +262,20 @@ class Tower:
             yield f"{merger.name}.{name}.weight", (outputs, inputs), "linear"
             if merger.biased or (merger.norm and not (merger.convolved or merger.unfolded)):
                 yield f"{merger.name}.{name}.bias", (outputs,), "bias"
+
+    def resampler(self, merger: Merger) -> Iterable[tuple[str, tuple[int, ...], str]]:
+        """The same of one with learned queries; products within attention are no modules (`nn.MultiheadAttention`)."""
+        h, out = self.blocks.hidden, self.out
+        yield f"{merger.name}.query", (merger.queries, out), "matrix"
+        yield f"{merger.name}.kv_proj.weight", (out, h), "linear"
+        yield f"{merger.name}.attn.in_proj_weight", (3 * out, out), "matrix"
+        yield f"{merger.name}.attn.in_proj_bias", (3 * out,), "bias"
+        yield f"{merger.name}.attn.out_proj.weight", (out, out), "linear"
+        yield f"{merger.name}.attn.out_proj.bias", (out,), "bias"
+        for norm in ("ln_q", "ln_kv", "ln_post"):
+            for end in ("weight", "bias"):
+                yield f"{merger.name}.{norm}.{end}", (out,), "norm"
+        yield f"{merger.name}.proj", (out, out), "matrix"
 
     def products(self, merger: Merger) -> Iterable[tuple[str, int, int]]:
         """Name, inputs and outputs of each linear of a projector."""

@@ -19,6 +19,7 @@ from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
 from calc.engines.plain import Plain
 from calc.engines.zero import B, Zero
+from calc.models.lora import adapts_experts
 from calc.replay.allocator import (
     NO_BLOCK,
     Allocator,
@@ -203,10 +204,14 @@ def _partitioned(engine: Zero) -> bool:
 
 
 def _flattened(engine: Fsdp1) -> bool:
-    """True if the blocks of flat parameters are known: gradients are reduced in every micro batch, and types agree."""
+    """True if the blocks of flat parameters are known: gradients are reduced in every micro batch, and types agree.
+
+    Adapters of routed experts, which run in a loop, are units of which no order is known.
+    """
     r = engine.replica
     mixed = r.quantised and (engine.joined or r.weight_bytes != r.run.compute)
-    return not mixed and not _unreduced(engine) and r.run.precision != "autocast"
+    looped = engine.apart and r.run.adapter and adapts_experts(r.arch, r.run.adapter.targets)
+    return not (mixed or looped) and not _unreduced(engine) and r.run.precision != "autocast"
 
 
 def blocks_of(roles: Roles, placed: Placed, *, scores: bool, length: int = 0) -> Blocks:

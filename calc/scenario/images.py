@@ -54,9 +54,13 @@ class Images:
         side = tower.patch * tower.merge
         if tower.filled:
             return self.scaled(side)
+        if tower.sliced:
+            return max(self.slices(tower), key=math.prod)
         if tower.longest:
             shrink = max(1, self.height / tower.longest, self.width / tower.longest)
             return tuple([side * math.ceil(math.floor(e / shrink) / side) for e in (self.height, self.width)])  # type: ignore[return-value]
+        if tower.resized:
+            return self.shrunk(tower.patch, side)
         height, width = (round(edge / side) * side for edge in (self.height, self.width))
         together = tower.video_limits is not None and self.frames > 1
         rounded = round(self.frames / tower.frames) * tower.frames if together else 1
@@ -67,6 +71,16 @@ class Images:
         if rounded * height * width < self.min_pixels:
             grow = math.sqrt(self.min_pixels / given)
             return tuple([math.ceil(e * grow / side) * side for e in (self.height, self.width)])  # type: ignore[return-value]
+        return height, width
+
+    def shrunk(self, patch: int, side: int) -> tuple[int, int]:
+        """The same where an image of more patches than `max_pixels` have is made smaller, then filled up.
+
+        `rescale` of `image_processing_kimi_vl.py` beside the weights of Kimi-VL-A3B-Instruct.
+        """
+        patches, most = (self.height // patch) * (self.width // patch), self.max_pixels // patch**2
+        shrink = math.sqrt(patches / most) if patches > most else 1
+        height, width = (side * math.ceil(math.floor(edge / shrink) / side) for edge in (self.height, self.width))
         return height, width
 
     def scaled(self, side: int) -> tuple[int, int]:
@@ -145,6 +159,11 @@ class Images:
         squares long (`models/idefics3/image_processing_idefics3.py`, `resize_for_vision_encoder`, `split_images`).
         """
         width, height = self.shape(tower)
+        if tower.crops:
+            return tower.crops + 1
+        if tower.sliced:
+            squares = math.prod(self.split(tower))
+            return squares + (squares > 1)
         if tower.along:
             short, long = sorted((width, height))
             return tower.along * math.ceil(tower.along * short / long) + 1
@@ -179,8 +198,56 @@ class Images:
         best = min([s for s in scale.values() if s >= 1], default=max(scale.values()))
         return min(math.prod(grid) for grid, own in scale.items() if own == best)
 
+    def split(self, tower: Tower) -> tuple[int, int]:
+        """Columns and rows of an image that is cut into slices; of a video's frame one.
+
+        Of grids of about as many squares as its area has the one whose shape is nearest to the image's
+        (`get_sliced_grid` of image_processing_minicpmv.py beside the weights of MiniCPM-V 2.6).
+        """
+        squares = min(math.ceil(self.width * self.height / tower.sliced**2), tower.tiles)
+        if squares <= 1 or self.frames > 1:
+            return 1, 1
+        numbers = [n for n in (squares - 1, squares, squares + 1) if 1 < n <= tower.tiles]
+        grids = [(m, n // m) for n in numbers for m in range(1, n + 1) if n % m == 0]
+        return min(grids, key=lambda grid: abs(math.log(self.width / self.height) - math.log(grid[0] / grid[1])))
+
+    def slices(self, tower: Tower) -> list[tuple[int, int]]:
+        """Heights and widths of the picture of the whole image, and of a slice of it if it is cut.
+
+        `find_best_resize` and `get_refine_size` beside it: about `sliced`² pixels, in whole patches.
+        """
+
+        def fitted(width: float, height: float) -> tuple[int, int]:
+            ratio = width / height
+            tall = int(tower.sliced / math.sqrt(ratio))
+            high, wide = (max(round(e / tower.patch), 1) * tower.patch for e in (tall, int(tall * ratio)))
+            return high, wide
+
+        grid = self.split(tower)
+        whole = fitted(self.width, self.height)
+        if grid == (1, 1):
+            return [whole]
+        wide, high = (max(round(e / n) * n, n) / n for e, n in zip((self.width, self.height), grid, strict=True))
+        return [whole, fitted(wide, high)]
+
+    def cropped(self, most: int) -> tuple[int, int]:
+        """Squares along the shorter and the longer side of an image that is cut into `most` at most.
+
+        `HD_transform` of `image_processing_phi3_v.py` beside the weights of Phi-3.5-vision-instruct.
+        """
+        short, long = sorted((self.width, self.height))
+        squares = max([n for n in range(1, most + 1) if n * math.ceil(n * short / long) <= most])
+        return math.ceil(squares * short / long), squares
+
     def tokens(self, tower: Tower) -> int:
         """Tokens of one sample that stand for its images."""
+        if tower.sliced:
+            return self.count * self.frames * self.tiles(tower) * tower.merger.queries
+        if tower.crops:
+            short, long = self.cropped(tower.crops)
+            down = short if self.width >= self.height else long  # a tall image lies on its side until it is cut
+            side = tower.edge // tower.patch // tower.merge
+            return self.count * self.frames * ((short * long + 1) * side**2 + 1 + (down + 1) * side)
         if tower.filled:
             height, width = self.resized(tower)
             return self.count * self.frames * (height * width // (tower.patch * tower.merge) ** 2)

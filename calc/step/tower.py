@@ -81,12 +81,12 @@ class Seen:
     @property
     def length(self) -> int:
         """Patches that see each other: of all images, or of one."""
-        return self.images.row(self.tower) if self.tower.filled else self.count
+        return self.images.row(self.tower) if self.tower.alone else self.count
 
     @property
     def again(self) -> bool:
         """True if the blocks are run again for backward."""
-        return bool(self.images.checkpointing) and self.passes
+        return bool(self.images.checkpointing) and self.passes and not self.tower.resized
 
     def elements(self, part: Seeing) -> int:
         """Trained elements of a part, or of the adapters beside its linears."""
@@ -106,7 +106,7 @@ class Seen:
         """The ledger line of `times` an amount, of which each counts patches."""
         formula = amount.formula.replace("T·", "P_v·")
         values = {**self._dims, "P_v": self.count}
-        if self.tower.filled:
+        if self.tower.alone:
             values["S"] = self.length
         else:
             formula = formula.replace("P_v·S", "P_v·P_v")
@@ -130,13 +130,16 @@ class Seen:
 
     @property
     def mask(self) -> list[Line]:
-        """The mask of a framed tower, which lets an image's patches see each other alone, or of a filled one: bytes."""
+        """The mask of one row of all images' patches, which lets those of one see each other, or of a filled tower.
+
+        A framed tower's is in the weights' type, the others' are bytes.
+        """
         if self.tower.filled and self.own.kernel == "masked":
             values = {"P_v": self.count, "S": self.length}
             return [Line("activations", self.role, self.count * self.length, "P_v·S", values, SOURCE)]
-        if not self.tower.framed or self.own.packaged:
+        if not (self.tower.framed or self.tower.resized) or self.own.packaged:
             return []
-        b = self.own.weight
+        b = self.own.weight if self.tower.framed else 1
         return [Line("activations", self.role, b * self.count**2, f"{b}·P_v^2", {"P_v": self.count}, SOURCE)]
 
     @property

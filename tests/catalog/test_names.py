@@ -305,6 +305,18 @@ TYPED = {
     "Nous-Hermes-2-Mixtral-8x7B-DPO": "nous-hermes-2-mixtral-8x7b",
     "nvidia/Llama-3.1-Minitron-4B-Width-Base": "llama-3.1-minitron-4b-width",
     "Nous-Capybara-34B": "yi-34b-200k",
+    "deepseek-moe-16b-chat": "deepseek-moe-16b",
+    "openbmb/MiniCPM-V-2_6": "minicpm-v-2.6",
+    "MiniCPM-V 4.5": "minicpm-v-4.5",
+    "openbmb/MiniCPM-V-4": "",
+    "microsoft/Phi-3.5-vision-instruct": "phi-3.5-vision",
+    "phi 3 vision 128k": "phi-3.5-vision",
+    "moonshotai/Kimi-VL-A3B-Instruct": "kimi-vl-a3b",
+    "Kimi-VL-A3B-Thinking-2506": "kimi-vl-a3b",
+    "kimi vl": "kimi-vl-a3b",
+    "inclusionAI/Ling-lite-1.5": "ling-lite-1.5",
+    "Ring-lite": "ling-lite-1.5",
+    "inclusionAI/Ling-lite": "",
     "nvidia/Llama-3_3-Nemotron-Super-49B-v1_5": "nemotron-super-49b",
     "Llama-3.3-Nemotron-Super-49B-v1.5": "nemotron-super-49b",
     "nemotron super 49b": "nemotron-super-49b",
@@ -331,7 +343,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 294
+    assert len(TYPED) == 306
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -417,7 +429,7 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
     ("name", "why"),
     [
         ("moonshotai/Kimi-K3", "has layers of a kind that is not modelled"),
-        ("inclusionAI/Ling-lite-1.5", "is of another BailingMoE"),
+        ("inclusionAI/Ling-plus", "is of a BailingMoE that is not modelled"),
         ("inclusionAI/Ring-linear-2.0", "has lightning attention in most layers"),
         ("inclusionAI/Ring-flash-linear-2.0", "has lightning attention in most layers"),
         ("inclusionAI/Ling-3.0-Flash", "has layers of a kind that is not modelled"),

@@ -9,7 +9,19 @@ TYPES = {*FAMILIES, *ALIKE, *NESTED, *SEEING}
 
 
 def test_every_model_type_has_its_first_release_unless_its_code_lies_beside_weights_alone() -> None:
-    assert TYPES - FIRST.keys() == {"baichuan", "bailing_moe", "kimi_k2", "mimo", "nemotron-nas"}
+    assert TYPES - FIRST.keys() == {
+        "baichuan",
+        "bailing_moe",
+        "bailing_moe_lite",
+        "deepseek",
+        "kimi_k2",
+        "kimi_vl",
+        "mimo",
+        "minicpmv",
+        "minicpmv4_5",
+        "nemotron-nas",
+        "phi3_v",
+    }
     assert FIRST.keys() <= TYPES
     assert len(FIRST) == sum(map(len, BROUGHT.values()))
     assert set(CODE_BESIDE) <= FIRST.keys()

@@ -55,6 +55,17 @@ def act(**fields: Any) -> replay.Act | None:
         ({"gpus": 2, "sharding": "fsdp2", "compile": "model-and-loss", "expandable_segments": True}, False),
         ({"gpus": 2, "sharding": "fsdp1"}, True),
         ({"gpus": 2, "sharding": "fsdp1", "method": "lora"}, True),
+        ({"gpus": 2, "sharding": "fsdp1", "method": "lora", "model": "ling-lite-1.5"}, False),  # experts in a loop
+        (
+            {
+                "gpus": 2,
+                "sharding": "fsdp1",
+                "method": "lora",
+                "model": "ling-lite-1.5",
+                "lora": {"targets": ["dense"]},
+            },
+            True,
+        ),
         ({"gpus": 2, "sharding": "fsdp1", "method": "qlora", "lora": {"dtype": "bf16"}}, True),
         ({"gpus": 2, "sharding": "fsdp1", "precision": "fsdp-mixed", "offload": {"parameters": True}}, True),
         ({"gpus": 2, "sharding": "fsdp1", "global_batch": 4, "no_sync": True}, False),  # gradients that wait

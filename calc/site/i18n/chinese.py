@@ -1823,8 +1823,8 @@ REFUSALS = {
     "is of an architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and mixtral-8x7b are": (
         "的架构如今很少有人训练，不在计算范围内；可计算的有 gpt2、gpt-neox-20b 和 mixtral-8x7b"
     ),
-    "is of another BailingMoE than the second, which is modelled: ling-mini-2.0, ling-flash-2.0 and ling-1t": (
-        "属于另一代 BailingMoE；可计算的是第二代：ling-mini-2.0、ling-flash-2.0 和 ling-1t"
+    "is of a BailingMoE that is not modelled; ling-lite-1.5, ling-mini-2.0, ling-flash-2.0 and ling-1t are": (
+        "属于不在计算范围内的 BailingMoE；可计算的有 ling-lite-1.5、ling-mini-2.0、ling-flash-2.0 和 ling-1t"
     ),
     "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have Mamba-2's": (
         "用的是 Mamba-1 的状态空间，不在计算范围内；granite-4-h-tiny 和 nemotron-nano-9b-v2 用的是 Mamba-2"
@@ -1857,9 +1857,6 @@ REFUSALS = {
     "is of the family of {id!}, but no file of the catalog describes it": ("与 {id} 同族，但目录中没有它的文件"),
     "has two attentions in a layer and experts that do nothing, which are not modelled; deepseek-v3 has neither, and "
     "is": "一层里有两个注意力，还有什么都不做的专家，二者都不在计算范围内；deepseek-v3 没有这些，可以计算",
-    "is of DeepSeek's first MoE, whose code lies beside its weights; deepseek-v2-lite is the nearest": (
-        "属于 DeepSeek 的第一代 MoE，其代码放在权重旁边；最接近的是 deepseek-v2-lite"
-    ),
     "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, bloom-1b1 and mpt-7b "
     "are": "按位置倾斜注意力分数 (ALiBi)，其层不在计算范围内；可计算的有 falcon-7b、bloom-1b1 和 mpt-7b",
     "is of SlimMoE, whose code lies beside its weights; phi-3.5-moe is of like build": (
