@@ -40,11 +40,12 @@ ROUNDS = {
     "b88dc900": "first, 2026-11-29, eleventh round",
     "78b5af1e": "first, 2026-11-29, twelfth round",
     "cbae8d20": "first, 2026-11-29, thirteenth round",
+    "322a2f1b": "first, 2026-11-29, fourteenth round",
 }
 # the names of the rounds after the first, in that order
 LATER = (
     "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth",
-    "thirteenth",
+    "thirteenth", "fourteenth",
 )  # fmt: skip
 SAID = {"all": "the whole job", "part": "a part of it"}
 
@@ -117,7 +118,7 @@ def figures() -> list[Kept]:
 def figure(what: str) -> str:
     """A figure of the class: `count`, `unsaid`, `whole` (jobs said as a whole), or of the figures said as a whole today
     `median`, `p90`, `inside`; `first_median`, `first_p90` and `first_inside` of the first round's first comparison, of
-    all then said; `second_count` to `thirteenth_count` and the like of later rounds', of jobs then said
+    all then said; `second_count` to `fourteenth_count` and the like of later rounds', of jobs then said
     as a whole.
     """
     every, lost = figures(), sum(job["figure"] for job in unsaid_jobs())
