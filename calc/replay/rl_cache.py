@@ -57,7 +57,8 @@ def reserved(roles: Roles, names: Sequence[str], limit: int, workspace: int) -> 
 def sections(roles: Roles, stages: Stages) -> Iterator[Section]:
     """The phases of a step as the cache is emptied between them; none if it never is.
 
-    Roles that only score are left out where their blocks are not known: they take less than those that train.
+    Roles that only score are left out where their blocks are not known: they take less than those that train. So is a
+    reference that is the actor without its adapters: it finds the blocks of the actor's own scores.
     """
     empties, section = roles.keeps.empties, Section()
     for stage in roles.keeps.stages if empties else ():
@@ -144,7 +145,7 @@ def _load(roles: Roles, replay: Replay, section: Section) -> dict[str, Blocks]:
     trained = {p.placed.role.name for p in section if p.trains}
     for each in section:
         name, role = each.placed.role.name, each.placed.role
-        if name in models or role.shares:
+        if name in models:
             continue
         models[name] = blocks_of(roles, each.placed, scores=not each.placed.trained)
         replay.load(models[name])
@@ -159,7 +160,7 @@ def _load(roles: Roles, replay: Replay, section: Section) -> dict[str, Blocks]:
 
 def _run(roles: Roles, replay: Replay, each: Pass, models: dict[str, Blocks]) -> None:
     """Runs the forwards of a role, and where it trains their backwards and its steps."""
-    own = models[each.placed.role.name if not each.placed.role.shares else "actor"]
+    own = models[each.placed.role.name]
     shards = replay.shards[id(own)]
     for n, length in enumerate(each.lengths, 1):
         m = blocks_of(roles, each.placed, scores=not each.trains, length=length)
