@@ -236,9 +236,10 @@ class Catalog:
             allowed = "a path to its config.json, or another model"
             raise CatalogError(f"model: given {show(name)}, which {why}; allowed: {allowed}", field="model")
         known = {own: own for model in self.models.values() for own in (model.id, model.hf, *model.aliases)}
-        if tuned := self.names.within(name):
+        near = meant(name, known)  # a misspelling is corrected, not taken for a name of its own
+        if not near and (tuned := self.names.within(name)):
             return self.models[tuned]
-        refusal = Refusal("model", show(name), f"{allowed}{meant(name, known)}")
+        refusal = Refusal("model", show(name), f"{allowed}{near}")
         raise CatalogError(str(refusal), refusal)
 
     def tuned(self, name: str) -> bool:

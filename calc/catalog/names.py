@@ -23,7 +23,9 @@ _SAME = frozenset({
     # makers that people write before a model's name
     "alibaba", "allenai", "baidu", "bytedance", "databricks", "eleutherai", "google", "huggingface", "ibm", "lg",
     "liquidai", "microsoft", "mistralai", "moonshot", "moonshotai", "nvidia", "openai", "stabilityai", "tencent",
-    "tii", "tiiuae", "xiaomi",
+    "tii", "tiiuae", "xiaomi", "ai21labs", "bigcode", "bigscience", "c4ai", "coherelabs", "facebook", "huggingfaceh4",
+    "huggingfacetb", "inclusionai", "lgai", "minimaxai", "mosaicml", "openbmb", "opengvlab", "salesforce", "stepfun",
+    "thudm", "zai", "zyphra",
 })  # fmt: skip
 # The context that a model was lengthened to, which changes no tensor either, but the positions, for which it may have a
 # file of its own.

@@ -925,8 +925,8 @@ FAMILIES: dict[str, Family] = {
     ),
     # modeling_deepseek.py beside the weights of deepseek-moe-16b-base, whose loop over experts Ling has taken over
     "deepseek": Family(
-        dict(max_position_embeddings=2048, attention_bias=False, n_routed_experts=None, num_experts_per_tok=None,
-             moe_intermediate_size=1407, n_shared_experts=None, first_k_dense_replace=0, norm_topk_prob=False),
+        dict(max_position_embeddings=2048, attention_bias=False, n_routed_experts=0, num_experts_per_tok=None,
+             moe_intermediate_size=1407, n_shared_experts=0, first_k_dense_replace=0, norm_topk_prob=False),
         dict(routing_uncast=True, experts_apart=True), biases=_ATTENTION, experts="n_routed_experts", own_tables=True,
     ),
     # inclusionAI/Ring `models/modeling_bailing_moe.py` (2664f8f): Ling-lite and what was made of it
