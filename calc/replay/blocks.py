@@ -449,23 +449,30 @@ def _units(r: Replica) -> tuple[Unit, ...]:
     root = [t for t in _in_order(arch, r.head) if t.name not in inside]
     table = [t for t in root if t.kind == "embedding"] if r.ends else []
     outer = [group for group in (table, [t for t in root if t not in table]) if group]
-    units = {spec: _unit(r, layer, [*_adapters(r, spec)]) for spec, layer in layers.items()}
+    units = {spec: _unit(r, layer, [*_adapters(r, spec)], r.gathers) for spec, layer in layers.items()}
     return (*[units[spec] for spec in arch.specs], *[_unit(r, group, []) for group in outer])
 
 
-def _unit(r: Replica, own: Sequence[Tensor], adapters: Sequence[Tensor]) -> Unit:
-    """The FSDP unit of `own` tensors and their `adapters`."""
+def _unit(r: Replica, own: Sequence[Tensor], adapters: Sequence[Tensor], narrow: int = 0) -> Unit:
+    """The FSDP unit of `own` tensors and their `adapters`; linears are gathered in `narrow` bytes each, unless 0.
+
+    torchao 0.13 `float8/fsdp_utils.py`, `fsdp_pre_all_gather`: shards are cast to float8, and gathered so.
+    """
     ranks, compute = r.ranks, r.run.compute
     stored = [*[(t, r.weight_bytes) for t in own], *[(t, r.adapter_bytes) for t in adapters]]
     parts = [part_of(t, ranks).elements for t, _ in stored]
     trained = sum(parts[len(own) :] if r.run.adapter else parts) if r.optimizer else 0
+    sent = [
+        part * (narrow if narrow and t.kind == "linear" else compute)
+        for part, (t, _) in zip(parts, stored, strict=True)
+    ]
     return Unit(
         whole=tuple([t.elements * b for t, b in stored]),
         shards=tuple([part * b for part, (_, b) in zip(parts, stored, strict=True)]),
-        cast=sum(parts) * compute if r.weight_bytes != compute and ranks > 1 else 0,
+        cast=sum(sent) if r.weight_bytes != compute and ranks > 1 else 0,
         # one rank copies its shards one by one (torch 2.9 `_fully_shard/_fsdp_param_group.py:357`, `wait_for_unshard`)
-        buffer=sum(parts) * ranks * compute if ranks > 1 else 0,
-        gathered=tuple([part * ranks * compute for part in parts]),
+        buffer=sum(sent) * ranks if ranks > 1 else 0,
+        gathered=tuple([part * ranks for part in sent]),
         reducing=trained * ranks * r.reduce_bytes,
         reduced=trained * r.reduce_bytes,
     )

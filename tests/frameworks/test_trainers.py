@@ -230,6 +230,10 @@ def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], 
          Path("log-softmax", head_fp32=True, scaled="copy", kept=511 / 512)),
         ("torchtitan", {}, Path("ahead", summed=4, copied=True)),
         ("torchtitan", {"versions__torchtitan": "0.1"}, Path("cross-entropy", outside=True)),
+        (
+            "torchtitan", {"versions__torchtitan": "0.0.2"},
+            Path("cross-entropy", outside=True, head_fp32=True, held="backward"),
+        ),
         ("unsloth", {}, Path("fused")),
         # older releases: a kernel that writes over the logits, then cut-cross-entropy, then chunks as large as there is
         # room for; in between few tokens took the kernel's way. Accelerate casts the logits that a model returns

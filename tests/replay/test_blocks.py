@@ -539,3 +539,20 @@ def test_one_rank_of_fsdp_2_gathers_nothing_and_copies_each_parameter() -> None:
     assert {(unit.cast, unit.buffer) for unit in alone.units} == {(0, 0)}
     assert all(unit.cast and unit.buffer for unit in two.units)
     assert [sum(unit.gathered) for unit in alone.units] == [sum(unit.gathered) for unit in two.units]
+
+
+def test_float8_linears_of_layers_are_gathered_in_a_byte() -> None:
+    """torchao 0.13 `float8/fsdp_utils.py`, `fsdp_pre_all_gather`; norms, embedding and head stay in bf16."""
+    fields = {
+        "trainer": "torchtitan",
+        "gpus": 8,
+        "model": "llama-3-8b",
+        "seq_len": 2048,
+        "versions": {"torchtitan": "0.2"},
+    }
+    _, wide = job(**fields, compile="model", float8="tensorwise", float8_all_gather=False)
+    _, narrow = job(**fields, compile="model", float8="tensorwise", float8_all_gather=True)
+    linears, norms = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336), 2 * 4096
+    assert (wide.units[0].buffer, narrow.units[0].buffer) == (2 * (linears + norms), linears + 2 * norms)
+    assert narrow.units[0].cast * 8 == narrow.units[0].buffer == sum(narrow.units[0].gathered)
+    assert narrow.units[-1] == wide.units[-1]

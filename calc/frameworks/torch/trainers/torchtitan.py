@@ -23,6 +23,7 @@ from calc.scenario.scenario import Scenario
 TASKS = ("pretrain", "sft")
 FIRST = "0.1.0"
 CHUNKED = "0.3.0"
+FREED = "0.1"  # and what the repository was from 2024-06-12 on, whose release before is 0.0.2
 UNITS = "0.2"  # embedding and head are units (models/llama3/infra/parallelize.py:303); before, they were in the root
 # PyTorch with a kernel for RMS norms (`_fused_rms_norm_backward`), and one whose autocast lists them
 KERNEL, LISTED = "2.9", "2.12"
@@ -136,9 +137,13 @@ def path(s: Scenario, usual: Path) -> Path:
     """The loss path: labels come shifted; a chunk's backward runs at once.
 
     FSDP keeps gradients that it does not reduce yet in the type that it reduces in (`set_requires_gradient_sync`).
+    Before `FREED` the model casts its logits (`self.output(h).float()`), and the loop's variable `pred` has them
+    through backward (train.py; `del pred` came with commit e29b6b4d4).
     """
     if s.loss != "chunked":
-        return Path("cross-entropy", outside=s.pipeline_parallel == 1)
+        path = Path("cross-entropy", outside=s.pipeline_parallel == 1)
+        early = not at_least(s.versions["torchtitan"], FREED)
+        return replace(path, head_fp32=True, held="backward") if early else path
     narrow = 2 if s.layout == "bf16" else 4
     return Path("ahead", summed=narrow, copied=s.rows > 1)
 
