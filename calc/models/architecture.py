@@ -554,8 +554,8 @@ class Architecture:
 
 @lru_cache(maxsize=1024)
 def _varied(arch: Architecture) -> bool:
-    """True if the MLPs of the model's layers are of several widths."""
-    return len({spec.width for spec in arch.specs}) > 1
+    """True if the MLPs of the model's layers, or those of the whole model, are of several widths."""
+    return any(spec.width for spec in arch.specs)
 
 
 @lru_cache(maxsize=1024)

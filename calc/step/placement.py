@@ -170,10 +170,10 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
     if role.wrapped and precision == "bf16":
         # autocast leaves an embedding as it is: with a copy in fp32 so is all that is added to its output
         wide = adapter is not None and "embed_tokens" in adapter.saved and role.upcasts
-        # nor does it square or exponentiate in bf16, and a 4-bit linear returns the type that it is given
+        # nor does it square, exponentiate or run LayerNorm in bf16, and a 4-bit linear returns the type it is given
         # (bitsandbytes 0.50.2 nn/modules.py, Linear4bit.forward: inp_dtype), to be added to the stream
         widens = arch.activation in WIDENING and "activation" not in replaced(s.kernels, arch.family)
-        wide |= s.method == "qlora" and widens
+        wide |= s.method == "qlora" and (widens or arch.norm == "layer")
         precision = "autocast-wide" if wide else "autocast-bf16"
     return Run(
         arch=arch,

@@ -35,7 +35,7 @@ COMPUTED = {
     "gh-trl-2776": ("oom", "step"),
     "slime-1951": ("oom", None),  # in the loss, of the scores or of the update
     "slime-1767": ("oom", None),
-    "logicrl-4a100": ("oom", "score"),  # at a mean of 650 tokens, which its source does not state
+    "logicrl-4a100": ("oom", "backward"),  # at a mean of 650 tokens, which its source does not state
 }
 DISAGREE = {"gh-orlhf-519", "gh-x-r1-14", "gh-trl-3456", "logicrl-4a100"}
 

@@ -63,9 +63,9 @@ NAMES = {
     "accelerate", "actor", "adamw", "autocast", "bash", "batch", "bf", "bin", "bitsandbytes", "calc", "channels",
     "chunked", "config", "connections", "critic", "cublas", "ddp", "deepspeed", "device", "dict", "div", "docs",
     "dpo", "eager", "entropy", "flash", "fp", "fsdp", "full", "fused", "generate", "gkd", "grpo", "hf", "json",
-    "kernel", "kto", "kv", "lengths", "litgpt", "log", "logits", "logsumexp", "lora", "max", "medium", "megatron",
-    "mini", "mixed", "mod", "mul", "none", "norm", "nvidia", "openrlhf", "optimizer", "orpo", "parquet", "perf",
-    "ppo", "pretrain", "price", "proj", "qlora", "rm", "rollout", "scenario", "sdpa", "selective", "sft", "sglang",
+    "kernel", "kto", "kv", "lengths", "lite", "litgpt", "log", "logits", "logsumexp", "lora", "max", "medium",
+    "megatron", "mini", "mixed", "mod", "mul", "none", "norm", "nvidia", "openrlhf", "optimizer", "orpo", "parquet",
+    "perf", "ppo", "pretrain", "price", "proj", "qlora", "rm", "rollout", "scenario", "sdpa", "selective", "sft", "sglang",
     "simpo", "sleep", "slime", "softmax", "state", "tinyzero", "token", "torch", "torchao", "torchrun", "torchtitan",
     "transformers", "trl", "up", "verl", "vllm", "zero",
 }  # fmt: skip

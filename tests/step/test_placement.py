@@ -15,6 +15,7 @@ from calc.engines.replica import Replica, Where
 from calc.engines.zero import Zero
 from calc.frameworks.releases import READ
 from calc.models.releases import with_heads
+from calc.resolve.parse import parse
 from calc.scenario.words import SERVERS
 from calc.step import placement
 
@@ -189,3 +190,18 @@ def test_a_place_in_the_step_that_nothing_knows_fails_at_once(sharding: str) -> 
 
 def test_whatever_serves_has_an_engine() -> None:
     assert placement.SERVING.keys() == SERVERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "precision"),
+    [
+        ("starcoder-15b", "qlora", "autocast-wide"),
+        ("starcoder-15b", "lora", "autocast-bf16"),
+        ("llama-3-8b", "qlora", "autocast-bf16"),
+    ],
+)
+def test_layer_norms_widen_the_stream_behind_4_bit_linears(model: str, method: str, precision: str) -> None:
+    """Autocast runs LayerNorm in fp32, and a 4-bit linear returns the type of its input; others return 16 bits."""
+    fields = {"task": "sft", "gpu": "a100-80-sxm", "framework": "torch", "trainer": "transformers", "precision": "bf16"}
+    s = parse({**fields, "model": model, "method": method})
+    assert placement.place(s, s.keeps.roles[0], s.keeps).engine.replica.run.precision == precision

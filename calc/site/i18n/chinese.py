@@ -2142,7 +2142,7 @@ REFUSALS = {
     "a teacher, from whom gkd learns": "一个教师模型，gkd 向它学习",
     "dpo, sft; not modelled": "dpo、sft；没有模拟",
     "0; gkd's student generates": "0；只有 gkd 的学生模型先生成",
-    "0, or for gkd with trainer ms-swift": "0，或用于 gkd 并用 trainer ms-swift",
+    "0, or for dpo and gkd with trainer ms-swift": "0，或用于 dpo 与 gkd 并用 trainer ms-swift",
     "{a#} to {b#}, all in four bits and all in 16": "{a} 到 {b}，即全部 4 位和全部 16 位",
     "null; with torch, trl and trainer own, {names!}": "null；或用 torch、trl，且 trainer 为 own、{names}",
     "null, or with none, ddp; not modelled": "null，或与 none、ddp 一起；没有模拟",
