@@ -453,9 +453,14 @@ class Architecture:
         """True if 4-bit loading takes the head, too, as litgpt's plugin does."""
         return self.modeling == "litgpt"
 
+    @cached_property
+    def varied(self) -> bool:
+        """True if the MLPs of the model's layers, or those of the whole model, are of several widths."""
+        return any(spec.width for spec in self.specs)
+
     def at(self, spec: LayerSpec) -> Architecture:
         """The model as layers of the kind `spec` see it: their heads and widths, and them alone."""
-        other = self.broad or self.doubled or _varied(self)
+        other = self.broad or self.doubled or self.varied
         return _seen(self, spec.shapes) if other else self
 
     def norms_of(self, spec: LayerSpec) -> Norms:
@@ -550,12 +555,6 @@ class Architecture:
     def norm_elements(self) -> int:
         """Elements of a norm of the residual stream."""
         return 0 if self.norm == "bare" else self.hidden * (2 if self.norm_bias else 1)
-
-
-@lru_cache(maxsize=1024)
-def _varied(arch: Architecture) -> bool:
-    """True if the MLPs of the model's layers, or those of the whole model, are of several widths."""
-    return any(spec.width for spec in arch.specs)
 
 
 @lru_cache(maxsize=1024)

@@ -38,7 +38,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         (arch.conv, "with convolutions"),
         (arch.positions and not megatron, "with learned positions"),
         (arch.broad, "whose layers have heads of two sizes"),
-        (any(spec.width for spec in arch.specs), "whose MLPs are of several widths"),
+        (arch.varied, "whose MLPs are of several widths"),
         (arch.delta and not megatron, "whose linear attention is gathered again"),
         (arch.attention_sinks or arch.slopes or arch.lightning, "whose attention stays whole"),
         (arch.shared_experts and not megatron, "with shared experts"),

@@ -84,9 +84,8 @@ def _alias(job: Fields, catalog: Catalog) -> Iterator[str]:
     """A note for a model asked for by the name of another with the same shapes, as the command has the latter's."""
     asked = str(job["model"])
     model = catalog.model(asked)
-    if catalog.tuned(asked):
-        yield f"model {asked}: is computed as {model.id}, which its name has inside; a command names {model.hf}"
-    elif asked.casefold() not in {name.casefold() for name in (model.id, model.name, model.hf, model.source)}:
+    own = {name.casefold() for name in (model.id, model.name, model.hf, model.source)}
+    if asked.casefold() not in own and not catalog.tuned(asked):  # of a tuned one every scenario warns
         yield f"model {asked}: has the shapes of {model.id}, as which it is computed; a command names {model.hf}"
 
 

@@ -147,9 +147,9 @@ def given(
         fields = rules.flatten(nested) | alike  # a role that runs, and differs in nothing
         if "model" in fields:
             catalog.model(fields["model"])
-        for head, own in nested.get("roles", {}).items():
+        for name, own in nested.get("roles", {}).items():
             if isinstance(own, Mapping) and "model" in own:
-                with _part(f"roles.{head}."):
+                with rules.part_named(f"roles.{name}."):
                     catalog.model(own["model"])
         if "gpu" in fields:
             catalog.gpu(fields["gpu"])
@@ -167,15 +167,6 @@ def _at(where: str) -> Iterator[None]:
         raise ScenarioError(f"{where}: {error}", error.refusal, error.field) from None
     except InputError as error:
         raise ScenarioError(str(error), error.refusal, error.field) from None
-
-
-@contextmanager
-def _part(head: str) -> Iterator[None]:
-    """Puts the name of a part of a scenario in front of the objections to it."""
-    try:
-        yield
-    except (ConfigError, CatalogError) as error:
-        raise rules.of_part(head, error) from None
 
 
 def _valid(data: Any, where: str, needed: tuple[str, ...]) -> dict[str, Any]:

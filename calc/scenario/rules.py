@@ -6,6 +6,7 @@ Every objection is one line that names the field, what was given and what is all
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import lcm
 from typing import Any
 
@@ -69,9 +70,13 @@ class Objection(ValueError):
         self.field = self.refusal.field if self.refusal else field
 
 
-def of_part(head: str, error: Objection | CatalogError | ConfigError) -> Objection:
-    """An objection to a part of a scenario, of which `head` is the name."""
-    return Objection(f"{head}{error}", f"{head}{error.field}", error.refusal and error.refusal.of(head))
+@contextmanager
+def part_named(head: str) -> Iterator[None]:
+    """Puts the name of a part of a scenario, such as `roles.actor.`, in front of the objections to it."""
+    try:
+        yield
+    except (Objection, CatalogError, ConfigError) as error:
+        raise Objection(f"{head}{error}", f"{head}{error.field}", error.refusal and error.refusal.of(head)) from None
 
 
 def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
@@ -354,10 +359,8 @@ def roles_of(
         if values["placement"] == "colocated" and differs.pop("gpus", values["gpus"]) != values["gpus"]:
             allowed = f"{values['gpus']}, as all roles share the GPUs"
             raise Objection(Refusal(f"roles.{name}.gpus", role["gpus"], allowed))
-        try:
+        with part_named(f"roles.{name}."):
             roles[name] = role_of(values, differs, catalog, defaults, modelled)
-        except (Objection, CatalogError, ConfigError) as error:
-            raise of_part(f"roles.{name}.", error) from None
     if roles.get("teacher") == "none":
         raise Objection(Refusal("roles.teacher", "'none'", "a teacher, from whom gkd learns"))
     if task in RL and not any(roles.get(name, "none") != "none" for name in TRAINED_ROLES):
@@ -445,11 +448,9 @@ def cut(s: Scenario) -> None:
         if own is None:
             continue
         place = f"roles.{name}." if name else ""
-        try:
+        with part_named(place):
             part(own.architecture, own.tensor_parallel, own.expert_parallel, own.expert_tensor_parallel)
             stage(own.architecture, 0, own.pipeline_parallel, own.pipeline_layers, own.virtual_pipeline)
-        except ConfigError as error:
-            raise of_part(place, error) from None
         if own.gpus % own.together:
             degrees = " x ".join(d for d in TOGETHER if getattr(own, d) > 1)
             allowed = f"a multiple of {degrees} = {own.together}, as {near(own.gpus, own.together)}"
