@@ -254,6 +254,7 @@ def _adapters(flags: Flags) -> dict[str, Any]:
         "load_in_8bit": True if eight else None,
         "lora.rank": rank,
         "lora.dropout": flags.number("lora_dropout"),
+        "lora.dora": True if flags.on("use_dora", "peft_use_dora") else None,
         "lora.targets": "all-linear" if everything else listed(named) if named else None,
         "double_quantization": flags.on(*DOUBLE) if qlora and double is not None else None,
         "quantize_moe_experts": True if qlora and flags.on("quantize_moe_experts") else None,

@@ -10,7 +10,7 @@ from calc.base.units import GB
 from calc.base.versions import at_least
 from calc.models.architecture import BEFORE, parameters
 from calc.models.kernels import SDPA_FLASH_HEAD, replaced
-from calc.models.lora import HEAD
+from calc.models.lora import HEAD, adapts_experts
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS, Generates
 
@@ -20,7 +20,7 @@ ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a mode
 HYBRID = ("verl", "megatron", "megatron-swift")
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
 # trainers whose frozen linears in 8 bits are modelled: Unsloth has kernels of its own
-EIGHT_BITS = ("own", *[name for name in ON_PEFT if name != "unsloth"])
+PLAIN_PEFT = ("own", *[name for name in ON_PEFT if name != "unsloth"])
 QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
 ORTHOGONAL = ("own", "ms-swift", "llamafactory")  # trainers whose Muon, of PyTorch's operations, was read
 MASKS = ("megatron",)  # trainers whose data loader makes masks of all pairs of positions where it is asked to
@@ -242,9 +242,9 @@ def eight_bits_fault(s: Scenario) -> Refusal | None:
     """The reason why the frozen linears of `s` cannot be in 8 bits, in one line, or None."""
     if not s.load_in_8bit:
         return None
-    if s.framework not in ("torch", "trl") or s.trainer not in EIGHT_BITS:
+    if s.framework not in ("torch", "trl") or s.trainer not in PLAIN_PEFT:
         other = f"trainer {s.trainer}" if s.framework == "torch" else s.framework
-        allowed = f"false, or with trl, or torch and trainer {', '.join(EIGHT_BITS)}"
+        allowed = f"false, or with trl, or torch and trainer {', '.join(PLAIN_PEFT)}"
         return Refusal("load_in_8bit", f"true with {other}", allowed)
     if s.sharding not in ("none", "ddp") or s.together > 1:
         return Refusal("load_in_8bit", f"true with sharding {s.sharding}", "false, or with none, ddp; not modelled")
@@ -667,6 +667,26 @@ def init_fault(s: Scenario) -> Refusal | None:
     if s.lora.init == "pissa" and s.method == "qlora":
         return Refusal("lora.init", "'pissa' with method qlora", "random, olora")
     return None
+
+
+def dora_fault(s: Scenario) -> Refusal | None:
+    """The reason why rows of adapted weights have no magnitudes, or are not modelled so, in one line, or None."""
+    if not s.lora or not s.lora.dora:
+        return None
+    if s.framework not in ON_KERNELS or s.trainer not in PLAIN_PEFT:
+        return Refusal("lora.dora", f"true with {_loop(s)}", "false; not modelled there")
+    if s.sharding not in ("none", "ddp", "zero1", "zero2") or s.together > 1:
+        return Refusal("lora.dora", f"true with sharding {s.sharding}", "false, or with none, ddp, zero1, zero2")
+    barred = {
+        "compile": s.compile != "none",
+        "load_in_8bit": s.load_in_8bit,
+        "lora.init": s.lora.init != "random",
+        f"lora.targets {HEAD}": HEAD in s.lora.modules,
+        "images.freeze": s.images is not None and s.images.freeze != "vision",
+        "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),
+    }
+    found = next((place for place, given in barred.items() if given), None)
+    return Refusal("lora.dora", f"true with {found}", "false; not modelled together") if found else None
 
 
 def mask_fault(s: Scenario) -> Refusal | None:

@@ -90,6 +90,7 @@ def settings(s: Scenario) -> dict[str, Any]:
             "lora_dropout": s.lora.dropout,
             **({"lora_target_linear": True} if linear else {"lora_target_modules": list(s.lora.targets)}),
             **({"peft_init_lora_weights": s.lora.init} if s.lora.init != "random" else {}),
+            **({"peft_use_dora": True} if s.lora.dora else {}),
             **({"lora_modules_to_save": list(s.lora.modules_to_save)} if s.lora.modules_to_save else {}),
             "peft_autocast_adapter_dtype": s.lora.dtype == "fp32",
             "lora_mlp_kernel": False,

@@ -80,6 +80,8 @@ def settings(s: Scenario) -> dict[str, Any]:
         }
         if s.lora.init == "pissa":
             told |= {"pissa_init": True, "pissa_iter": -1}
+        if s.lora.dora:
+            told["use_dora"] = True
         if s.lora.modules_to_save:
             told["additional_target"] = ",".join(s.lora.modules_to_save)
     if s.method == "qlora":

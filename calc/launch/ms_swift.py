@@ -82,6 +82,8 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option("--target_modules", *([s.lora.targets] if isinstance(s.lora.targets, str) else s.lora.targets))
         if s.lora.init != "random":
             yield option("--init_weights", s.lora.init)
+        if s.lora.dora:
+            yield option("--use_dora", True)
         if s.lora.modules_to_save:
             yield option("--modules_to_save", *s.lora.modules_to_save)
         if s.lora.dtype == "bf16" and s.sharded.family != "zero":

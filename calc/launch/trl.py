@@ -120,6 +120,8 @@ def adapters(s: Scenario) -> Iterator[Words]:
         yield option(
             "--lora_target_modules", *([s.lora.targets] if isinstance(s.lora.targets, str) else s.lora.targets)
         )
+        if s.lora.dora:
+            yield option("--use_dora", True)
         if s.lora.modules_to_save:
             yield option("--lora_modules_to_save", *s.lora.modules_to_save)
         if s.task == "rm":

@@ -10,7 +10,8 @@ from functools import lru_cache
 
 from calc.autograd.polynomial import amount
 from calc.autograd.tape import NOTHING, Course, Size, Tape, Tensor, of
-from calc.memory.run import Run, biased, dimensions, elements, marks, short, symbol
+from calc.memory import dora
+from calc.memory.run import ROWWISE, Run, biased, dimensions, elements, marks, short, symbol
 from calc.memory.weights import SCALE
 from calc.models.architecture import SCALES, Architecture, LayerSpec
 from calc.models.lora import HEAD, adapted
@@ -18,9 +19,8 @@ from calc.models.lora import HEAD, adapted
 WIDTH = of(h=1)  # the residual stream
 UNADAPTED = ("score", "router")  # linears that PEFT leaves; Llama 4's router returns two tensors
 OUTPUTS = ("lm_head", "score")  # the linears at the end of a model, whose weights an engine gathers
-# The linears that tensor parallelism cuts by outputs, and those that it cuts by inputs.
+# The linears that tensor parallelism cuts by outputs.
 COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "c_fc", "fc1", "lm_head"})
-ROWWISE = frozenset({"o_proj", "down_proj", "dense", "c_proj", "fc2"})
 
 
 class Linears:
@@ -332,6 +332,8 @@ class Linears:
         """
         adapter = self.run.adapter
         assert adapter is not None
+        if adapter.dora:
+            return dora.scaled(self, name, x, y)
         dims = {**dimensions(self.arch), **self.widths}
         rank = adapter.rank if self.elements.get(name, 1) else 0  # no gradients: an earlier use has made them
         n_in, n_out = (int(amount(t.width, dims).tokens / self.row_share) * rank for t in (x, y))
@@ -359,16 +361,27 @@ class Linears:
         return self.cast(total, y.b, label)
 
     def through(self, name: str, x: Tensor, out: Size, weight: int) -> Tensor:
-        """One of an adapter's matrices, of `weight` elements; autocast keeps a bf16 copy of an fp32 matrix."""
+        """The product with one of an adapter's matrices, of `weight` elements."""
+        return self.times(name, self.matrix(name, weight), x, out)
+
+    def matrix(self, name: str, weight: int) -> Tensor | int:
+        """One of an adapter's matrices: the bf16 copy that autocast keeps of one in fp32, or its elements."""
         adapter = self.run.adapter
         assert adapter is not None
         if not self.autocast or adapter.b == 2:
-            x = self.cast(x, self.c if self.autocast else adapter.b, name)
-            return self.tape.op(name, [x], out, x.b, saves=[x], weight=weight, product=True, flat=True)
+            return weight
         copy = self.tape.op(f"{name}: weight to bf16", [], Size({}, {"": weight}), 2, weight=weight)
         self.tape.cache(copy)
-        x = self.cast(x, self.c, name)
-        return self.tape.op(name, [copy, x], out, x.b, saves=[x, copy], product=True, flat=True)
+        return copy
+
+    def times(self, name: str, matrix: Tensor | int, x: Tensor, out: Size) -> Tensor:
+        """The product of `x` with one of an adapter's matrices, see `matrix`."""
+        adapter = self.run.adapter
+        assert adapter is not None
+        x = self.cast(x, self.c if self.autocast else adapter.b, name)
+        if isinstance(matrix, int):
+            return self.tape.op(name, [x], out, x.b, saves=[x], weight=matrix, product=True, flat=True)
+        return self.tape.op(name, [matrix, x], out, x.b, saves=[x, matrix], product=True, flat=True)
 
     def dropped_out(self, x: Tensor, name: str) -> Tensor:
         """Dropout of a model that trains: a new tensor and a mask of a byte an element."""

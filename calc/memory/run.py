@@ -43,6 +43,8 @@ WIDTHS: Mapping[Format, Widths] = {
 }
 # activations with an operation that autocast runs in fp32: a power, an exponential
 WIDENING = ("relu2", "gelu_new", "xielu")
+# the linears at the end of a block, which tensor parallelism cuts by inputs
+ROWWISE = frozenset({"o_proj", "down_proj", "dense", "c_proj", "fc2"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class Adapter:
 
     `reads`: bytes of an element to which inputs are cast, those of a weight where it is 0. `joined`: under FSDP 1
     adapters are parts of their layer's flat parameter, so that its other weights get gradients, too. `saved`: modules
-    trained whole beside them, in `saved_b` bytes.
+    trained whole beside them, in `saved_b` bytes. `dora`: each row of an adapted weight has a magnitude,
+    and the frozen weight multiplies once or, whether anything is dropped out or not, twice.
     """
 
     rank: int
@@ -62,6 +65,16 @@ class Adapter:
     joined: bool = False
     saved: tuple[str, ...] = ()
     saved_b: int = 2
+    dora: Literal["", "once", "twice"] = ""
+
+    @property
+    def widens(self) -> bool:
+        """True if, beside 4-bit weights under autocast, what a block adds to the stream is as wide as its magnitudes.
+
+        No cast follows there (peft 0.21 `tuners/lora/bnb.py`, `Linear4bit.forward`).
+        """
+        ends = isinstance(self.targets, str) or any(target in ROWWISE for target in self.targets)
+        return bool(self.dora) and self.b == 4 and ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ JOINED: Mapping[str, str] = {
 LATENT = {"q_proj": "linear_q_proj"}
 BY_INPUTS = ("linear_proj", "linear_fc2", "out_proj")  # linears that tensor-parallel ranks cut by their inputs
 UNCUT = ("linear_q_down_proj", "linear_kv_down_proj")
+PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")  # of an adapter; only DoRA has the last
 HEAD = "lm_head"  # a linear below no layer, which is adapted where it is named alone
 
 
@@ -118,11 +119,11 @@ def megatron_linears(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
 def adapter_matrices(
     arch: Architecture, spec: LayerSpec, rank: int, targets: str | Sequence[str], count: int = 1
 ) -> Iterator[Tensor]:
-    """LoRA's two matrices for each adapted linear of a layer of the kind `spec`, of which the model has `count`."""
+    """The parts of an adapter for each adapted linear of a layer of the kind `spec`, of which the model has `count`."""
     for linear in adapted(arch, spec, targets):
         kind = "expert" if linear.experts and arch.megatron else "linear"
-        for name, shape in zip("AB", shapes(arch, linear, rank), strict=True):
-            yield Tensor(f"{linear.name}.lora_{name}", shape, count * apart(arch, linear), kind, linear.kind)
+        for name, shape in zip(PARTS, shapes(arch, linear, rank), strict=False):
+            yield Tensor(f"{linear.name}.{name}", shape, count * apart(arch, linear), kind, linear.kind)
 
 
 def apart(arch: Architecture, linear: Linear) -> int:
@@ -130,12 +131,14 @@ def apart(arch: Architecture, linear: Linear) -> int:
     return 1 if arch.megatron else max(1, linear.experts)
 
 
-def shapes(arch: Architecture, linear: Linear, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of LoRA's two matrices beside a linear, as one rank holds them.
+def shapes(arch: Architecture, linear: Linear, rank: int) -> tuple[tuple[int, ...], ...]:
+    """The shapes of LoRA's two matrices beside a linear, as one rank holds them, and of DoRA's magnitudes.
 
     Megatron-Bridge's are layers of Megatron-core both: beside a linear cut by its outputs, or not at all, the first is
     cut by its own; beside one cut by its inputs the second (0.3.1 `peft/utils.py`, `ParallelLinearAdapter`).
     """
+    if arch.adapters == "scaled":
+        return (rank, linear.inputs), (linear.outputs, rank), (linear.outputs,)
     if arch.adapters != "shared":
         each = (linear.experts,) if linear.experts and arch.megatron else ()
         return (*each, rank, linear.inputs), (*each, linear.outputs, rank)

@@ -21,6 +21,7 @@ from calc.base.schema import InputError, closest, show, validator
 from calc.catalog.catalog import Catalog, CatalogError, load
 from calc.catalog.names import adapted
 from calc.frameworks import constraints
+from calc.frameworks.base import Framework
 from calc.frameworks.registry import FRAMEWORKS, framework, plan, refusal
 from calc.frameworks.releases import READ, bitsandbytes
 from calc.models.architecture import Architecture, ConfigError
@@ -91,6 +92,7 @@ NEUTRAL: Mapping[str, Any] = {
     "group_by_length": False,
     "lora.modules_to_save": (),
     "lora.init": "random",
+    "lora.dora": False,
     "optimizer_in_backward": False,
     "use_precision_aware_optimizer": False,
     "main_params_dtype": "fp32",
@@ -302,7 +304,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
     sees = "images.width" in values or values["vision_tower"]
     rules.tower_loads(values, model)
     rules.joined(values, given, padded=module.CHOICES.pads(values, model.architecture, model.seeing is not None))
-    modelled = partial(module.modelled, values=values | {"version": known})
+    modelled = partial(_modelled, module, values | {"version": known})
     architecture = modelled(model.reading(images=sees))
     values["model"], values["gpu"] = model.id, ""
     values["expandable_segments"] &= rules.maps_pages(vendor, str(values.get("versions.torch", "0")))
@@ -380,6 +382,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.saved_fault(scenario)
         or constraints.head_fault(scenario)
         or constraints.init_fault(scenario)
+        or constraints.dora_fault(scenario)
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)
@@ -460,10 +463,16 @@ def _lengths(given: Mapping[str, Any]) -> Lengths | None:
         raise Objection(str(error), "lengths") from None
 
 
+def _modelled(module: Framework, values: Mapping[str, Any], architecture: Architecture) -> Architecture:
+    """The model as the framework has it, and as its adapters are."""
+    found = module.modelled(architecture, values)
+    return replace(found, adapters="scaled") if values["lora.dora"] and values["method"] != "full" else found
+
+
 def _lora(values: Mapping[str, Any], architecture: Architecture) -> Lora | None:
     """The adapters, their targets checked against the model's layers."""
     if values["method"] == "full":
         return None
     targets = rules.adapters(architecture, values["lora.rank"], values["lora.targets"])
     how = values["lora.dtype"], values["lora.units"], tuple(values["lora.modules_to_save"]), values["lora.init"]
-    return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), *how)
+    return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), *how, values["lora.dora"])

@@ -66,7 +66,8 @@ class ScenarioError(InputError):
 class Lora:
     """Adapters beside frozen weights: `rank` r, the `targets` that get one, input `dropout`, format, FSDP unit.
 
-    `modules_to_save`: modules of which copies are trained whole. `init`: what adapters start from.
+    `modules_to_save`: modules of which copies are trained whole. `init`: what adapters start from. `dora`: each row of
+    an adapted weight has a magnitude, which is trained, too.
     """
 
     rank: int
@@ -76,6 +77,7 @@ class Lora:
     units: AdapterUnits
     modules_to_save: tuple[str, ...] = ()
     init: AdapterInit = "random"
+    dora: bool = False
 
     @property
     def modules(self) -> str | tuple[str, ...]:
@@ -518,7 +520,7 @@ class Scenario:
             data["lora"] = {
                 "rank": self.lora.rank, "targets": targets, "dropout": self.lora.dropout, "dtype": self.lora.dtype,
                 "units": self.lora.units, "modules_to_save": list(self.lora.modules_to_save),
-                "init": self.lora.init,
+                "init": self.lora.init, "dora": self.lora.dora,
             }  # fmt: skip
         for name in ("pipeline_layers", "recompute_modules"):
             data[name] = list(data[name]) if data[name] else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import assert_never
+from typing import Literal, assert_never
 
 from calc.base.ledger import Line, total
 from calc.base.plan import Exchange, Keeps, Role, Serving
@@ -159,7 +159,11 @@ def adapter_of(s: Scenario, role: Role) -> Adapter:
     saved = s.lora.modules_to_save
     # a copy in fp16 is made fp32: the loss scaler steps no fp16
     wide = 4 if s.precision == "fp16" or role.upcasts else FORMATS[s.layout][0]
-    return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, saved, wide)
+    # `base_result` came with peft 0.14 (tuners/lora/dora.py)
+    dora: Literal["", "once", "twice"] = ""
+    if s.lora.dora:
+        dora = "once" if at_least(s.versions.get("peft", "0.14"), "0.14") else "twice"
+    return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, saved, wide, dora)
 
 
 def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run:
@@ -173,7 +177,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         # nor does it square, exponentiate or run LayerNorm in bf16, and a 4-bit linear returns the type it is given
         # (bitsandbytes 0.50.2 nn/modules.py, Linear4bit.forward: inp_dtype), to be added to the stream
         widens = arch.activation in WIDENING and "activation" not in replaced(s.kernels, arch.family)
-        wide |= s.method == "qlora" and (widens or arch.norm == "layer")
+        wide |= s.method == "qlora" and (widens or arch.norm == "layer" or (adapter is not None and adapter.widens))
         precision = "autocast-wide" if wide else "autocast-bf16"
     return Run(
         arch=arch,

@@ -33,6 +33,7 @@ class Case:
     lora_targets: str = "all"  # all, or qv
     lora_dropout: float = 0.0
     lora_dtype: str = "same"  # same (as the base; beside four bits bf16), fp32
+    lora_dora: bool = False  # rows of adapted weights have magnitudes
     lora_units: str = "own"  # under FSDP 1: own (each adapter a unit, by PEFT's policy), layer (in its layer's)
     four_bits: bool = False  # the base's linears in NF4, made from 16-bit weights
     four_bit_experts: bool = False  # routed experts, too, each parameter of a layer's whole
@@ -207,6 +208,7 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "lora_targets": _pick(flat, "lora.targets", _TARGETS, "all-linear"),
             "lora_dropout": float(flat.get("lora.dropout", 0.0)),
             "lora_dtype": "fp32" if flat.get("lora.dtype") == "fp32" else "same",
+            "lora_dora": bool(flat.get("lora.dora", False)),
             "lora_units": flat.get("lora.units", "own"),
             "four_bits": flat.get("method") == "qlora",
             "four_bit_experts": bool(flat.get("quantize_moe_experts", False)),

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from bitsandbytes.autograd._functions import matmul_4bit
-from bitsandbytes.functional import QuantState
+from bitsandbytes.functional import QuantState, dequantize_4bit
 from bitsandbytes.nn import Linear4bit, parametrize
+from peft.tuners.lora import dora
 from torch import nn
 
 from .scratch import RULES, rounded
@@ -63,6 +64,11 @@ class FourBits(Linear4bit):
         return matmul_4bit(x.to(self.compute_dtype), self.weight, bias=bias, quant_state=self.quant_state).to(x.dtype)
 
 
+def unpacked(module: nn.Module) -> torch.Tensor:
+    """The weight of a linear, as PEFT's `dequantize_module_weight` has it, which looks for its state on the weight."""
+    return dequantize_4bit(module.weight, module.quant_state) if isinstance(module, FourBits) else module.weight
+
+
 def _product(a: torch.Tensor, packed: torch.Tensor, shape: list[int], *_: Any) -> int:
     """`_dequant_linear_fallback` (bitsandbytes `backends/cuda/ops.py`): the scales in fp32, the weight in a's type."""
     elements = shape[0] * shape[1]
@@ -99,6 +105,7 @@ def quantise_experts(model: Any) -> None:
 def quantise(model: Any, *, experts: bool = False) -> Any:
     """The model, frozen, with every linear except its head in 4 bits, and its routed `experts` if asked."""
     model.requires_grad_(False)
+    dora.dequantize_module_weight = unpacked
     if experts:
         quantise_experts(model)
     for parent in list(model.modules()):

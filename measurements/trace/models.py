@@ -110,6 +110,7 @@ def _adapters(case: Case, model: Any) -> Any:
         r=case.lora_r,
         lora_alpha=2 * case.lora_r,
         lora_dropout=case.lora_dropout,
+        use_dora=case.lora_dora,
         target_modules=targets,
         exclude_modules=outside,
         task_type=kinds.get(case.task, TaskType.CAUSAL_LM),

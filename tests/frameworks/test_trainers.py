@@ -492,6 +492,9 @@ def test_what_is_trained_at_the_ends_is_refused_where_it_is_not_modelled() -> No
             "lora.modules_to_save: given .lm_head. with shard",
         ),
         ("torchtune", {"lora": {"init": "olora"}}, "lora.init: given 'olora' with trainer torchtune"),
+        ("torchtune", {"lora": {"dora": True}}, "lora.dora: given true with trainer torchtune"),
+        ("unsloth", {"lora": {"dora": True}}, "lora.dora: given true with trainer unsloth"),
+        ("llamafactory", {"lora": {"dora": True}, "sharding": "zero3", "gpus": 2}, "true with sharding zero3"),
         ("torchtune", {"lora": saved}, "lora.modules_to_save: given .lm_head. with trainer torchtune"),
     ):
         with pytest.raises(ScenarioError, match=words):

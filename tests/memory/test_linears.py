@@ -561,3 +561,41 @@ def test_ranks_with_parts_of_the_sequence_gather_before_and_scatter_after_a_bloc
     check({s.name: terms(s.passing) for s in forward_of(made)}, PIECES)
     check({s.name: terms(s.passing) for s in backward_of(made)}, PIECES_BACKWARD)
     assert terms(made.saved()) == form("10h + 2q + 4kv + 4H + 2o + 8i + 4")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "closed_form"),
+    [
+        # beside LoRA's 12h + 4q + 4kv + 8i + 4H + 8 + 14r both factors of two products for each of the seven linears,
+        # the linear's own output and B's, 4 bytes for each of 2h + q + 2kv + 2i outputs
+        (Adapter(64, "all-linear", False, 2, dora="once"), "20h + 8q + 12kv + 16i + 4H + 8 + 14r"),
+        # fp32 adapters with dropout, beside 33h + 9q + 4kv + 11i + 4H + 8 + 28r: 8 bytes for each output, as the frozen
+        # weight multiplies in fp32, too
+        (Adapter(64, "all-linear", True, 4, dora="once"), "49h + 17q + 20kv + 27i + 4H + 8 + 28r"),
+        # peft 0.13 multiplies the frozen weight twice without dropout, too: the same but for the seven masks
+        (Adapter(64, "all-linear", False, 4, dora="twice"), "44h + 16q + 20kv + 26i + 4H + 8 + 28r"),
+    ],
+)
+def test_a_llama_layer_with_dora_keeps_both_factors_of_what_scales_its_rows(adapter: Adapter, closed_form: str) -> None:
+    """peft 0.21 `tuners/lora/dora.py`, `DoraLinearLayer.forward`; records of traces agree to 0.01 %."""
+    kept = terms(tape("llama-3-8b", **frozen(adapter)).saved(), arch("llama-3-8b"))
+    assert kept[0] == form(closed_form)[0]
+
+
+def test_dora_keeps_the_frozen_weight_in_fp32_where_it_multiplies_what_is_dropped_out() -> None:
+    """Seven weights of 4 bytes, and of each output the norm, the magnitude over it and that less one, 4 bytes each."""
+    fixed = tape("llama-3-8b", **frozen(Adapter(64, "all-linear", True, 4, dora="once"))).saved().fixed
+    outputs = 2 * 4096 + 4096 + 2 * 1024 + 2 * 14336
+    assert fixed.pop("") == 12 * outputs
+    linears = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert fixed == {f"W_{name}": 4 for name in linears}
+
+
+def test_dora_trains_a_magnitude_for_each_row_beside_the_two_matrices() -> None:
+    """Llama 3 8B, rank 1: 2·(h + q) + 2·(h + kv) + 3·(h + i) as LoRA has, and an output each more."""
+    a = replace(arch("llama-3-8b"), adapters="scaled")
+    rows = 32 * (2 * 4096 + 4096 + 2 * 1024 + 2 * 14336)
+    assert lora_parameters(a, 1, "all-linear") == lora_parameters(arch("llama-3-8b"), 1, "all-linear") + rows
+    run = Run(a, **frozen(Adapter(16, "all-linear", False, 2, dora="once")))
+    made = sum(backward_of(Program(run, spec).layer())[-1].gradients * n for spec, n in layer_kinds(a))
+    assert made == lora_parameters(a, 16, "all-linear")

@@ -309,10 +309,11 @@ def test_steps_take_what_their_traces_say(tmp_path: Path) -> None:
 
 
 IMAGE = {"width": 448, "height": 448}
+ADAPTED = {"images": {**IMAGE, "count": 2, "freeze": "none"}, "method": "lora", "lora": {"rank": 16, "dtype": "bf16"}}
 WAYS: tuple[dict[str, Any], ...] = (
     {"images": IMAGE},
     {"images": {**IMAGE, "freeze": "tower"}, "checkpointing": "full"},
-    {"images": {**IMAGE, "count": 2, "freeze": "none"}, "method": "lora", "lora": {"rank": 16, "dtype": "bf16"}},
+    ADAPTED,
 )
 
 
@@ -326,15 +327,16 @@ SIZED = {"gemma4": {"width": 768, "height": 768}}  # whose images are enlarged t
 NAMED: dict[str, dict[str, Any]] = {"glm4v_moe": TOWARDS_TEXT, "llama4": TOWARDS_TEXT}
 
 
-def test_steps_with_images_take_what_their_traces_say(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", range(len(WAYS)))
+def test_steps_with_images_take_what_their_traces_say(way: int, tmp_path: Path) -> None:
     scenarios = []
     for family in TOWERED:
         path = tmp_path / f"{family}.json"
         path.write_text(json.dumps(seeing(family)))
         job = {"gpu": "h200", "model": str(path), "task": "sft", "framework": "torch", "seq_len": 1024}
         job |= {"precision": "bf16", "optimizer": "sgd", "optimizer_impl": "fused", "attention": "sdpa"}
-        ways = (*WAYS[:2], NAMED.get(family, WAYS[2]))
-        scenarios += [job | way | {"images": way["images"] | SIZED.get(family, {})} for way in ways]
+        own = NAMED.get(family, ADAPTED) if WAYS[way] is ADAPTED else WAYS[way]
+        scenarios.append(job | own | {"images": own["images"] | SIZED.get(family, {})})
     traced = answers("-m", "measurements.trace", "--batch", "-", given=lines(scenarios))
     for scenario, record in zip(scenarios, traced, strict=True):
         assert "error" not in record, (scenario["model"], record)

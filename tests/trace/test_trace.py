@@ -139,11 +139,12 @@ def stored() -> dict[str, dict]:
     return {record["id"]: record for record in map(json.loads, lines)}
 
 
-def test_stored_records_are_traced_again_to_the_byte() -> None:
-    records = stored()
-    batch = "".join(json.dumps(records[case]["scenario"]) + "\n" for case in CASES)
+@pytest.mark.parametrize("half", range(2))
+def test_stored_records_are_traced_again_to_the_byte(half: int) -> None:
+    records, cases = stored(), CASES[half::2]
+    batch = "".join(json.dumps(records[case]["scenario"]) + "\n" for case in cases)
     peaks = [answer["total_peak_bytes"] for answer in answers("-m", "measurements.trace", "--batch", "-", given=batch)]
-    assert peaks == [records[case]["measured_bytes"] for case in CASES]
+    assert peaks == [records[case]["measured_bytes"] for case in cases]
 
 
 @pytest.mark.parametrize(
