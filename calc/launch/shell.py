@@ -244,6 +244,8 @@ def common_notes(s: Scenario) -> Iterator[str]:
         yield f"sequences of {mean} tokens on average, {longest} at most: your data's, which no flag sets"
     elif s.expected_len != s.seq_len:
         yield f"expected_len {s.expected_len} is the mean length of your data, which no flag sets"
+    if fullest := s.rollout and s.rollout.fullest_len:
+        yield f"rollout.fullest_len {fullest} is the mean length in the fullest micro batch, which no flag sets"
     if s.vision_tower:
         yield "vision_tower true: the class that your trainer loads decides, such as AutoModelForImageTextToText"
     if s.checkpoint_gb:

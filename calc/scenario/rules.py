@@ -182,6 +182,13 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         if not least <= response <= most:
             allowed = f"{least} to {most}, a part of expected_len = {expected}"
             raise Objection(Refusal("rollout.expected_len", response, allowed))
+    if fullest := values.get("rollout.fullest_len"):
+        if not values["packing"] or values["max_tokens_per_gpu"]:
+            padded = "max_tokens_per_gpu" if values["max_tokens_per_gpu"] else "batches that are padded"
+            allowed = "null, or where padding is removed from micro batches of so many sequences"
+            raise Objection(Refusal("rollout.fullest_len", f"{fullest} with {padded}", allowed))
+        if not expected <= fullest <= cap:
+            raise Objection(Refusal("rollout.fullest_len", fullest, f"{expected} to {cap}"))
 
 
 def tower_of(architecture: Architecture) -> Tower:

@@ -119,7 +119,8 @@ class Rollout:
     dynamic, as many as `max_tokens_per_gpu` hold, by default the actor's. `v0`: vLLM's first engine runs, where a
     release has two. `max_model_len` is None if the framework decides, `max_num_seqs` and `max_num_batched_tokens` are
     None if vLLM does. `layered_summon`: adapters are gathered for the engine a layer at a time. `expected_len` is the
-    mean length of a response, None where it is not known.
+    mean length of a response, `fullest_len` that of the sequences in the fullest micro batch, prompts included; None
+    where they are not known.
     """
 
     engine: Generates
@@ -136,6 +137,7 @@ class Rollout:
     layered_summon: bool
     batch: int
     expected_len: int | None
+    fullest_len: int | None
     gpus: int
 
     @property
@@ -370,13 +372,15 @@ class Scenario:
     def held_len(self, rows: int) -> int:
         """Tokens of a sequence, padding included, in the fullest batch of `rows`, the whole batch over `rows`.
 
-        Without padding each has its mean length, unless `lengths` say how full the fullest batch is; else each is
-        padded to the longest. A dynamic batch is no fuller than its bound, but for a single sequence that is longer.
+        Without padding each has its mean length, unless `lengths` or `rollout.fullest_len` say how full the fullest
+        batch is; else each is padded to the longest. A dynamic batch is no fuller than its bound, but for a single
+        sequence that is longer.
         """
         if not self.unpadded:
             return self.longest_len
         if self.lengths is None:
-            return self.expected_len
+            known = self.rollout and not self.max_tokens_per_gpu and self.rollout.fullest_len
+            return known or self.expected_len
         if self.max_tokens_per_gpu:
             return max(self.expected_len, -(-self.longest_len // rows))
         return -(-fullest(self.lengths, self.seq_len, rows) // rows)

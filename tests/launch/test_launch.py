@@ -259,6 +259,7 @@ CHANGES: dict[str, Any] = {
     "rollout.max_model_len": 4096, "rollout.max_num_seqs": 512, "rollout.max_num_batched_tokens": 4096,
     "rollout.max_tokens_per_gpu": {"max_tokens_per_gpu": 16_384, "rollout.max_tokens_per_gpu": 32_768},
     "rollout.gpus": 6, "gpus_per_node": 4, "rollout.expected_len": 99,
+    "rollout.fullest_len": {"expected_len": 99, "rollout.fullest_len": 199},
     "cpu_threads": 7, "expandable_segments": "other", "pinned_max_round_threshold_mb": 64,
     "placement": {"placement": "separate", "rollout.gpus": 4},
     "context_parallel": {"context_parallel": 2, "packing": True, "attention": "flash"},
@@ -325,8 +326,8 @@ def test_every_field_of_a_scenario_is_tried() -> None:
 
 # What only a note says, whatever the framework
 NOTED = {
-    "expected_len", "rollout.expected_len", "logprob", "lora.dtype", "lora.init", "versions.transformers",
-    "roles.reference.attention",
+    "expected_len", "rollout.expected_len", "rollout.fullest_len", "logprob", "lora.dtype", "lora.init",
+    "versions.transformers", "roles.reference.attention",
 }  # fmt: skip
 
 

@@ -274,6 +274,16 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"prompt_len": 512, "response_len": 512, "expected_len": 600, "rollout.expected_len": 87},
         "rollout.expected_len: given 87, allowed: 88 to 512, a part of expected_len = 600",
     ),
+    "a fullest micro batch below the mean": (
+        GRPO,
+        {"prompt_len": 512, "response_len": 512, "expected_len": 600, "rollout.fullest_len": 599, "packing": True},
+        "rollout.fullest_len: given 599, allowed: 600 to 1024",
+    ),
+    "a fullest micro batch with padding": (
+        GRPO,
+        {"prompt_len": 512, "response_len": 512, "rollout.fullest_len": 1024, "packing": False},
+        "rollout.fullest_len: given 1024 with batches that are padded, allowed: null, or where padding is removed",
+    ),
     "a mean beyond the cap": (
         GRPO,
         {"prompt_len": 512, "response_len": 512, "expected_len": 1025},

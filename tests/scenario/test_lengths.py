@@ -216,6 +216,16 @@ def test_a_dynamic_batch_holds_its_bound_or_one_longer_sequence() -> None:
     assert s.held_len(1) == 4000
 
 
+def test_a_micro_batch_of_rl_is_as_full_as_the_fullest_that_is_known() -> None:
+    """The mean of all counts for time alone."""
+    job = {"model": "llama-3.2-1b", "task": "grpo", "framework": "verl", "gpu": "h100-sxm", "gpus": 2, "packing": True}
+    job |= {"prompt_len": 1024, "response_len": 512, "expected_len": 549}
+    mean, known = parse(job), parse({**job, "rollout.fullest_len": 709})
+    assert (mean.held_len(32), known.held_len(32)) == (549, 709)
+    assert mean.computed_len(32) == known.computed_len(32) == 549
+    assert parse(known.as_dict()) == known
+
+
 def test_a_scenario_says_its_lengths_again(tmp_path: Any) -> None:
     """As given, from a file, and read back from the estimate's own scenario."""
     file = tmp_path / "lengths.yaml"

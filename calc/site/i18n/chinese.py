@@ -1098,6 +1098,9 @@ COMMANDS = {
     "expected_len {n#} is the mean length of your data, which no flag sets": (
         "expected_len {n} 是您数据的平均长度，没有参数可设"
     ),
+    "rollout.fullest_len {n#} is the mean length in the fullest micro batch, which no flag sets": (
+        "rollout.fullest_len {n} 是最满的微批次里的平均长度，没有参数可设"
+    ),
     "{field!}: {framework!} has no flag for it, and runs {value!}": (
         "{field}：{framework} 没有这个参数，运行时为 {value}"
     ),
@@ -1215,6 +1218,11 @@ CALCULATOR = {
     "as their caps are. Alone it says expected_len, with prompts of prompt_len.": (
         "回答的平均长度（token）；不给定时，expected_len 按提示与回答的上限之比分给两者。"
         "单独给定时，expected_len 取 prompt_len 加上它。"
+    ),
+    "Mean length of the sequences in the fullest micro batch of a run, prompts and responses together, in tokens, "
+    "where padding is removed and a micro batch is a count; expected_len when absent.": (
+        "去掉填充且微批次以条数计时，一次运行中最满的微批次里序列的平均长度（提示加回答，token）；"
+        "不填则为 expected_len。"
     ),
     "Mean real length of a sequence, in tokens, where padding is removed or batches are packed; the cap when absent, "
     "or what lengths say. With max_tokens_per_gpu a forward pass holds max_tokens_per_gpu / expected_len sequences of "
