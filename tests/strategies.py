@@ -53,6 +53,7 @@ OPTIONAL: dict[str, st.SearchStrategy[Any]] = {
     "lora.targets": st.one_of(st.just("all-linear"), st.just(["o_proj"]), st.just(["down_proj", "o_proj"])),
     "lora.dropout": st.sampled_from((0, 0.0, 0.05, 0.5)),
     "lora.dtype": st.sampled_from(("fp32", "bf16")),
+    "lora.dora": st.booleans(),
     "versions.transformers": st.sampled_from(("4.44", "4.48", "4.57")),
 }
 

@@ -74,7 +74,7 @@ def needed(group: Group) -> int:
 
 def _job(e: Estimate) -> Iterator[str]:
     s = e.scenario
-    adapters = f" of rank {s.lora.rank}" if s.lora else ""
+    adapters = f" of rank {s.lora.rank}" + ", DoRA" * s.lora.dora if s.lora else ""
     yield (
         f"{s.model}, {s.task}, {s.method}{adapters}, {runs(s)}, {s.precision}, "
         f"{', '.join([f'sharding {s.sharding}', *degrees(s)])}, {s.gpus} x {s.gpu}, "

@@ -686,7 +686,7 @@ def dora_fault(s: Scenario) -> Refusal | None:
         "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),
     }
     found = next((place for place, given in barred.items() if given), None)
-    return Refusal("lora.dora", f"true with {found}", "false; not modelled together") if found else None
+    return Refusal("lora.dora", f"true with {found}", "false; not modelled there") if found else None
 
 
 def mask_fault(s: Scenario) -> Refusal | None:
