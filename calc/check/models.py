@@ -45,7 +45,7 @@ ROPE: Mapping[str | None, tuple[str, ...]] = {
 # families whose classes are not named as their model_type is, and the names' beginnings
 CLASSES = {
     "bailing_moe": "bailingmoe", "gpt2": "gpt2lmhead", "hunyuan_v1_dense": "hunyuandensev1for",
-    "hunyuan_v1_moe": "hunyuanmoev1for", "nemotron-nas": "decilmfor",
+    "hunyuan_v1_moe": "hunyuanmoev1for", "mllama_text_model": "mllamafor", "nemotron-nas": "decilmfor",
 }  # fmt: skip
 
 

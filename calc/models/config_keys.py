@@ -232,6 +232,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "eoi_token_id", "video_token_id", "vision_soft_tokens_per_image", "audio_soft_tokens_per_image",
     )),
     "gemma3": (*_IMAGES, "boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index", "mm_tokens_per_image"),
+    "mllama": _IMAGES,
     "mistral3": (
         *_IMAGES, "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer",
     ),
