@@ -66,6 +66,7 @@ def adapted(form: str) -> bool:
 def words(name: str) -> str:
     """The words and numbers of a name without the organisation, case and punctuation aside: `llama 3.1 8b`."""
     last = name.rpartition("/")[2].casefold().replace("+", " plus ")  # Command R+
+    last = re.sub(r"(?<=[a-z0-9])_(?=[0-9]+b(?![a-z0-9]))", " ", last)  # the 8B of Qwen3_8B is a size
     # Llama-3_1 is Llama 3.1, and ModelScope keeps Qwen2.5 in a folder Qwen2___5
     last = re.sub(r"(?<=[0-9])_{1,3}(?=[0-9])", ".", last)
     return " ".join(_WORD.findall(last))

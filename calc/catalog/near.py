@@ -54,6 +54,21 @@ SPEAKS = tuple(
         r"molmo2[ _-]8b": "qwen3-8b",
         r"molmo2[ _-]4b": "qwen3-4b",
         r"mistral[ _-]?medium[ _-]?3[._]5": "devstral-2-123b",
+        r"phi-?4-multimodal": "phi-4-mini",
+        r"ovis[ _-]?2[._]5[ _-]9b": "qwen3-8b",
+        r"ovis[ _-]?2[._]5[ _-]2b": "qwen3-1.7b",
+        r"ovis[ _-]?2[ _-]8b": "qwen2.5-7b",
+        r"keye[ _-]vl(?:[ _-]1[._]5)?[ _-]8b": "qwen3-8b",
+        r"llava[ _-]onevision[ _-]1[._]5[ _-]8b": "qwen3-8b",
+        r"llava[ _-]onevision[ _-]1[._]5[ _-]4b": "qwen3-4b",
+        r"llava[ _-]video[ _-]7b": "qwen2-7b",
+        r"nemotron[ _-]nano[ _-](?:12b[ _-])?(?:v2[ _-])?vl": "nemotron-nano-12b-v2",
+        r"glm[ _-]?4v[ _-]9b": "glm-4-9b",
+        r"command[ _-]a[ _-]vision": "command-a",
+        r"minicpm[ _-]llama3[ _-]v": "llama-3-8b",
+        r"deepseek[ _-]vl[ _-]7b": "deepseek-llm-7b",
+        r"yi[ _-]vl[ _-]6b": "yi-6b",
+        r"yi[ _-]vl[ _-]34b": "yi-34b",
     }.items()
 )
 UNMODELLED = tuple(

@@ -323,6 +323,27 @@ TYPED = {
     "nvidia/Llama-3_1-Nemotron-Ultra-253B-v1": "nemotron-ultra-253b",
     "tokyotech-llm/Llama-3.1-Swallow-8B-Instruct-v0.3": "llama-3.1-8b",
     "elyza/ELYZA-japanese-Llama-2-7b": "llama-2-7b",
+    "Qwen/Qwen3-VL-Embedding-2B": "qwen3-vl-2b",
+    "Qwen/Qwen3-VL-Reranker-8B": "qwen3-vl-8b",
+    "Kwaipilot/KAT-Dev-32B": "qwen3-32b",
+    "QWEN3_8B": "qwen3-8b",
+    "Llama_3.2_3B_Instruct": "llama-3.2-3b",
+    "jinaai/ReaderLM-v2": "qwen2.5-1.5b",
+    "katanemo/Arch-Router-1.5B": "qwen2.5-1.5b",
+    "Salesforce/SFR-Embedding-Mistral": "mistral-7b-v0.1",
+    "BAAI/bge-multilingual-gemma2": "gemma-2-9b",
+    "Gryphe/MythoMax-L2-13b": "llama-2-13b",
+    "OpenRLHF/Llama-3-8b-rm-700k": "llama-3-8b",
+    "m42-health/Llama3-Med42-8B": "llama-3-8b",
+    "hfl/chinese-mixtral": "mixtral-8x7b",
+    "microsoft/Phi-4-multimodal-instruct": "phi-4-mini",
+    "AIDC-AI/Ovis2.5-9B": "qwen3-8b",
+    "Kwai-Keye/Keye-VL-8B-Preview": "qwen3-8b",
+    "lmms-lab/LLaVA-OneVision-1.5-8B-Instruct": "qwen3-8b",
+    "nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16": "nemotron-nano-12b-v2",
+    "CohereLabs/command-a-vision-07-2025": "command-a",
+    "meta-llama/Llama-3.2-90B-Vision-Instruct": "llama-3.2-90b-vision",
+    "unsloth/Llama-3.2-11B-Vision-Instruct-unsloth-bnb-4bit": "llama-3.2-11b-vision",
     "elyza/ELYZA-japanese-Llama-2-7b-fast": "",
     "hfl/chinese-alpaca-2-7b": "chinese-alpaca-2-7b",
     "t-tech/T-pro-it-2.0": "qwen3-32b",
@@ -343,18 +364,18 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 306
+    assert len(TYPED) == 327
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
     """However it is spelled; and the model that it looks like is still found."""
     catalog = load()
     with pytest.raises(CatalogError) as caught:
-        catalog.model("unsloth/phi-4-multimodal-instruct-bnb-4bit")
+        catalog.model("unsloth/nemotron-3-nano-omni-30b-a3b-reasoning")
     assert str(caught.value) == (
-        "model: given 'unsloth/phi-4-multimodal-instruct-bnb-4bit', not phi-4: it reads images and sound, which is not "
-        "modelled; its language model has the shapes of phi-4-mini; allowed: a path to its config.json, or another "
-        "model"
+        "model: given 'unsloth/nemotron-3-nano-omni-30b-a3b-reasoning', not nemotron-3-nano-30b-a3b: it reads images "
+        "and sound, too, which is not modelled; its language model is of the build of nemotron-3-nano-30b-a3b; "
+        "allowed: a path to its config.json, or another model"
     )
     for model in catalog.models.values():
         assert catalog.model(model.hf.partition("/")[2]) is catalog.model(model.name) is model
