@@ -47,7 +47,7 @@ _ACTIVE = re.compile(r"(?<=b) a [0-9.]+b")  # the parameters that are active for
 # quantised checkpoints (AWQ, GPTQ, GGUF with its kinds, compressed-tensors, MLX, EXL2 and 3).
 _STORED = re.compile(
     r"(?<![^\W_])(?:quantized\.|ud-)?(awq|gptq|gguf|(?:nv|mx)?fp[48]|int[48]|w[0-9]+a[0-9]+|[2-8]bits?|i?q[2-8](?:_[a-z0-9]+)*|exl[23]|mlx"
-    r"|aqlm|hqq|autoround|compressed-tensors)(?![^\W_])(?:[-_]dynamic|-[2-8]b-[0-9]+g)?",
+    r"|aqlm|hqq|autoround|compressed-tensors)(?![^\W_])(?:[-_]dynamic|-[2-8]b-[0-9]+g|-v[0-9])?",
     re.ASCII,
 )
 # Those of 4 bits in which PEFT leaves the weights beside an adapter (0.21 `tuners/lora/{awq,gptq}.py`; Transformers

@@ -154,7 +154,7 @@ UNMODELLED = tuple(
         r"docowl|emu3": _NO_TOWER,
         r"[a-z0-9.]+[ _-]vl[0-9]*[ _-]?[0-9a-z.]*|internvl2|internvl-chat|internlm-xcomposer[0-9a-z.]*|"
         r"video-?llama[0-9]*|granite[ _-]docling": _NO_TOWER,
-        r"vibevoice|midashenglm|voxtral|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|orpheus|csm-1b": _SOUND,
+        r"vibevoice|midashenglm|voxtral|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|csm-1b": _SOUND,
         r"(?:flan-?|m|u|by|code|long)?t5|t5gemma|aya-101|bart|mbart|pegasus|nllb": "has an encoder beside its decoder, "
         "which is not modelled; decoders of every size are, from qwen3-0.6b on",
         r"(?:modern|distil|ro|al|de|electra)?bert[a-z]*|deberta|roberta|bge|[a-z0-9.]*embedding|"
