@@ -545,7 +545,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": Family(
         dict(num_attention_heads=8, num_key_value_heads=4, vocab_size=262208, hidden_activation="gelu_pytorch_tanh",
              sliding_window=4096, sliding_window_pattern=6, attn_logit_softcapping=None, final_logit_softcapping=None,
-             **_GEMMA | dict(max_position_embeddings=131072)),
+             use_bidirectional_attention=False, **_GEMMA | dict(max_position_embeddings=131072)),
         dict(norms=_SANDWICH, norm_fp32=True, qk_norm="heads"), biases=_ATTENTION, window="period", spelled=_GELU,
     ),
     "gemma3n_text": Family(

@@ -238,7 +238,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         facts["shared_fp32"] = read.boolean("enable_moe_fp32_combine")
     if "mup_enabled" in family.defaults:
         facts["embedding_scaled"] = read.boolean("mup_enabled")
-    if read.value("use_bidirectional_attention") is True:  # a mask of the window is made however short sequences are
+    if read.known("use_bidirectional_attention") and read.boolean("use_bidirectional_attention"):
+        # a mask of the window is made however short sequences are
         facts["windows_masked"] = True
     if "lm_head_bias" in family.defaults:
         facts["head_bias"] = read.boolean("lm_head_bias")
