@@ -116,6 +116,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "qk_norm", "route_norm", "router_scaling_factor",
     ),
     "youtu": ("embedding_initializer_range", "head_dim", "mlp_bias", "qk_head_dim", "rope_interleave"),
+    "minicpm": ("dim_model_base", "mup_denominator", "pretraining_tp", "scale_depth", "scale_emb"),
     "minicpm3": ("dim_model_base", "head_dim", "pretraining_tp", "scale_depth", "scale_emb"),
     "mistral4": (*_DEEPSEEK, "head_dim", "qk_head_dim"),
     "minimax": (

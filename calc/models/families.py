@@ -699,6 +699,13 @@ FAMILIES: dict[str, Family] = {
         dict(num_key_value_heads=16, max_position_embeddings=131072, tie_word_embeddings=True, v_head_dim=128, **_MLA),
         biases=_ATTENTION, mla=True,
     ),
+    # modeling_minicpm.py beside the weights of MiniCPM-2B and MiniCPM4-8B: Llama's layers of Transformers 4.36, whose
+    # cos, sin and rotation are fp32; what is divided before the head is as wide as a state
+    "minicpm": Family(
+        dict(max_position_embeddings=2048, tie_word_embeddings=True, attention_bias=False),
+        dict(residual_scaled=True, embedding_scaled=True, rotation="fp32", repeated=True, cached_bytes=4),
+        biases=_ATTENTION, own_tables=True,
+    ),
     "minicpm3": Family(
         dict(num_key_value_heads=40, max_position_embeddings=32768, tie_word_embeddings=True, v_head_dim=64,
              **_MLA | dict(q_lora_rank=768, kv_lora_rank=256, qk_nope_head_dim=64, qk_rope_head_dim=32)),

@@ -272,7 +272,14 @@ TYPED = {
     "Qwen-14B": "qwen1.5-14b",
     "qwen-72b-chat": "qwen1.5-72b",
     "openbmb/MiniCPM3-4B": "minicpm3-4b",
-    "openbmb/MiniCPM4-8B": "",
+    "openbmb/MiniCPM4-8B": "minicpm4-8b",
+    "openbmb/MiniCPM4.1-8B": "",
+    "openbmb/MiniCPM-2B-sft-bf16": "minicpm-2b",
+    "canopylabs/orpheus-3b-0.1-ft": "orpheus-3b",
+    "unsloth/embeddinggemma-300m": "embeddinggemma-300m",
+    "QVQ-72B": "qwen2-vl-72b",
+    "openhermes": "openhermes-2.5-mistral-7b",
+    "nvidia/DeepSeek-R1-0528-NVFP4-v2": "deepseek-v3",
     "XiaomiMiMo/MiMo-VL-7B-SFT-2508": "mimo-vl-7b",
     "mimo-vl-7b-rl": "mimo-vl-7b",
     "mimo-vl": "mimo-vl-7b",
@@ -364,7 +371,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 327
+    assert len(TYPED) == 334
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:

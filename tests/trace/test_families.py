@@ -122,6 +122,7 @@ APART = (
     "bailing_moe",
     "bailing_moe_lite",
     "deepseek",
+    "minicpm",
     "mistral4",
     "nemotron-nas",
     "kimi_vl",
