@@ -190,8 +190,13 @@ def tower_of(architecture: Architecture, spoken: bool) -> Tower:
     `spoken`: see `calc.catalog.catalog.Catalog.spoken`.
     """
     if architecture.vision is None:
-        which = "whose part for images is not modelled" if spoken else "without a vision tower"
-        raise Objection(Refusal("images", f"for a model {which}", "with one, such as qwen2.5-vl-7b"))
+        if spoken:
+            raise Objection(
+                Refusal(
+                    "images", "for a model whose part for images is not modelled", "with one, such as qwen2.5-vl-7b"
+                )
+            )
+        raise Objection(Refusal("images", "for a model without a vision tower", "with one, such as qwen2.5-vl-7b"))
     return architecture.vision
 
 
