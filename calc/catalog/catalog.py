@@ -23,7 +23,7 @@ from calc.base.refusal import Refusal
 from calc.base.schema import InputError, closest, show, validator
 from calc.base.units import MiB
 from calc.catalog.names import Names, names
-from calc.catalog.near import elsewhere, meant, unmodelled
+from calc.catalog.near import elsewhere, meant, speaks, unmodelled
 from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.families import SEEING
 from calc.models.hf_config import from_config
@@ -125,6 +125,7 @@ class Model:
     `unlike` maps names that look like this model's to what sets their models apart. `seeing`: the architecture of the
     same checkpoint with its vision tower, where `architecture` is the language model alone; `vision` are the fields
     of the config.json around that model's. `makes`: `embeddings`, or `yes or no`, where it is no text.
+    `text_alone`: it reads images, by a part that is not modelled.
     A model read from a path has the path as `id`, `name` and `source`, and no `published_parameters`.
     """
 
@@ -143,6 +144,7 @@ class Model:
     seeing: Architecture | None = None
     published_seeing: int | None = None  # parameters of the checkpoint with its vision tower
     makes: str = ""
+    text_alone: bool = False
 
     def reading(self, *, images: bool) -> Architecture:
         """The architecture of a job that reads images, or text alone."""
@@ -211,8 +213,9 @@ class Catalog:
     def model(self, name: str) -> Model:
         """The model with this id or name, as it is listed or spelled alike, or at this path to a config.json.
 
-        Of a quantised checkpoint's name it is the model of whose weights that was made, and of a name with another's
-        name and size inside, which nothing says to be of other shapes, that other. CatalogError `model: …` for an
+        Of a quantised checkpoint's name it is the model of whose weights that was made, of one whose tower alone is
+        not modelled that of its language model's shapes, and of a name with another's name and size inside, which
+        nothing says to be of other shapes, that other. CatalogError `model: …` for an
         unknown name; for a config it names file and field.
         """
         if (listed := self.names.listed.get(name.casefold())) is not None:
@@ -232,6 +235,8 @@ class Catalog:
         if sizes := self.names.sizes(name):
             refusal = Refusal("model", show(name), f"{allowed}; did you mean {', '.join(map(repr, sizes))}?")
             raise CatalogError(str(refusal), refusal)
+        if spoken := speaks(name):
+            return self.models[spoken]
         if why := unmodelled(name):
             allowed = "a path to its config.json, or another model"
             raise CatalogError(f"model: given {show(name)}, which {why}; allowed: {allowed}", field="model")
@@ -246,6 +251,10 @@ class Catalog:
         """True for a name that says by another's inside it alone which shapes its model has."""
         listed = name.casefold() in self.names.listed or name.endswith(".json") or os.path.isdir(name)
         return not (listed or self.names.alike(name) or self.names.quantised(name))
+
+    def spoken(self, name: str) -> bool:
+        """True for the name of a model that reads images, of which the language model alone is described here."""
+        return self.model(name).text_alone or (self.tuned(name) and speaks(name) != "")
 
     def unquantised(self, name: str) -> None:
         """Refuses, with a CatalogError `model: …`, the name of a checkpoint whose weights are not trained but read."""
@@ -496,6 +505,7 @@ def _model(record: _Record) -> Model:
         config=data["config"],
         unlike=data.get("unlike", {}),
         makes=data.get("makes", ""),
+        text_alone=data.get("text_alone", False),
         **_vision(data, f"{record.where}: vision."),
     )
 

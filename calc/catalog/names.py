@@ -47,7 +47,7 @@ _ACTIVE = re.compile(r"(?<=b) a [0-9.]+b")  # the parameters that are active for
 # quantised checkpoints (AWQ, GPTQ, GGUF with its kinds, compressed-tensors, MLX, EXL2 and 3).
 _STORED = re.compile(
     r"(?<![^\W_])(?:quantized\.|ud-)?(awq|gptq|gguf|(?:nv|mx)?fp[48]|int[48]|w[0-9]+a[0-9]+|[2-8]bits?|i?q[2-8](?:_[a-z0-9]+)*|exl[23]|mlx"
-    r"|aqlm|hqq|autoround|compressed-tensors)(?![^\W_])(?:[-_]dynamic|-[2-8]b-[0-9]+g)?",
+    r"|aqlm|hqq|autoround|compressed-tensors)(?![^\W_])(?:[-_]dynamic|-[2-8]b-[0-9]+g|-v[0-9])?",
     re.ASCII,
 )
 # Those of 4 bits in which PEFT leaves the weights beside an adapter (0.21 `tuners/lora/{awq,gptq}.py`; Transformers
@@ -66,6 +66,7 @@ def adapted(form: str) -> bool:
 def words(name: str) -> str:
     """The words and numbers of a name without the organisation, case and punctuation aside: `llama 3.1 8b`."""
     last = name.rpartition("/")[2].casefold().replace("+", " plus ")  # Command R+
+    last = re.sub(r"(?<=[a-z0-9])_(?=[0-9]+b(?![a-z0-9]))", " ", last)  # the 8B of Qwen3_8B is a size
     # Llama-3_1 is Llama 3.1, and ModelScope keeps Qwen2.5 in a folder Qwen2___5
     last = re.sub(r"(?<=[0-9])_{1,3}(?=[0-9])", ".", last)
     return " ".join(_WORD.findall(last))

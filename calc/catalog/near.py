@@ -39,25 +39,41 @@ _IMAGES = "reads images, and its vision tower is not modelled"
 _NO_TOWER = f"{_IMAGES}; those of qwen3-vl-8b and gemma-3-12b are"
 _BESIDE = "whose code lies beside its weights"
 _SOUND = "hears or speaks, which is not modelled; qwen2.5-omni-3b and qwen2.5-omni-7b are, without sound"
-_CROSS = "reads images through layers of cross-attention, which are not modelled"
-# Models that read images and whose language model has the shapes of one of the catalog.
-_SPEAKS = {
-    r"lfm2[.0-9]*[ _-]vl[ _-]450m": "lfm2-350m",
-    r"lfm2[.0-9]*[ _-]vl[ _-]1\.6b": "lfm2-1.2b",
-    r"lfm2[.0-9]*[ _-]vl[ _-]3b": "lfm2-2.6b",
-    r"molmo[ _-]7b[ _-]d": "qwen2-7b",
-    r"intern[ _-]?s1[ _-]mini": "qwen3-8b",
-    r"intern[ _-]?s1": "qwen3-235b-a22b",
-    r"internvl[ _-]?3[ _-]9b": "internlm3-8b",
-    r"internvl[ _-]?3[._]5[ _-]241b": "qwen3-235b-a22b",
-    r"molmo2[ _-]8b": "qwen3-8b",
-    r"molmo2[ _-]4b": "qwen3-4b",
-    r"mistral[ _-]?medium[ _-]?3[._]5": "devstral-2-123b",
-}
+# Models that read images by towers that are not modelled, whose language model has the shapes of one of the catalog.
+SPEAKS = tuple(
+    (re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), id)
+    for pattern, id in {
+        r"lfm2[.0-9]*[ _-]vl[ _-]450m": "lfm2-350m",
+        r"lfm2[.0-9]*[ _-]vl[ _-]1\.6b": "lfm2-1.2b",
+        r"lfm2[.0-9]*[ _-]vl[ _-]3b": "lfm2-2.6b",
+        r"molmo[ _-]7b[ _-]d": "qwen2-7b",
+        r"intern[ _-]?s1[ _-]mini": "qwen3-8b",
+        r"intern[ _-]?s1": "qwen3-235b-a22b",
+        r"internvl[ _-]?3[ _-]9b": "internlm3-8b",
+        r"internvl[ _-]?3[._]5[ _-]241b": "qwen3-235b-a22b",
+        r"molmo2[ _-]8b": "qwen3-8b",
+        r"molmo2[ _-]4b": "qwen3-4b",
+        r"mistral[ _-]?medium[ _-]?3[._]5": "devstral-2-123b",
+        r"phi-?4-multimodal": "phi-4-mini",
+        r"ovis[ _-]?2[._]5[ _-]9b": "qwen3-8b",
+        r"ovis[ _-]?2[._]5[ _-]2b": "qwen3-1.7b",
+        r"ovis[ _-]?2[ _-]8b": "qwen2.5-7b",
+        r"keye[ _-]vl(?:[ _-]1[._]5)?[ _-]8b": "qwen3-8b",
+        r"llava[ _-]onevision[ _-]1[._]5[ _-]8b": "qwen3-8b",
+        r"llava[ _-]onevision[ _-]1[._]5[ _-]4b": "qwen3-4b",
+        r"llava[ _-]video[ _-]7b": "qwen2-7b",
+        r"nemotron[ _-]nano[ _-](?:12b[ _-])?(?:v2[ _-])?vl": "nemotron-nano-12b-v2",
+        r"glm[ _-]?4v[ _-]9b": "glm-4-9b",
+        r"command[ _-]a[ _-]vision": "command-a",
+        r"minicpm[ _-]llama3[ _-]v": "llama-3-8b",
+        r"deepseek[ _-]vl[ _-]7b": "deepseek-llm-7b",
+        r"yi[ _-]vl[ _-]6b": "yi-6b",
+        r"yi[ _-]vl[ _-]34b": "yi-34b",
+    }.items()
+)
 UNMODELLED = tuple(
     (re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), what)
     for pattern, what in {
-        **{pattern: f"{_IMAGES}; its language model has the shapes of {id}" for pattern, id in _SPEAKS.items()},
         **{
             pattern: f"has attention of a kind that is not modelled; {id} is the nearest"
             for pattern, id in {r"deepseek[ _-]?v4": "deepseek-v3.2", r"minimax[ _-]?m3": "minimax-m2"}.items()
@@ -66,14 +82,6 @@ UNMODELLED = tuple(
         r"mobilellm": "is of an architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and "
         "mixtral-8x7b are",
         r"kimi[ _-]?audio": _SOUND,
-        # Llama 3.2 Vision, and what was made of it
-        **{
-            rf"llama[ _-]?(?:3[._]2[ _-]?v?[ _(-]*(?:vision[ :_-]*)?{size}|guard[ _-]?3[ _-]{size}[ _-]vision)": (
-                f"{_CROSS}; {beside} reads images, too, and is"
-            )
-            for size, beside in {"90b": "qwen2.5-vl-72b", "11b": "qwen3-vl-8b"}.items()
-        },
-        r"llama[ _-]?3[._]2[ _-]?vision": f"{_CROSS}; qwen3-vl-8b reads images, too, and is",
         r"(?:ling|ring)[ _-]?(?:2[._]5|(?:[a-z0-9._]+[ _-])?linear)": "has lightning attention in most layers, which "
         "is not modelled; ling-flash-2.0 and ling-1t are the nearest",
         r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of a BailingMoE that is not modelled; "
@@ -146,7 +154,7 @@ UNMODELLED = tuple(
         r"docowl|emu3": _NO_TOWER,
         r"[a-z0-9.]+[ _-]vl[0-9]*[ _-]?[0-9a-z.]*|internvl2|internvl-chat|internlm-xcomposer[0-9a-z.]*|"
         r"video-?llama[0-9]*|granite[ _-]docling": _NO_TOWER,
-        r"vibevoice|midashenglm|voxtral|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|orpheus|csm-1b": _SOUND,
+        r"vibevoice|midashenglm|voxtral|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|csm-1b": _SOUND,
         r"(?:flan-?|m|u|by|code|long)?t5|t5gemma|aya-101|bart|mbart|pegasus|nllb": "has an encoder beside its decoder, "
         "which is not modelled; decoders of every size are, from qwen3-0.6b on",
         r"(?:modern|distil|ro|al|de|electra)?bert[a-z]*|deberta|roberta|bge|[a-z0-9.]*embedding|"
@@ -157,6 +165,12 @@ UNMODELLED = tuple(
         r"stable-?diffusion|sdxl|flux|qwen-image": "makes images, which is no job of this guide",
     }.items()
 )
+
+
+def speaks(name: str) -> str:
+    """The id of the model with the shapes of the language model of this name, whose part for images is not modelled."""
+    given = name.rpartition("/")[2].casefold()[:LONGEST]
+    return next((id for pattern, id in SPEAKS if pattern.search(given)), "")
 
 
 def unmodelled(name: str) -> str:

@@ -45,8 +45,10 @@ ROPE: Mapping[str | None, tuple[str, ...]] = {
 # families whose classes are not named as their model_type is, and the names' beginnings
 CLASSES = {
     "bailing_moe": "bailingmoe", "gpt2": "gpt2lmhead", "hunyuan_v1_dense": "hunyuandensev1for",
-    "hunyuan_v1_moe": "hunyuanmoev1for", "nemotron-nas": "decilmfor",
+    "hunyuan_v1_moe": "hunyuanmoev1for", "mllama_text_model": "mllamafor", "nemotron-nas": "decilmfor",
 }  # fmt: skip
+
+SEVERAL = ("_token_id", "use_bidirectional_attention")  # ends of fields that have values of several kinds
 
 
 def config_fields(model: Model, _: Catalog) -> Iterator[str]:
@@ -138,12 +140,12 @@ def kinds(catalog: Catalog, _: Path) -> Iterator[str]:
     """A config's field has the kind, say number or list, that it has in all other models.
 
     No other rule reads the fields that change no tensor. Where only two models have a field, neither is refused. A
-    token that ends a text may be one or several.
+    token that ends a text may be one or several, and Gemma's attention sees all positions, or those of an image.
     """
     given = {(model.id, name): value for model in catalog.models.values() for name, value in _inner(model).items()}
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for (_owner, name), value in given.items():
-        found[name][_kind(value)] += value is not None and not name.endswith("_token_id")
+        found[name][_kind(value)] += value is not None and not name.endswith(SEVERAL)
     for (owner, name), value in given.items():
         usual, times = found[name].most_common(1)[0]
         if value is not None and _kind(value) != usual and found[name][_kind(value)] == 1 < times:

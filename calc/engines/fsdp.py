@@ -29,6 +29,7 @@ from calc.models.architecture import (
     layer_kinds,
     layer_parameters,
     layer_tensors,
+    passed_tensors,
     tensors,
     vision_tensors,
 )
@@ -460,5 +461,6 @@ def _layer_elements(arch: Architecture, spec: LayerSpec, ranks: int) -> int:
 def _root(arch: Architecture, head: Head) -> tuple[Tensor, ...]:
     # vision blocks are units of their own, too (Transformers' `_no_split_modules`); patches and projector are not
     units = {t.name for part in ("blocks", "unread") for t in vision_tensors(arch, part) if ".*." in t.name}
+    units |= {t.name for t in passed_tensors(arch)}
     units |= {t.name for spec, _ in layer_kinds(arch) for t in layer_tensors(arch, spec)}
     return tuple([t for t in tensors(arch, head=head) if t.name not in units])

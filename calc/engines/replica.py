@@ -180,7 +180,8 @@ class Replica:
         Its backward sums over the tokens of every rank alike (DTensor, `embedding_dense_backward`: replicated).
         """
         here = self.run.trained and self.arch.embeds
-        return self.arch.vocab * self.arch.hidden - self.embedding if here else 0
+        whole = (self.arch.vocab + self.arch.beyond) * self.arch.hidden
+        return whole - self.embedding if here else 0
 
     @cached_property
     def embedding_kept(self) -> int:

@@ -19,7 +19,6 @@ from calc.memory.activations import Program
 from calc.memory.linears import OUTPUTS, WIDTH
 from calc.memory.megatron_depth import MegatronDepth
 from calc.memory.run import Run, dimensions
-from calc.models.architecture import embedding_parameters
 
 V = of(V=1)
 ONE = Size({"": 1})
@@ -748,7 +747,7 @@ def written(run: Run, path: Path, *, grad: bool = True, again: bool = False) -> 
     """The head of `run` with the loss of `path` on its tape; `again`: layers before it run again for backward."""
     program = Head(run.head)
     # a tied head's gradient is the embedding's
-    program.elements = {"lm_head": embedding_parameters(run.arch), "score": run.arch.hidden}
+    program.elements = {"lm_head": run.arch.vocab_part * run.arch.hidden, "score": run.arch.hidden}
     program.grad, program.again = grad, again
     program.write(path)
     return program

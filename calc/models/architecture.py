@@ -403,6 +403,8 @@ class Architecture:
     activation: str = "silu"
     names: Names = NAMES
     vision: Tower | None = None  # the part for images
+    passed: int = 0  # layers that attend to images alone, and that text without images passes over (Llama 3.2 Vision)
+    beyond: int = 0  # rows of the embedding beyond those of the head
     pieces: bool = False  # attends piece by piece and joins the outputs, but in one call of the flash-attn package
     positions: int = 0  # rows of a learned embedding of positions (the first GPTs')
     masks_positions: bool = False  # a buffer of the model's own is a mask of all positions by all (StarCoder)
@@ -534,6 +536,11 @@ class Architecture:
     def vocab_part(self) -> int:
         """Rows of embedding and head that one rank holds."""
         return -(-self.vocab // self.ranks)
+
+    @property
+    def embedding_rows(self) -> int:
+        """Rows of the embedding that one rank holds."""
+        return -(-(self.vocab + self.beyond) // self.ranks)
 
     @property
     def views_one(self) -> bool:
@@ -831,7 +838,8 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
             seen = layers[key].count if key in layers else 0
             layers[key] = tensor._replace(count=count + seen)
     names, rows = arch.names, arch.vocab_part
-    embedding = Tensor(f"{names.model}.{names.embedding}.weight", (rows, arch.hidden), 1, "embedding", "embed")
+    table = (arch.embedding_rows, arch.hidden)
+    embedding = Tensor(f"{names.model}.{names.embedding}.weight", table, 1, "embedding", "embed")
     endings = () if arch.norm == "bare" else ("weight", "bias") if arch.norm_bias else ("weight",)
     norm = [Tensor(f"{names.model}.{names.final_norm}.{end}", (arch.hidden,), 1, "norm", "norm") for end in endings]
     lm = [] if arch.tied else [Tensor(f"{names.head}.weight", (rows, arch.hidden), 1, "head", "head")]
@@ -840,7 +848,25 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
     heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
     begins, ends = (embedding, *_beside_embedding(arch)) * arch.embeds, (*norm, *heads[head]) * arch.ends
     again = (embedding,) if arch.depths and not arch.embeds else ()
-    return (*begins, *layers.values(), *again, *_depths(arch), *ends, *vision_tensors(arch))
+    return (*begins, *layers.values(), *passed_tensors(arch), *again, *_depths(arch), *ends, *vision_tensors(arch))
+
+
+@lru_cache(maxsize=4096)
+def passed_tensors(arch: Architecture) -> tuple[Tensor, ...]:
+    """The tensors of the layers that text without images passes over: they are loaded, and get no gradients.
+
+    Heads of queries and keys are normed, and the tanh of a number weighs either block (transformers 5.23
+    `models/mllama/modeling_mllama.py`, `MllamaCrossAttentionDecoderLayer`).
+    """
+    if not arch.passed:
+        return ()
+    own = _layer(replace(arch, qk_norm="heads"), LayerSpec())
+    layer = f"{arch.names.model}.{arch.names.layers}.*"
+    named = [
+        t._replace(name=t.name.replace(f".{arch.names.attention}.", ".cross_attn."), count=arch.passed) for t in own
+    ]
+    gates = (f"{layer}.cross_attn_{block}_gate" for block in ("attn", "mlp"))
+    return (*named, *[Tensor(gate, (1,), arch.passed, "norm", "norm") for gate in gates])
 
 
 def _depths(arch: Architecture) -> Iterable[Tensor]:
@@ -930,8 +956,8 @@ def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ..
 
 
 def language(arch: Architecture) -> Architecture:
-    """The language model alone."""
-    return arch if arch.vision is None else replace(arch, vision=None)
+    """The layers of the language model that text runs through, alone."""
+    return replace(arch, vision=None, passed=0) if arch.vision or arch.passed else arch
 
 
 @lru_cache(maxsize=4096)
@@ -948,7 +974,7 @@ def layer_parameters(arch: Architecture, spec: LayerSpec) -> int:
 
 def embedding_parameters(arch: Architecture) -> int:
     """Elements of the embedding table, V·H, or of a rank's part of it."""
-    return arch.vocab_part * arch.hidden
+    return arch.embedding_rows * arch.hidden
 
 
 @lru_cache(maxsize=4096)

@@ -116,6 +116,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "qk_norm", "route_norm", "router_scaling_factor",
     ),
     "youtu": ("embedding_initializer_range", "head_dim", "mlp_bias", "qk_head_dim", "rope_interleave"),
+    "minicpm": ("dim_model_base", "mup_denominator", "pretraining_tp", "scale_depth", "scale_emb"),
     "minicpm3": ("dim_model_base", "head_dim", "pretraining_tp", "scale_depth", "scale_emb"),
     "mistral4": (*_DEEPSEEK, "head_dim", "qk_head_dim"),
     "minimax": (
@@ -232,6 +233,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "eoi_token_id", "video_token_id", "vision_soft_tokens_per_image", "audio_soft_tokens_per_image",
     )),
     "gemma3": (*_IMAGES, "boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index", "mm_tokens_per_image"),
+    "mllama": _IMAGES,
     "mistral3": (
         *_IMAGES, "multimodal_projector_bias", "projector_hidden_act", "spatial_merge_size", "vision_feature_layer",
     ),

@@ -76,13 +76,14 @@ UNSCORED = (
     "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1", "gemma3n_text", "gemma4_text",
     "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite", "granitemoehybrid", "granitevision",
     "idefics3", "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava", "llava_next",
-    "llava_onevision", "mimo_v2_flash", "minicpmv", "minicpmv4_5", "minimax_m2", "mistral3", "nemotron_h", "olmoe",
-    "paligemma", "phi3_v", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker",
+    "llava_onevision", "mimo_v2_flash", "minicpmv", "minicpmv4_5", "minimax_m2", "mistral3", "mllama_text_model",
+    "nemotron_h", "olmoe", "paligemma",
+    "phi3_v", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker",
     "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text", "smolvlm", "solar_open", "youtu",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
-    "llama4": "llama4_text", "gemma3": "gemma3_text", "gemma4": "gemma4_text",
+    "mllama": "mllama_text_model", "llama4": "llama4_text", "gemma3": "gemma3_text", "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text", "mistral3": "mistral",
     "gemma3n": "gemma3n_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
@@ -451,6 +452,12 @@ FAMILIES: dict[str, Family] = {
         expert_size="intermediate_size", dense_size="intermediate_size_mlp", needed=("attn_temperature_tuning",),
         spelled=dict(sliding_window="attention_chunk_size", shared_expert_intermediate_size="intermediate_size"),
     ),
+    # Llama 3.2 Vision: layers of Llama's between others that attend to images, and 8 tokens more than logits
+    "mllama_text_model": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=131072,
+             cross_attention_layers=(3, 8, 13, 18, 23, 28, 33, 38), dropout=0.0),
+        dict(beyond=8), refused=("dropout",),
+    ),
     "mistral": Family(
         dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096),
         window="all",
@@ -538,7 +545,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": Family(
         dict(num_attention_heads=8, num_key_value_heads=4, vocab_size=262208, hidden_activation="gelu_pytorch_tanh",
              sliding_window=4096, sliding_window_pattern=6, attn_logit_softcapping=None, final_logit_softcapping=None,
-             **_GEMMA | dict(max_position_embeddings=131072)),
+             use_bidirectional_attention=False, **_GEMMA | dict(max_position_embeddings=131072)),
         dict(norms=_SANDWICH, norm_fp32=True, qk_norm="heads"), biases=_ATTENTION, window="period", spelled=_GELU,
     ),
     "gemma3n_text": Family(
@@ -691,6 +698,13 @@ FAMILIES: dict[str, Family] = {
     "youtu": Family(
         dict(num_key_value_heads=16, max_position_embeddings=131072, tie_word_embeddings=True, v_head_dim=128, **_MLA),
         biases=_ATTENTION, mla=True,
+    ),
+    # modeling_minicpm.py beside the weights of MiniCPM-2B and MiniCPM4-8B: Llama's layers of Transformers 4.36, whose
+    # cos, sin and rotation are fp32; what is divided before the head is as wide as a state
+    "minicpm": Family(
+        dict(max_position_embeddings=2048, tie_word_embeddings=True, attention_bias=False),
+        dict(residual_scaled=True, embedding_scaled=True, rotation="fp32", repeated=True, cached_bytes=4),
+        biases=_ATTENTION, own_tables=True,
     ),
     "minicpm3": Family(
         dict(num_key_value_heads=40, max_position_embeddings=32768, tie_word_embeddings=True, v_head_dim=64,

@@ -238,6 +238,9 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         facts["shared_fp32"] = read.boolean("enable_moe_fp32_combine")
     if "mup_enabled" in family.defaults:
         facts["embedding_scaled"] = read.boolean("mup_enabled")
+    if read.known("use_bidirectional_attention") and read.boolean("use_bidirectional_attention"):
+        # a mask of the window is made however short sequences are
+        facts["windows_masked"] = True
     if "lm_head_bias" in family.defaults:
         facts["head_bias"] = read.boolean("lm_head_bias")
     if "input_jitter_noise" in family.defaults:
@@ -276,6 +279,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
             for n in range(layers)
         )
     )
+    passed = _passed(read, layers) if read.known("cross_attention_layers") else ()
+    specs = tuple([spec for n, spec in enumerate(specs) if n not in passed])
     if not facts.get("experts") and any(spec.mlp == "experts" for spec in specs):
         raise ConfigError(family.experts, 0, "an integer from 1, as there are layers of experts")
     return Architecture(
@@ -298,6 +303,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         ssm=ssm,
         conv=ShortConv(read.integer("conv_L_cache"), read.boolean("conv_bias")) if read.known("conv_L_cache") else None,
         broad=broad,
+        passed=len(passed),
         layer_inputs=_layer_inputs(read, layers),
         altup=AltUp(read.integer("altup_num_inputs"), read.integer("laurel_rank"))
         if read.known("altup_num_inputs")
@@ -962,6 +968,17 @@ def _flags(read: _Reader, name: str, layers: int) -> Sequence[object] | None:
     if not isinstance(listed, Sequence) or len(listed) != layers or any(flag not in (0, 1) for flag in listed):
         raise ConfigError(name, listed, f"a list of num_hidden_layers = {layers} times 0 or 1")
     return listed
+
+
+def _passed(read: _Reader, layers: int) -> Collection[int]:
+    """The layers that attend to images alone (Llama 3.2 Vision); numbers beyond the last layer are of none."""
+    listed = read.value("cross_attention_layers")
+    numbers = isinstance(listed, Sequence) and all(type(n) is int for n in listed)
+    found = {n for n in listed if 0 <= n < layers} if numbers else set()
+    if not numbers or len(found) == layers:
+        allowed = f"a list of layers' numbers, but not of all num_hidden_layers = {layers}"
+        raise ConfigError("cross_attention_layers", listed, allowed)
+    return found
 
 
 def _no_rope(read: _Reader, layers: int) -> tuple[int, ...]:

@@ -166,6 +166,13 @@ def saved_modules(arch: Architecture, names: Sequence[str]) -> tuple[Tensor, ...
     return tuple([Tensor(f"{name}.modules_to_save", shape, 1, *kinds[name]) for name in names])
 
 
+def passed_parameters(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> int:
+    """The elements of both matrices in layers that text passes over, which get no gradients."""
+    if not arch.passed:
+        return 0
+    return arch.passed * sum(sum(map(prod, shapes(arch, one, rank))) for one in adapted(arch, LayerSpec(), targets))
+
+
 @lru_cache(maxsize=4096)
 def vision_matrices(arch: Architecture, rank: int, part: Seeing) -> tuple[Tensor, ...]:
     """LoRA's two matrices for each linear of a part of the vision tower."""
@@ -180,7 +187,8 @@ def vision_matrices(arch: Architecture, rank: int, part: Seeing) -> tuple[Tensor
 @lru_cache(maxsize=4096)
 def _lora_elements(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> int:
     """The elements of both matrices, over every Linear that `targets` names."""
-    found = [(count, linear) for spec, count in layer_kinds(arch) for linear in adaptable(arch, spec)]
+    layers = (*layer_kinds(arch), *[(LayerSpec(), arch.passed)] * (arch.passed > 0))
+    found = [(count, linear) for spec, count in layers for linear in adaptable(arch, spec)]
     names = adaptable_names(arch)
     if isinstance(targets, str) and targets != "all-linear":
         raise ConfigError("lora.targets", targets, f"all-linear or a list of {', '.join(names)}", near=["all-linear"])

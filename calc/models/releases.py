@@ -1,8 +1,8 @@
 """Transformers' releases with the model types that came with each, as `models/auto` of their packages maps them.
 
 AutoConfig of a release refuses a config whose model type it lacks, with every trainer, unless code lies beside the
-weights. Types that have no other code (baichuan, kimi_k2, kimi_vl, mimo, bailing_moe, minicpmv, nemotron-nas, phi3_v,
-deepseek) are in no release.
+weights. Types that have no other code (baichuan, kimi_k2, kimi_vl, mimo, bailing_moe, minicpm, minicpmv, nemotron-nas,
+phi3_v, deepseek) are in no release.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.41.0": ("paligemma", "phi3"),
     "4.42.0": ("gemma2",),
     "4.44.0": ("nemotron",),
-    "4.45.0": ("granite", "granitemoe", "llava_onevision", "olmoe", "pixtral", "qwen2_vl"),
+    "4.45.0": ("granite", "granitemoe", "llava_onevision", "mllama", "olmoe", "pixtral", "qwen2_vl",
+               "mllama_text_model"),
     "4.46.0": ("glm", "idefics3", "phimoe"),
     "4.47.0": ("olmo2",),
     "4.48.0": ("bamba", "cohere2"),
@@ -93,6 +94,9 @@ NARROW_LOSS: Mapping[str, str] = {
 }
 # Families whose own code, which lies beside their weights, takes logits in the type that they have.
 OWN_LOSS = ("baichuan",)
+# Families whose own model casts logits in every release (`modeling_mllama.py`, `MllamaForCausalLM.forward`, and
+# `modeling_minicpm.py` beside the weights).
+OWN_CAST = ("minicpm", "mllama_text_model")
 # The releases since and before which eager attention bounds its masked scores by `torch.max`, by family, with the
 # device of the bound said since 4.30 (`modeling_{llama,opt}.py` of each minor release).
 BOUNDS_SCORES: Mapping[str, tuple[str, str]] = {"llama": ("4.28", "4.31"), "opt": ("4.21", "4.49")}
@@ -146,6 +150,8 @@ def logits_cast(family: str, transformers: str) -> Literal["model", "loss", ""]:
     """The part of a model of that family that casts logits to fp32: its own code, the loss, or none."""
     if family in OWN_LOSS:
         return ""
+    if family in OWN_CAST:
+        return "model"
     if since(transformers, SHARE_LOSS.get(family, "4.46")):
         return "loss"
     return "model" if since(transformers, NARROW_LOSS.get(family, "0")) else ""

@@ -44,6 +44,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         (arch.shared_experts and not megatron, "with shared experts"),
         (arch.altup, "whose residual stream is of several"),
         (arch.vision and not megatron, "whose vision tower stays whole"),
+        (arch.passed, "whose layers for images stay whole"),
     ):
         if here:
             raise ConfigError(
@@ -129,6 +130,8 @@ def stage(
         return arch
     if arch.vision and not arch.megatron:
         raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with a vision tower")
+    if arch.passed:
+        raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with layers for images")
     if chunks > 1:
         pieces = [chunk(arch, index, stages, chunks, n, counts) for n in range(chunks)]
         specs = tuple(spec for piece in pieces for spec in piece.specs)

@@ -338,7 +338,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         framework_asked=f"{name}=={version or known}",
         lora=_lora(values, architecture),
         offload=Offload(**{f.name: values[f"offload.{f.name}"] for f in fields(Offload)}),
-        images=_images(values, architecture),
+        images=_images(values, architecture, catalog.spoken(given["model"])),
         rollout=_rollout(values) if task in RL else None,
         roles=roles,
         versions={place[9:]: value for place, value in values.items() if place.startswith("versions.")},
@@ -362,6 +362,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
                 stored=stored,
                 tuned=given["model"] if catalog.tuned(given["model"]) else "",
                 makes=model.makes,
+                spoken=given["model"] if catalog.spoken(given["model"]) else "",
             )
         ),
     )
@@ -433,11 +434,14 @@ def _rollout(values: Mapping[str, Any]) -> Rollout:
     return Rollout(**own)  # type: ignore[arg-type]
 
 
-def _images(values: Mapping[str, Any], architecture: Architecture) -> Images | None:
-    """The images of a sample, checked against the model and the lengths; None where the job reads none."""
+def _images(values: Mapping[str, Any], architecture: Architecture, spoken: bool) -> Images | None:
+    """The images of a sample, checked against the model and the lengths; None where the job reads none.
+
+    `spoken`: see `Catalog.spoken`.
+    """
     if "images.width" not in values:
         return None
-    tower = rules.tower_of(architecture)
+    tower = rules.tower_of(architecture, spoken)
     images = images_of(values, tower)
     rules.seen(images, values, tower)
     return images

@@ -191,9 +191,18 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
             raise Objection(Refusal("rollout.fullest_len", fullest, f"{expected} to {cap}"))
 
 
-def tower_of(architecture: Architecture) -> Tower:
-    """The vision tower that reads a sample's images; refuses images for a model without one."""
+def tower_of(architecture: Architecture, spoken: bool) -> Tower:
+    """The vision tower that reads a sample's images; refuses images for a model without one.
+
+    `spoken`: see `calc.catalog.catalog.Catalog.spoken`.
+    """
     if architecture.vision is None:
+        if spoken:
+            raise Objection(
+                Refusal(
+                    "images", "for a model whose part for images is not modelled", "with one, such as qwen2.5-vl-7b"
+                )
+            )
         raise Objection(Refusal("images", "for a model without a vision tower", "with one, such as qwen2.5-vl-7b"))
     return architecture.vision
 
@@ -553,13 +562,17 @@ def warnings_of(
     stored: str,
     tuned: str,
     makes: str,
+    spoken: str,
 ) -> Iterator[str]:
     """Warnings that hold on any card, about a scenario that nothing forbids.
 
     `apart`: the model has a vision tower that this job leaves out. `stored`: the form in which the checkpoint that the
     user names has its weights, where that is not 16 bits. `tuned`: the name that the user gives a model that is known
-    by another's name inside it alone. `makes`: see `calc.catalog.catalog.Model`.
+    by another's name inside it alone. `makes`: see `calc.catalog.catalog.Model`; `spoken`: the name
+    that the user gives a model of which the language model alone is described.
     """
+    if spoken:
+        yield f"{spoken} reads images by a part that is not modelled: computed as its language model alone, over text"
     if tuned:
         yield f"{tuned} is not in the catalog: computed as {values['model']}, after which it is named"
     if makes == "embeddings" and values["task"] not in ("rm", "inference"):
@@ -636,6 +649,8 @@ def flash_faults(architecture: Architecture, gpu: GPU) -> Iterator[str]:
     narrow = architecture.attention_sinks and architecture.value_dim
     if (architecture.slopes or narrow) and not architecture.megatron:
         yield f"FlashAttention-2 does not run for models of the family {architecture.family}: take eager"
+    elif architecture.passed:  # `_supports_flash_attn` of `MllamaPreTrainedModel` is false
+        yield f"Transformers has no code with FlashAttention for the family {architecture.family}: take sdpa"
     # transformers 5.15 `modeling_gpt_oss.py`, _compatible_flash_implementations; build.toml of the kernel
     elif architecture.attention_sinks and not architecture.megatron and gpu.architecture not in SINKS:
         yield (

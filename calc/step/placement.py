@@ -38,11 +38,19 @@ from calc.models.architecture import (
     Tensor,
     layer_kinds,
     parameters,
+    passed_tensors,
     tensors,
     vision_tensors,
 )
 from calc.models.kernels import SDPA_FLASH_HEAD, replaced
-from calc.models.lora import adapter_matrices, head_matrices, lora_parameters, saved_modules, vision_matrices
+from calc.models.lora import (
+    adapter_matrices,
+    head_matrices,
+    lora_parameters,
+    passed_parameters,
+    saved_modules,
+    vision_matrices,
+)
 from calc.models.slices import part, stage
 from calc.scenario.scenario import Rollout, Scenario
 from calc.scenario.words import Attention, ContextExchange, Float8, Generates, Layout
@@ -122,10 +130,15 @@ def pins(s: Scenario) -> HostAllocator:
 
 
 def frozen_tensors(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
-    """The tensors of a vision tower that stay as they are in a model that is trained otherwise.
+    """The tensors that stay as they are in a model that is trained otherwise, most of them a vision tower's.
 
     Those that are frozen, and those that get no gradients, which an optimizer passes by.
     """
+    return (*passed_tensors(arch), *_frozen_tower(s, arch))
+
+
+def _frozen_tower(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
+    """Those of a vision tower."""
     freeze = s.images.freeze if s.images else "vision" if s.vision_tower else "none"
     if freeze == "none":
         return vision_tensors(arch, "unread")
@@ -294,7 +307,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     weight, grad, master, stepped = FORMATS[s.layout]
     count, elements, each = parameters(arch, head=head), 0, weight
     changed: tuple[Tensor, ...] = ()
-    vision = saved = 0
+    vision = saved = idle = 0
     trained = trained and s.optimizer != "none"
     if run.adapter:
         each = adapter_bytes(s)
@@ -304,6 +317,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         copies = saved_modules(arch, run.adapter.saved)
         saved = sum(t.elements for t in copies)
         elements = lora_parameters(arch, rank, targets) + vision + saved
+        idle = passed_parameters(arch, rank, targets)
         changed = (*adapter_tensors(arch, rank, targets), *seeing, *copies)
         count -= 0 if role.keeps_originals else saved
         grad, stepped = each, stepped if master else each
@@ -329,7 +343,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         init=s.lora.init if run.adapter and s.lora and s.lora.init != "random" else "",
         vision_adapter=vision,
         adapter_bytes=each,
-        trainable=(elements or count) if trained else 0,
+        trainable=(elements - idle or count) if trained else 0,
         trained_tensors=changed,
         grad_bytes=grad,
         master_bytes=master,

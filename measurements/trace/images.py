@@ -225,7 +225,13 @@ def linear_names(case: Case, model: Any) -> list[str]:
 
 
 def unread(case: Case, model: Any) -> set[int]:
-    """The ids of parameters without gradients: what hears, and LLaVA's blocks behind the one whose output it takes."""
+    """The ids of parameters without gradients.
+
+    What hears, LLaVA's blocks behind the one whose output it takes, and layers that attend to images in a text.
+    """
+    if case.config["model_type"] == "mllama_text_model":
+        crossing = "|".join(map(str, model.config.get_text_config().cross_attention_layers))
+        return {id(p) for name, p in model.named_parameters() if re.search(rf"\blayers\.({crossing})\.", name)}
     if case.config["model_type"] not in ("llava", "aya_vision", *CUT):
         return {id(parameter) for name, parameter in model.named_parameters() if SOUND.search(name)}
     config = _of(model)

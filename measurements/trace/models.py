@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     Mistral4ForCausalLM,
+    MllamaForCausalLM,
 )
 from transformers.initialization import no_init_weights
 
@@ -24,8 +25,8 @@ from . import attention, four_bits, images, pipeline_parallel, tensor_parallel
 from .case import LAYERS, Case
 
 DEVICE = torch.device("cuda")
-# classes that are missing from AutoModelForCausalLM: Mistral 4's language model is a part of Mistral 3's
-UNMAPPED = {"mistral4": Mistral4ForCausalLM}
+# classes that AutoModelForCausalLM does not make of their own config: language models that are a part of another
+UNMAPPED = {"mistral4": Mistral4ForCausalLM, "mllama_text_model": MllamaForCausalLM}
 MAMBA = {"out_proj", "conv1d"}  # what PEFT refuses to adapt in some families
 
 

@@ -92,9 +92,9 @@ NEW = (
     "apertus", "aya-vision", "bloom", "codeqwen", "command-r-plus", "command-r7b", "deepseek-v2/", "deepseek-v3.2",
     "dots.llm1", "ernie", "exaone-4-1.2b", "falcon-2-11b", "falcon-7b", "flexolmo-7x7b", "gemma-3-270m", "glm-4.7",
     "glm-5", "gpt-j", "gpt-neo", "granite-3.1-", "granite-3.3-2b", "granite-4-micro", "granite-vision", "hunyuan",
-    "internlm3", "internvl2.5", "llama-4", "llama3-llava", "llava", "mimo-v", "minicpm3", "minimax", "ministral-3",
-    "minitron", "mistral-small-3.2", "mpt", "olmo-1b", "olmo-7b", "olmoe", "phi-3.5-moe", "pixtral", "pythia-1b",
-    "stablelm-2", "starcoder-15b", "starcoder2-3b", "starcoderbase",
+    "internlm3", "internvl2.5", "llama-3.2-11b", "llama-4", "llama3-llava", "llava", "mimo-v", "minicpm3", "minimax",
+    "ministral-3", "minitron", "mistral-small-3.2", "mpt", "olmo-1b", "olmo-7b", "olmoe", "orpheus", "phi-3.5-moe",
+    "pixtral", "pythia-1b", "stablelm-2", "starcoder-15b", "starcoder2-3b", "starcoderbase",
 )  # fmt: skip
 
 

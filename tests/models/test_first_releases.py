@@ -17,6 +17,7 @@ def test_every_model_type_has_its_first_release_unless_its_code_lies_beside_weig
         "kimi_k2",
         "kimi_vl",
         "mimo",
+        "minicpm",
         "minicpmv",
         "minicpmv4_5",
         "nemotron-nas",

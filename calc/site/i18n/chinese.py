@@ -939,6 +939,9 @@ ADVICE = {
     "{model} answers yes or no: task sft trains that, task rm a scalar in place of its output head": (
         "{model} 回答 yes 或 no：task sft 训练的正是这个，task rm 则以标量头代替输出头"
     ),
+    "{spoken!} reads images by a part that is not modelled: computed as its language model alone, over text": (
+        "{spoken} 会读图像，这一部分不在计算范围内：只按它的语言模型、对文本计算"
+    ),
     "{tuned!} is not in the catalog: computed as {model}, after which it is named": (
         "目录中没有 {tuned}：按名称所指的 {model} 计算"
     ),
@@ -1806,12 +1809,6 @@ REFUSALS = {
     "reads images, and its vision tower is not modelled; those of qwen3-vl-8b and gemma-3-12b are": (
         "会读图像，其视觉塔不在计算范围内；可计算的有 qwen3-vl-8b 和 gemma-3-12b"
     ),
-    "reads images, and its vision tower is not modelled; its language model has the shapes of {id!}": (
-        "会读图像，其视觉塔不在计算范围内；它的语言模型形状与 {id} 相同"
-    ),
-    "reads images through layers of cross-attention, which are not modelled; {id!} reads images, too, and is": (
-        "通过交叉注意力层读图像，这些层不在计算范围内；{id} 也会读图像，可以计算"
-    ),
     "reads images, and its vision tower is not modelled; glm-4.1v-9b is of a later kind": (
         "会读图像，其视觉塔不在计算范围内；glm-4.1v-9b 是它的后继"
     ),
@@ -1946,6 +1943,9 @@ REFUSALS = {
     ),
     "{place@}: given for a model without a vision tower, allowed: with one, such as {model!}": (
         "{place}：该模型没有视觉塔，允许：有视觉塔的模型，例如 {model}"
+    ),
+    "{place@}: given for a model whose part for images is not modelled, allowed: with one, such as {model!}": (
+        "{place}：该模型读图像的部分不在计算范围内，允许：有视觉塔的模型，例如 {model}"
     ),
     "{place@}: given {given!}, allowed: at least the {tokens!} tokens of a sample's images": (
         "{place}：给定 {given}，允许：不小于每条样本的图片所占的 {tokens} 个 token"
