@@ -27,7 +27,11 @@ SFT = {
     "model": "llama-3-8b", "task": "sft", "gpu": "h200", "gpus": 4, "pipeline_parallel": 4, "optimizer_impl": "fused",
     "micro_batch": 1, "global_batch": 8, "seq_len": 2048,
 }  # fmt: skip
-WHOLE = sorted(n for n, model in load().models.items() if not model.architecture.tied and model.architecture.vision)
+WHOLE = sorted(
+    name
+    for name, model in load().models.items()
+    if not model.architecture.tied and (model.architecture.vision or model.architecture.passed)
+)
 UNTIED = sorted(name for name, model in load().models.items() if not model.architecture.tied and name not in WHOLE)
 
 
