@@ -88,12 +88,14 @@ def model_summary(model: Model) -> str:
     a = model.architecture
     exactly = "exactly the published count" if model.published_parameters else "counted tensor by tensor"
     experts = f" Each token uses {a.experts_per_token} of {a.experts} experts." if a.experts else ""
+    passed = f" {a.passed} more layers attend to images: they are loaded, and text passes over them."
+    alone = " It reads images by a part that is not modelled: numbers are those of its language model over text."
     shared = f" over {a.kv_heads} key-value head{'s' * (a.kv_heads > 1)}" if a.heads != a.kv_heads else ""
     return (
         f"{inline(model.name)} has <strong>{model.parameters:,} parameters</strong>, {exactly}: "
         f"{a.layers} layers of width {a.hidden:,}, {a.heads} heads{shared}, and a vocabulary of {a.vocab:,}"
-        f"{', whose embedding is also the output head' if a.tied else ''}.{experts} "
-        f"Configuration: {within(sheets.linked(model.source))}. Hugging Face name: <code>{inline(model.hf)}</code>."
+        f"{', whose embedding is also the output head' if a.tied else ''}.{experts}"
+        f"{passed * (a.passed > 0)}{alone * model.text_alone} Configuration: {within(sheets.linked(model.source))}. Hugging Face name: <code>{inline(model.hf)}</code>."
         f"{_aliases(model)}"
     )
 
