@@ -215,8 +215,8 @@ class Catalog:
 
         Of a quantised checkpoint's name it is the model of whose weights that was made, of one whose tower alone is
         not modelled that of its language model's shapes, and of a name with another's name and size inside, which
-        nothing says to be of other shapes, that other. CatalogError `model: …` for an
-        unknown name; for a config it names file and field.
+        nothing says to be of other shapes, that other. CatalogError `model: …` for an unknown name; for a config it
+        names file and field.
         """
         if (listed := self.names.listed.get(name.casefold())) is not None:
             return self.models[listed]

@@ -23,8 +23,16 @@ ALIKE = 0.5  # of difflib's measure
 FEW = 4  # names that are put forward at once
 
 
+Told = tuple[tuple[re.Pattern[str], str], ...]  # patterns, the first that is found counts, each with what it tells
+
+
+def _named(told: Mapping[str, str]) -> Told:
+    """Patterns of names, none of which begins or ends within a word."""
+    return tuple([(re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), what) for pattern, what in told.items()])
+
+
 # Devices that train and are no GPUs of the catalog, each with the reason.
-ELSEWHERE = (
+ELSEWHERE: Told = (
     (
         re.compile(r"\b(?:apple|i?mac|macbook|mps|m[1-9][ -]?(?:pro|max|ultra)?)\b"),
         "Apple's GPUs are not modelled, which share the memory of the whole Mac",
@@ -40,9 +48,8 @@ _NO_TOWER = f"{_IMAGES}; those of qwen3-vl-8b and gemma-3-12b are"
 _BESIDE = "whose code lies beside its weights"
 _SOUND = "hears or speaks, which is not modelled; qwen2.5-omni-3b and qwen2.5-omni-7b are, without sound"
 # Models that read images by towers that are not modelled, whose language model has the shapes of one of the catalog.
-SPEAKS = tuple(
-    (re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), id)
-    for pattern, id in {
+SPEAKS = _named(
+    {
         r"lfm2[.0-9]*[ _-]vl[ _-]450m": "lfm2-350m",
         r"lfm2[.0-9]*[ _-]vl[ _-]1\.6b": "lfm2-1.2b",
         r"lfm2[.0-9]*[ _-]vl[ _-]3b": "lfm2-2.6b",
@@ -69,11 +76,10 @@ SPEAKS = tuple(
         r"deepseek[ _-]vl[ _-]7b": "deepseek-llm-7b",
         r"yi[ _-]vl[ _-]6b": "yi-6b",
         r"yi[ _-]vl[ _-]34b": "yi-34b",
-    }.items()
+    }
 )
-UNMODELLED = tuple(
-    (re.compile(rf"(?<![a-z])(?:{pattern})(?![a-z])"), what)
-    for pattern, what in {
+UNMODELLED = _named(
+    {
         **{
             pattern: f"has attention of a kind that is not modelled; {id} is the nearest"
             for pattern, id in {r"deepseek[ _-]?v4": "deepseek-v3.2", r"minimax[ _-]?m3": "minimax-m2"}.items()
@@ -163,26 +169,29 @@ UNMODELLED = tuple(
         r"llada|dream-v0|diffusiongemma|labs-diffusion": "makes text by diffusion, which is not modelled; llama-3-8b "
         "and qwen2.5-7b are of like size",
         r"stable-?diffusion|sdxl|flux|qwen-image": "makes images, which is no job of this guide",
-    }.items()
+    }
 )
 
 
 def speaks(name: str) -> str:
     """The id of the model with the shapes of the language model of this name, whose part for images is not modelled."""
-    given = name.rpartition("/")[2].casefold()[:LONGEST]
-    return next((id for pattern, id in SPEAKS if pattern.search(given)), "")
+    return _told(SPEAKS, name.rpartition("/")[2])
 
 
 def unmodelled(name: str) -> str:
     """The reason why the catalog cannot have the model of this name; empty if it could."""
-    given = name.rpartition("/")[2].casefold()[:LONGEST]
-    return next((why for pattern, why in UNMODELLED if pattern.search(given)), "")
+    return _told(UNMODELLED, name.rpartition("/")[2])
 
 
 def elsewhere(name: str) -> str:
     """The reason why the catalog cannot have the GPU of this name; empty if it could."""
+    return _told(ELSEWHERE, name)
+
+
+def _told(table: Told, name: str) -> str:
+    """What `table` says of the first pattern that a name has inside; empty if it has none."""
     given = name.casefold()[:LONGEST]
-    return next((why for pattern, why in ELSEWHERE if pattern.search(given)), "")
+    return next((what for pattern, what in table if pattern.search(given)), "")
 
 
 def meant(name: str, names: Mapping[str, str]) -> str:

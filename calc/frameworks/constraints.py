@@ -19,7 +19,7 @@ ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a mode
 # frameworks and trainers with which a share of Megatron-core's hybrid device optimizer was read
 HYBRID = ("verl", "megatron", "megatron-swift")
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
-# trainers whose frozen linears in 8 bits are modelled: Unsloth has kernels of its own
+# trainers that run PEFT's own linears, with which 8 bits and DoRA are modelled: Unsloth has kernels of its own
 PLAIN_PEFT = ("own", *[name for name in ON_PEFT if name != "unsloth"])
 QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
 ORTHOGONAL = ("own", "ms-swift", "llamafactory")  # trainers whose Muon, of PyTorch's operations, was read
@@ -242,7 +242,7 @@ def eight_bits_fault(s: Scenario) -> Refusal | None:
     """The reason why the frozen linears of `s` cannot be in 8 bits, in one line, or None."""
     if not s.load_in_8bit:
         return None
-    if s.framework not in ("torch", "trl") or s.trainer not in PLAIN_PEFT:
+    if not _on_plain_peft(s):
         other = f"trainer {s.trainer}" if s.framework == "torch" else s.framework
         allowed = f"false, or with trl, or torch and trainer {', '.join(PLAIN_PEFT)}"
         return Refusal("load_in_8bit", f"true with {other}", allowed)
@@ -624,6 +624,11 @@ def _on_peft(s: Scenario) -> bool:
     return s.framework in ON_KERNELS and s.trainer in ("own", *ON_PEFT)
 
 
+def _on_plain_peft(s: Scenario) -> bool:
+    """True if PEFT's own code runs the linears beside which the adapters are."""
+    return _on_peft(s) and s.trainer in PLAIN_PEFT
+
+
 def saved_fault(s: Scenario) -> Refusal | None:
     """The reason why no copies of modules are trained beside adapters, in one line, or None."""
     if not s.lora or not s.lora.modules_to_save:
@@ -673,7 +678,7 @@ def dora_fault(s: Scenario) -> Refusal | None:
     """The reason why rows of adapted weights have no magnitudes, or are not modelled so, in one line, or None."""
     if not s.lora or not s.lora.dora:
         return None
-    if s.framework not in ON_KERNELS or s.trainer not in PLAIN_PEFT:
+    if not _on_plain_peft(s):
         return Refusal("lora.dora", f"true with {_loop(s)}", "false; not modelled there")
     if s.sharding not in ("none", "ddp", "zero1", "zero2") or s.together > 1:
         return Refusal("lora.dora", f"true with sharding {s.sharding}", "false, or with none, ddp, zero1, zero2")

@@ -332,26 +332,32 @@ class Linears:
         """
         adapter = self.run.adapter
         assert adapter is not None
-        if adapter.dora:
-            return dora.scaled(self, name, x, y)
         dims = {**dimensions(self.arch), **self.widths}
         rank = adapter.rank if self.elements.get(name, 1) else 0  # no gradients: an earlier use has made them
-        n_in, n_out = (int(amount(t.width, dims).tokens / self.row_share) * rank for t in (x, y))
+        inputs, outputs = (int(amount(t.width, dims).tokens / self.row_share) for t in (x, y))
+        if adapter.dora:
+            return dora.scaled(self, name, x, y, dora.Sides(inputs, outputs, rank))
         label = f"{name}: LoRA"
-        read, scaled = self.through_both(label, x, y.width, of(r=self.row_share), n_in, n_out)
+        read, scaled = self.through_both(label, x, y.width, of(r=self.row_share), inputs * rank, outputs * rank)
         return self.with_adapters(label, y, [scaled], (x, read))
 
     def through_both(self, label: str, x: Tensor, out: Size, low: Size, n_in: int, n_out: int) -> tuple[Tensor, Tensor]:
         """What an adapter reads, and its scaled output of width `out`; `low` is the width between its two matrices."""
         adapter = self.run.adapter
         assert adapter is not None
-        source = read = x if self.run.quantised and self.autocast else self.cast(x, adapter.reads or adapter.b, label)
-        if adapter.dropout:
-            mask = Tensor(x.width, 1)
-            source = self.tape.op(f"{label} dropout", [source], x.width, source.b, saves=[mask])
+        read, source = self.dropped_before(label, x)
         down = self.through(f"{label} A", source, low, n_in)
         up = self.through(f"{label} B", down, out, n_out)
         return read, self.tape.op(f"{label} scale", [up], out, self.c if self.autocast else adapter.b)
+
+    def dropped_before(self, label: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What an adapter reads, and what its dropout leaves of that."""
+        adapter = self.run.adapter
+        assert adapter is not None
+        read = x if self.run.quantised and self.autocast else self.cast(x, adapter.reads or adapter.b, label)
+        if not adapter.dropout:
+            return read, read
+        return read, self.tape.op(f"{label} dropout", [read], x.width, read.b, saves=[Tensor(x.width, 1)])
 
     def with_adapters(self, label: str, y: Tensor, scaled: Sequence[Tensor], read: Sequence[Tensor] = ()) -> Tensor:
         """The output of a linear and that of what is beside it, in the type of the former; `read` lives until then."""

@@ -301,6 +301,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
     values: dict[str, Any] = {**usual, **given}
     rules.had(values | said, own, f"{name} {known}")
     model = catalog.model(given["model"])
+    spoken = catalog.spoken(given["model"])
     sees = "images.width" in values or values["vision_tower"]
     rules.tower_loads(values, model)
     rules.joined(values, given, padded=module.CHOICES.pads(values, model.architecture, model.seeing is not None))
@@ -338,7 +339,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         framework_asked=f"{name}=={version or known}",
         lora=_lora(values, architecture),
         offload=Offload(**{f.name: values[f"offload.{f.name}"] for f in fields(Offload)}),
-        images=_images(values, architecture, catalog.spoken(given["model"])),
+        images=_images(values, architecture, spoken),
         rollout=_rollout(values) if task in RL else None,
         roles=roles,
         versions={place[9:]: value for place, value in values.items() if place.startswith("versions.")},
@@ -362,7 +363,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
                 stored=stored,
                 tuned=given["model"] if catalog.tuned(given["model"]) else "",
                 makes=model.makes,
-                spoken=given["model"] if catalog.spoken(given["model"]) else "",
+                spoken=given["model"] if spoken else "",
             )
         ),
     )
