@@ -19,7 +19,7 @@ _UNREFUSING = re.compile(r"\b(?:abliterated|derestricted|heretic|uncensored)(?: 
 # be quantised (QAT). `base` is none of them: tuning often adds rows to the vocabulary.
 _SAME = frozenset({
     "meta", "deepseek", "instruct", "chat", "it", "pt", "hf", "thinking", "unsloth", "bnb", "4bit", "bf16", "huihui",
-    "ds", "qat", "pretrained", "sft", "dpo", "mpo",
+    "ds", "qat", "pretrained", "preview", "sft", "dpo", "mpo",
     # makers that people write before a model's name
     "alibaba", "allenai", "baidu", "bytedance", "databricks", "eleutherai", "google", "huggingface", "ibm", "lg",
     "liquidai", "microsoft", "mistralai", "moonshot", "moonshotai", "nvidia", "openai", "stabilityai", "tencent",
