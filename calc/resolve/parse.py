@@ -178,6 +178,7 @@ def _valid(data: Any, where: str, needed: tuple[str, ...]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, value in data.items():
         _put(nested, key, value, "")
+    _spell_out(nested)
     check = validator(SCHEMA_FILE, needed)
     check(nested, where)
     if isinstance(file := nested.get("lengths"), str):
@@ -405,7 +406,7 @@ def _framework(given: str) -> tuple[str, str | None]:
     """The framework's name, and its version if one is named."""
     name, equals, version = given.partition("==")
     if name not in FRAMEWORKS:
-        near = _trained_by(name) or closest(name, FRAMEWORKS)
+        near = closest(name, FRAMEWORKS)
         raise Objection(Refusal("framework", show(given), f"{', '.join(FRAMEWORKS)}, each with ==version{near}"))
     if equals and not _VERSION.fullmatch(version) and not _names(name, version):
         words = "".join(f", or {known}" for known in framework(name).KNOWN if not _VERSION.fullmatch(known))
@@ -418,14 +419,33 @@ def _names(name: str, version: str) -> bool:
     return any(version in (known, known.partition("-")[0]) for known in framework(name).KNOWN)
 
 
-def _trained_by(name: str) -> str:
-    """The hint for a trainer, or a framework's fork, that is given as a framework; empty if it is none."""
+def _spell_out(nested: dict[str, Any]) -> None:
+    """Puts a trainer, or a framework's fork, that is given as the framework into the fields that name it.
+
+    `ms-swift==3.12` is plain PyTorch with ms-swift's loop, in that release; `easyr1` is a fork of verl.
+    """
+    said = nested.get("framework")
+    if not isinstance(said, str):
+        return
+    name, equals, version = said.partition("==")
     plain = re.sub(r"[\W_]", "", name.casefold())
-    found = next((own for own in get_args(Trainer) if plain == own.replace("-", "") and own != "own"), "")
-    if found:
-        return f"; {found} is a trainer: give framework torch with trainer {found}"
+    trainer = next((own for own in get_args(Trainer) if plain == own.replace("-", "") and own != "own"), None)
     forks = {known.partition("-")[0]: of for of in FRAMEWORKS for known in framework(of).KNOWN}
-    return f"; {plain} is a fork of {forks[plain]}: give {forks[plain]}=={plain}" if plain in forks else ""
+    if plain in FRAMEWORKS:
+        nested["framework"] = f"{plain}{equals}{version}"
+    elif trainer:
+        nested["framework"] = "torch"
+        _agree(nested, "trainer", trainer, "trainer")
+        if equals and isinstance(versions := nested.setdefault("versions", {}), dict):
+            _agree(versions, trainer, version, f"versions.{trainer}")
+    elif plain in forks:
+        nested["framework"] = f"{forks[plain]}=={plain}{'-' if equals else ''}{version}"
+
+
+def _agree(fields: dict[str, Any], key: str, value: str, place: str) -> None:
+    """Sets a field to what the framework's name says of it; another value there is refused."""
+    if (given := fields.setdefault(key, value)) != value:
+        raise Objection(Refusal(place, show(given), f"{value}, which framework names"))
 
 
 def _rollout(values: Mapping[str, Any]) -> Rollout:

@@ -152,9 +152,10 @@ def test_what_it_cannot_run_is_refused_by_field(fields: dict[str, Any], field: s
         run(**fields)
 
 
-def test_its_name_as_a_framework_leads_to_the_fork() -> None:
-    with pytest.raises(ScenarioError, match="easyr1 is a fork of verl: give verl==easyr1"):
-        parse({"model": "qwen2.5-7b", "task": "grpo", "gpu": "h100-sxm", "framework": "EasyR1"})
+@pytest.mark.parametrize(("given", "told"), [("EasyR1", "verl==easyr1"), ("easyr1==0.3.0", "verl==easyr1-0.3.0")])
+def test_its_name_as_a_framework_is_the_fork(given: str, told: str) -> None:
+    asked = {"model": "qwen2.5-7b", "task": "grpo", "gpu": "h100-sxm"}
+    assert parse(asked | {"framework": given}) == parse(asked | {"framework": told})
 
 
 @pytest.mark.parametrize(

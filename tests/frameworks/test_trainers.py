@@ -354,12 +354,42 @@ def test_a_task_that_a_trainer_does_not_run_is_refused_in_one_line(trainer: str,
             run(trainer, model=model, task=task)
 
 
-@pytest.mark.parametrize("given", ["ms-swift", "ms-swift==4.6", "LLaMA-Factory", "axolotl", "torch_tune", "Unsloth"])
-def test_a_trainer_that_is_given_as_a_framework_is_named(given: str) -> None:
+@pytest.mark.parametrize(
+    ("given", "trainer", "version"),
+    [
+        ("ms-swift", "ms-swift", None),
+        ("ms-swift==4.6", "ms-swift", "4.6"),
+        ("LLaMA-Factory", "llamafactory", None),
+        ("axolotl", "axolotl", None),
+        ("torch_tune", "torchtune", None),
+        ("Unsloth", "unsloth", None),
+        ("transformers==4.57", "transformers", "4.57"),
+    ],
+)
+def test_a_trainer_that_is_given_as_a_framework_is_torch_with_that_trainer(
+    given: str, trainer: str, version: str | None
+) -> None:
+    spelled = {"framework": "torch", "trainer": trainer} | ({f"versions.{trainer}": version} if version else {})
+    assert job(framework=given) == job(**spelled)
+
+
+def test_a_framework_in_another_spelling_is_that_framework() -> None:
+    assert job(framework="OpenRLHF==0.6") == job(framework="openrlhf==0.6")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"trainer": "axolotl"}, "trainer: given 'axolotl', allowed: ms-swift, which framework names"),
+        ({"versions": {"ms-swift": "3.8"}}, "versions.ms-swift: given '3.8', allowed: 4.6, which framework names"),
+    ],
+)
+def test_what_contradicts_a_trainer_that_is_given_as_a_framework_is_refused(
+    fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ScenarioError) as refused:
-        job(framework=given)
-    name = given.partition("==")[0].lower().replace("llama-f", "llamaf").replace("_", "")
-    assert str(refused.value).endswith(f"; {name} is a trainer: give framework torch with trainer {name}")
+        job(framework="ms-swift==4.6", **fields)
+    assert str(refused.value) == f"scenario: {message}"
 
 
 def test_llamafactorys_dpo_keeps_the_policys_logits_while_the_reference_runs() -> None:

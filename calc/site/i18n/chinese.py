@@ -1886,7 +1886,7 @@ REFUSALS = {
     "{place@}: given {given!}, allowed for {what!}: {allowed?}": "{place}：给定 {given}，{what} 允许：{allowed}",
     "none; a function scores": "none；由函数打分",
     "with precision bf16 and one of the shardings {names!}": "precision 为 bf16，sharding 为 {names} 之一",
-    "{name!} is a fork of {base!}: give {told!}": "{name} 是 {base} 的分支：请写 {told}",
+    "{name!}, which framework names": "{name}，即 framework 所写的",
     "{place@}: given {given!}, allowed with {release!} for {task!}: {allowed?}": (
         "{place}：给定 {given}，{release} 的 {task} 允许：{allowed}"
     ),
