@@ -1,4 +1,4 @@
-"""A vision tower's operations: patches, blocks and projector, per patch, as Transformers' eager code runs them.
+"""A vision tower's operations: patches and blocks, per patch, as Transformers' eager code runs them.
 
 Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v,idefics3,llama4,llava,
 llava_next,llava_onevision,smolvlm,mistral3,paligemma,pixtral,clip,gemma4,aya_vision}/modeling_*.py`. The blocks are an
@@ -8,10 +8,8 @@ is a patch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
 
 from calc.autograd.polynomial import Segment
 from calc.autograd.tape import NOTHING, Size, Tensor, of
@@ -19,16 +17,13 @@ from calc.memory import activations
 from calc.memory.linears import WIDTH
 from calc.memory.run import Run, dimensions, symbol
 from calc.models.kernels import replaced_in_tower
-from calc.models.vision import Merger, Tower
+from calc.models.vision import Tower
 
 MASKED = 8  # bytes that say whether a pixel is one of an image, of `pixel_attention_mask`
-DOWN = "downsample"  # the convolution that makes a token of its patches
 PIXEL = 4  # bytes of a number in `pixel_values`, as the image processor makes them
-# the tower's norms before and after its blocks, where it has them
-FIRST, LAST = "post_conv_layernorm", "post_layernorm"
+FIRST = "post_conv_layernorm"  # the tower's norm before its blocks, where it has one
 ROW = 8  # numbers of which a mask's row has a multiple in the memory-efficient kernel
 UNFOLDED = "patch_embedding"  # the linear that reads unfolded pixels
-HEAD = 128  # of a resampler's attention
 TAPS = 4  # rows of a table of positions that a bilinear interpolation weighs
 
 
@@ -182,203 +177,6 @@ def crossed(program: activations.Program, tower: Tower) -> Tensor:
     row = tape.op("positions: rows", [], WIDTH, b, saves=places, weight=table, backward_scratch=scratch)
     both = tape.op("positions: sum", [column, row], WIDTH, b, aliases=[column, row])
     return tape.op("positions: blank", [both], WIDTH, b, saves=[Tensor(Size({"": 1}), 1)])
-
-
-@lru_cache(maxsize=1024)
-def projector(
-    run: Run, tower: Tower, merger: Merger, *, first: bool, counted: bool = False, below: Run | None = None
-) -> Segment:
-    """The norm of each patch or token, and the linears, after the tower's last norm if it has one.
-
-    Two linears read `merge`² patches at once, with a GELU between, or one alone; one matrix multiplies their average. A
-    narrow projector's patches, and those that no norm follows, are put together by two copies. Where blocks attend
-    within windows, the output is put into the old order. The output of several blocks is joined by a copy, whose
-    gradient theirs are views of. Squares' tokens are laid out as the image is, then joined with newlines. A convolution
-    makes a token of its patches before a linear and an MLP. `out` is a token's width over the patches that it is made
-    of; `first`: nothing below is trained. `below`: the settings with which the tower's own norm, convolution and
-    linears run. `counted`: a block keeps the input, too.
-    """
-    looks = below is not None and below.trained
-    width, out, token = tower.merged, tower.out, Size({"": 1 / tower.merge**2})
-    arch = replace(run.arch, activation="gelu", norm_fp32=merger.pooled)
-    own = replace(run, arch=arch, replaced=frozenset())
-    program = activations.Program(own, first=first, counted=counted)
-    program.elements = elements(tower, merger)
-    if merger.queries:
-        program.elements = {name.partition(".")[2]: n for name, n in program.elements.items()}
-    norm, *linears = program.elements if merger.norm else ("", *program.elements)
-    plain = merger.pooled or merger.convolved or merger.unfolded or not merger.norm
-    program.biased = frozenset(linears) if merger.biased or not plain else frozenset()
-    between = tower.blocks.hidden if merger.unfolded else tower.between
-    program.widths = {"out": out // tower.merge**2, "between": between // tower.merge**2}
-    if merger.queries:
-        # a head of 128 for each query and patch, where a slice has merge² patches to a query
-        program.widths |= {"wide": out, "scores": out // HEAD * merger.queries}
-        program.biased = frozenset({"attn.out_proj"})
-    program.row_share = 1 / tower.merge**2
-    program.elements |= {name.removesuffix(".weight"): prod(shape) for name, shape, _ in tower.linears}
-    program.elements[LAST] = looks * tower.blocks.hidden * (1 + tower.blocks.norm_bias)
-    x = program.input
-    if merger.queries:
-        x = resampled(program, tower, program.layer_norm(x, LAST, Size({"": 1})))
-    elif merger.pooled:
-        x = pooled(program, tower, program.layer_norm(x, LAST, Size({"": 1})))
-        x = program.rms_norm(x, norm, token)
-    elif merger.halved:
-        # the norm itself copies what lies row by row, and keeps it as it lay
-        x = program.tape.op("projector: shuffle", [x], WIDTH, x.b)
-        x = program.linear(linears[0], program.layer_norm(x, norm, token), of(between=1))
-        kept, gate = program.tape.split("projector: halves", x, [of(between=0.5)] * 2)
-        act = program.tape.op("projector: activation", [gate], gate.width, gate.b, saves=[gate])
-        x = program.tape.op("projector: product", [act, kept], act.width, act.b, saves=[act, kept])
-    elif merger.narrow:
-        x = program.activated(
-            program.linear(linears[0], program.layer_norm(shuffled(program, x), norm, token), of(out=1))
-        )
-    elif merger.unfolded:
-        x = program.linear(linears[0], shuffled(program, program.norm(x, norm)), of(between=1))
-        x = program.activated(program.linear(linears[1], x, of(out=1)))
-    elif merger.inner and below:
-        program.run = replace(own, trained=below.trained, adapter=below.adapter)
-        x = shuffled(program, program.layer_norm(x, LAST, Size({"": 1})))
-        for name in merger.inner:
-            x = program.activated(program.linear(name, x, of(between=1)))
-        program.run = own
-    elif merger.averaged:
-        x = averaged(program, tower, x)
-    elif not merger.norm and len(linears) > 1:
-        if len(tower.taken) > 1:
-            x = program.tape.op("projector: join blocks", [x], WIDTH * len(tower.taken), x.b, aliases=[x])
-        elif tower.classes and x.b == run.compute:  # without the tower's own token; a cast cuts it off, too
-            x = program.tape.op("projector: cut", [x], WIDTH, x.b)
-        for name in ("side by side", "lay out", "end rows", "join pictures") if tower.crops else ():
-            x = program.tape.op(f"projector: {name}", [x], WIDTH, x.b)
-        for name in linears[:-1]:
-            x = program.activated(program.linear(name, x, of(out=1)))
-    elif not merger.norm:
-        x = program.layer_norm(x, LAST, Size({"": 1}))
-        x = x if merger.biased else shuffled(program, x)
-    elif merger.convolved:
-        x = convolved(program, tower, program.rms_norm(x, LAST, Size({"": 1})), looks)
-        x = program.activated(program.layer_norm(program.linear(linears[0], x, of(out=1)), norm, token))
-        x = gated(program, x, linears[1:-1])
-    else:
-        if tower.resized:
-            x = program.layer_norm(x, LAST, Size({"": 1}))
-            for name in ("side by side", "join images"):
-                x = program.tape.op(f"projector: {name}", [x], WIDTH, x.b)
-        x = program.norm(x, norm, token if merger.joined else None)
-        x = program.activated(program.linear(linears[0], x, WIDTH))
-    project = program.whole if merger.pooled or merger.queries else program.linear
-    x = project(linears[-1], x, of(out=1))
-    for name in ("lay out", "join") if tower.newline else ():
-        x = program.tape.op(f"projector: {name}", [x], x.width, x.b)
-    if tower.windowed:
-        program.tape.op("projector: order", [x], x.width, x.b, saves=[Tensor(token, 8)])
-    products = [] if merger.pooled or merger.queries else tower.products(merger)
-    sizes = [inputs * outputs for _, inputs, outputs in products] or [tower.blocks.hidden * out]
-    linears = [] if merger.queries else linears
-    sizes = sizes[: len(linears)]
-    weights = {symbol(name): size for name, size in zip(linears, sizes, strict=True)} | {"W_downsample": width * out}
-    weights |= {symbol(name): size for name, size in program.elements.items()} if merger.queries else {}
-    weights |= {symbol(name.removesuffix(".weight")): prod(shape) for name, shape, _ in tower.linears}
-    adapter = run.adapter or (below and below.adapter)
-    rank = adapter.rank if adapter else 0
-    return Segment(program.tape, {**dimensions(run.arch, rank), **weights, **program.widths})
-
-
-def shuffled(program: activations.Program, x: Tensor) -> Tensor:
-    """The patches of a token side by side, by a copy of the rows and one of the columns."""
-    for name in ("rows", "columns"):
-        x = program.tape.op(f"projector: shuffle {name}", [x], WIDTH, x.b)
-    return x
-
-
-def pooled(program: activations.Program, tower: Tower, x: Tensor) -> Tensor:
-    """The average of `merge`² patches, of a copy that lies channel by channel, which the average keeps."""
-    x = program.tape.op("projector: by channel", [x], WIDTH, x.b)
-    return program.tape.op("projector: pool", [x], WIDTH * (1 / tower.merge**2), x.b, saves=[x])
-
-
-def averaged(program: activations.Program, tower: Tower, x: Tensor) -> Tensor:
-    """The average of `merge`² patches behind a norm without weights, as a product with weights of all patches in fp32.
-
-    It is scaled, picked where it is one of an image, and standardised in fp32 (`Gemma4VisionPooler`,
-    `Gemma4VisionModel.forward`, `Gemma4MultimodalEmbedder`).
-    """
-    tape, b, share = program.tape, x.b, 1 / tower.merge**2
-    token, wide = Size({"": share}), WIDTH * share
-    x = tape.op("projector: blank", [x], WIDTH, b, saves=[Tensor(Size({"": 1}), 1)])
-    number = tape.op("projector: one-hot", [], Size({"S": share}), 8)
-    weights = tape.op("projector: weights to fp32", [number], Size({"S": share}), 4)
-    weights = tape.op("projector: weights", [weights], Size({"S": share}), 4)
-    weights.differentiable = False
-    x = tape.op("projector: average", [weights, program.cast(x, 4, "projector")], wide, 4, saves=[weights])
-    x = program.cast(program.cast(x, b, "projector: average"), 4, "projector: average")
-    x = tape.op("projector: scale", [x], wide, 4)
-    x = tape.op("projector: pick", [x], wide, 4, saves=[Tensor(token * 2, 8)])
-    if tower.standardised:
-        x = tape.op("projector: less mean", [x], wide, 4, aliases=[x])
-        x = tape.op("projector: standardise", [x], wide, 4)
-    x = program.cast(x, b, "projector: standardised")
-    return program.cast(program.unweighed(program.cast(x, 4, "projector: norm"), "projector: norm", token), b, "norm")
-
-
-def resampled(program: activations.Program, tower: Tower, x: Tensor) -> Tensor:
-    """Learned queries that attend to the normed, projected patches of their slice, to whose keys positions are added.
-
-    Products of queries, keys and values are parts of one weight; scores of all heads are tensors, and their average is
-    returned (`Resampler` of resampler.py beside the weights of MiniCPM-V 2.6, torch `nn.MultiheadAttention`).
-    """
-    tape, c, trained = program.tape, program.c, program.run.trained
-    wide, rows, one = of(wide=1), of(out=1), Size({"": 1 / tower.merge**2})
-    weight = tower.out * (tower.out + 1) * trained
-    program.row_share, share = 1, program.row_share  # all patches are projected
-    y = program.layer_norm(program.linear("kv_proj", x, wide), "ln_kv", Size({"": 1}))
-    program.row_share = share
-    keys = tape.op("keys: add positions", [y], wide, y.b)
-
-    def product(name: str, of_: Tensor, width: Size) -> Tensor:
-        read = program.cast(of_, c, name)
-        return tape.op(name, [read], width, c, saves=[read] * trained, weight=weight, multiplies=True)
-
-    k, v = product("keys", keys, wide), product("values", y, wide)
-    query = tower.merger.queries * tower.out * trained
-    q = tape.op("queries", [], rows, program.run.weight, weight=query)
-    q.size = NOTHING  # the parameter itself
-    q = tape.op("queries: scale", [product("queries: product", program.layer_norm(q, "ln_q", one), rows)], rows, c)
-    scores = of(scores=1)
-    a = tape.op("scores", [q, k], scores, c, saves=[q, k], multiplies=True)
-    a = tape.op("softmax", [program.cast(a, 4 if program.autocast else c, "softmax")], scores,
-                4 if program.autocast else c, saves_out=True)  # fmt: skip
-    a = program.cast(a, c, "probabilities")
-    mixed = tape.op("mix", [a, v], rows, c, saves=[a, v], multiplies=True)
-    mixed = tape.op("mix: contiguous", [mixed], rows, c)
-    return program.layer_norm(program.linear("attn.out_proj", mixed, rows), "ln_post", one)
-
-
-def convolved(program: activations.Program, tower: Tower, x: Tensor, looks: bool) -> Tensor:
-    """A token of `merge`² patches that lie side by side, by a convolution that is the tower's own."""
-    program.biased |= {DOWN}
-    program.elements = {**program.elements, DOWN: looks * (tower.merged + 1) * tower.out}
-    return program.whole(DOWN, x, of(out=1))
-
-
-def gated(program: activations.Program, x: Tensor, names: Sequence[str]) -> Tensor:
-    """The input of an MLP's last linear: `silu(gate(x)) · up(x)`."""
-    gate, up = names
-    wide = of(between=1)
-    act = program.tape.op("projector: activation", [g := program.linear(gate, x, wide)], wide, g.b, saves=[g])
-    return program.tape.op("projector: product", [act, u := program.linear(up, x, wide)], wide, act.b, saves=[act, u])
-
-
-def elements(tower: Tower, merger: Merger) -> dict[str, int]:
-    """Elements of a projector's modules by name, a bias counted with its weight."""
-    found: dict[str, int] = {}
-    for name, shape, _ in tower.projector(merger):
-        own = name.removesuffix(".weight").removesuffix(".bias").removeprefix("visual.").replace(".*", "")
-        found[own] = found.get(own, 0) + prod(shape)
-    return found
 
 
 def added(tower: Tower) -> Size:

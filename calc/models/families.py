@@ -158,7 +158,7 @@ _GLM = Sight(
          embedding="visual.patch_embed.proj", table="visual.embeddings.position_embedding",
          first_norm="visual.post_conv_layernorm", last_norm="visual.post_layernorm",
          merger=Merger("visual.merger", "post_projection_norm", ("proj", "gate_proj", "up_proj", "down_proj"),
-                       convolved="visual.downsample")),
+                       kind="convolved", convolution="visual.downsample")),
     dict(intermediate_size="out_hidden_size", between="intermediate_size"),
     fixed=dict(rotary_tables=0),  # all layers share cos and sin
 )  # fmt: skip
@@ -171,7 +171,7 @@ _IDEFICS3 = Sight(
     # `size` of the published `preprocessor_config.json` is four times the side of a square
     dict(hooked=True, patch_bias=True, embedding="vision_model.embeddings.patch_embedding",
          table="vision_model.embeddings.position_embedding", last_norm="vision_model.post_layernorm", ragged=True,
-         along=4, limits=Pixels(1, 10**9), merger=Merger("connector", "", ("modality_projection.proj",))),
+         along=4, limits=Pixels(1, 10**9), merger=Merger("connector", "", ("modality_projection.proj",), "flat")),
     dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
     inner="model.text_model",
 )  # fmt: skip
@@ -184,7 +184,7 @@ _GEMMA3 = Sight(
     dict(hooked=True, patch_bias=True, embedding="vision_tower.embeddings.patch_embedding",
          table="vision_tower.embeddings.position_embedding", last_norm="vision_tower.post_layernorm",
          limits=Pixels(1, 10**9),
-         merger=Merger("multi_modal_projector", "mm_soft_emb_norm", ("mm_input_projection_weight",), pooled=True)),
+         merger=Merger("multi_modal_projector", "mm_soft_emb_norm", ("mm_input_projection_weight",), "pooled")),
     dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
     fixed=dict(masked=True), apart=True,
 )  # fmt: skip
@@ -205,11 +205,11 @@ _MISTRAL3 = Sight(
     dict(hooked=True, embedding="vision_tower.patch_conv", first_norm="vision_tower.ln_pre", framed=True,
          longest=1540, limits=Pixels(1, 10**9),
          merger=Merger("multi_modal_projector", "norm", ("patch_merger.merging_layer", "linear_1", "linear_2"),
-                       unfolded=True)),
+                       "unfolded")),
     dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
     apart=True, only=dict(multimodal_projector_bias=(False, False), vision_feature_layer=(-1, -1)),
 )  # fmt: skip
-_LLAVA_MERGER = Merger("multi_modal_projector", "", ("linear_1", "linear_2"), biased=True)
+_LLAVA_MERGER = Merger("multi_modal_projector", "", ("linear_1", "linear_2"), "linears")
 _LLAVA_ONLY = dict(multimodal_projector_bias=(True, True), vision_feature_select_strategy=("default", "default"))
 _LLAVA = Sight(
     "llama",
@@ -241,7 +241,7 @@ _MINICPMV = Sight(
          names=Names("vpm", output="out_proj", up="fc1", down="fc2", layers="encoder.layers")),
     dict(patch_bias=True, prefix="", sliced=448, tiles=9, limits=Pixels(1, 10**9),
          embedding="vpm.embeddings.patch_embedding", table="vpm.embeddings.position_embedding",
-         last_norm="vpm.post_layernorm", merger=Merger("resampler", "", ("proj",), queries=64)),
+         last_norm="vpm.post_layernorm", merger=Merger("resampler", "", ("proj",), "queries", queries=64)),
     dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
     inner="llm.model", head="llm.lm_head",
     only=dict(query_num=(64, 64), drop_vision_last_layer=(True, False), version=(None, 2.6)),
@@ -252,7 +252,7 @@ SEEING: Mapping[str, Sight] = {
     "gemma3": _GEMMA3,
     "paligemma": replace(
         _GEMMA3, text="gemma", apart=False,
-        tower={**_GEMMA3.tower, "merger": Merger("multi_modal_projector", "", ("linear",), biased=True)},
+        tower={**_GEMMA3.tower, "merger": Merger("multi_modal_projector", "", ("linear",), "each")},
     ),
     "llama4": Sight(
         "llama4_text",
@@ -266,7 +266,7 @@ SEEING: Mapping[str, Sight] = {
              embedding="vision_model.patch_embedding.linear", table="vision_model.positional_embedding_vlm",
              classes="vision_model.class_embedding", first_norm="vision_model.layernorm_pre",
              last_norm="vision_model.layernorm_post",
-             merger=Merger("multi_modal_projector", "", ("linear_1",),
+             merger=Merger("multi_modal_projector", "", ("linear_1",), "inner",
                            inner=("vision_model.vision_adapter.mlp.fc1", "vision_model.vision_adapter.mlp.fc2"))),
         dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels",
              between="projector_output_dim"),
@@ -287,7 +287,7 @@ SEEING: Mapping[str, Sight] = {
             **{name: value.replace("vision_tower", "img_processor.vision_model") if isinstance(value, str) else value
                for name, value in _LLAVA.tower.items()},
             "hooked": False, "crops": 4, "prefix": "model.vision_embed_tokens.",
-            "merger": Merger("img_projection", "", ("0", "2"), biased=True),
+            "merger": Merger("img_projection", "", ("0", "2"), "linears"),
         },
     ),
     "granitevision": replace(
@@ -308,8 +308,8 @@ SEEING: Mapping[str, Sight] = {
     "aya_vision": replace(
         _LLAVA_SIGLIP, text="cohere2", taken=-1, only=dict(vision_feature_select_strategy=("full", "full")),
         tower={**_GEMMA3.tower, "tiles": 12,
-               "merger": Merger("multi_modal_projector", "layernorm", ("linear_1", "linear_2"), joined=True,
-                                halved=True)},
+               "merger": Merger("multi_modal_projector", "layernorm", ("linear_1", "linear_2"), "halved",
+                                joined=True)},
     ),
     "gemma4": Sight(
         "gemma4_text",
@@ -324,7 +324,7 @@ SEEING: Mapping[str, Sight] = {
         dict(filled=True, embedding="vision_tower.patch_embedder.input_proj",
              table="vision_tower.patch_embedder.position_embedding_table", limits=Pixels(1, 645120),
              video_limits=Pixels(1, 161280),
-             merger=Merger("embed_vision", "", ("embedding_projection",), averaged=True)),
+             merger=Merger("embed_vision", "", ("embedding_projection",), "averaged")),
         dict(depth="num_hidden_layers", num_heads="num_attention_heads", spatial_merge_size="pooling_kernel_size",
              num_position_embeddings="position_embedding_size", hidden_act="hidden_activation"),
         apart=True,
@@ -384,7 +384,7 @@ SEEING: Mapping[str, Sight] = {
         dict(hooked=True, patch_bias=True, embedding="vision_tower.embeddings.patch_embeddings.projection",
              table="vision_tower.embeddings.position_embeddings", classes="vision_tower.embeddings.cls_token", tiles=12,
              limits=Pixels(1, 10**9),
-             merger=Merger("multi_modal_projector", "layer_norm", ("linear_1", "linear_2"), joined=True, narrow=True)),
+             merger=Merger("multi_modal_projector", "layer_norm", ("linear_1", "linear_2"), "narrow", joined=True)),
         dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
     ),
 }  # fmt: skip

@@ -386,7 +386,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
     taken = _taken(config, read, sight.taken) if sight.taken else ()
     depth = max(taken) if taken else read.integer("depth")
     deep = read.value("deepstack_visual_indexes") or ()
-    merged, one_each = _merging(family, read, wrong), sight.tower["merger"].biased
+    merged, one_each = _merging(family, read, wrong), sight.tower["merger"].one_each
     if not all(type(index) is int and 0 <= index < depth for index in _listed(deep)) or len(deep) > arch.layers:
         raise wrong("deepstack_visual_indexes", deep, f"indices of blocks, below depth = {depth}, one a layer at most")
     blocks = Architecture(
@@ -503,9 +503,9 @@ def _merging(family: str, read: _Reader, wrong: Callable[[str, object, str], Con
     if tower.get("crops"):
         return _fourfold
     if not tower.get("flattened"):
-        if name := "downsample_factor" if tower["merger"].halved else "scale_factor" * ("along" in tower):
+        if name := "downsample_factor" if tower["merger"].kind == "halved" else "scale_factor" * ("along" in tower):
             return _shuffled(name)
-        return _single if tower["merger"].biased else _pooled
+        return _single if tower["merger"].one_each else _pooled
     side = {0.5: 2, 0.25: 4, 1: 1}.get(ratio := read.value("pixel_shuffle_ratio"), 0)
     if not side:
         raise wrong("pixel_shuffle_ratio", ratio, "0.25, 0.5 or 1")
@@ -545,7 +545,7 @@ def _shuffled(name: str) -> Merging:
 
 def _between(config: Mapping[str, Any], sight: Sight, read: _Reader, hidden: int) -> int:
     """The width of a projector's MLP, which Aya Vision's config has outside `vision_config`; 0: it has no own."""
-    if not sight.tower["merger"].halved:
+    if sight.tower["merger"].kind != "halved":
         return read.integer("between") if "between" in sight.spelled else 0
     width = _Reader(config, dict(alignment_intermediate_size=hidden), {}).integer("alignment_intermediate_size")
     if width % 2:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, assert_never
 
 from calc.models.sound import Sound
 
@@ -17,36 +17,52 @@ if TYPE_CHECKING:
     from calc.models.architecture import Architecture
 
 
-class Merger(NamedTuple):
-    """The names of a projector's norm and of its linears, below the projector's own.
+# What a projector does with the patches of a token, `merge`² neighbours:
+# - mlp: a norm, then two linears read them side by side, a GELU between (Qwen-VL)
+# - narrow: the same with PyTorch's own norm, and a first linear as narrow as a token (InternVL)
+# - halved: the same, and the first linear makes a gate and what it weighs side by side (Aya Vision)
+# - unfolded: a norm of each, then a linear makes a row as wide as a patch of them before two others (Mistral 3)
+# - convolved: a convolution makes a token, then come a linear, PyTorch's own norm, and an MLP with a gate (GLM-4V)
+# - flat: one linear reads them side by side, without a norm (Idefics 3)
+# - each: one linear makes a token of each patch (PaliGemma)
+# - linears: two linears, without a norm (LLaVA, Pixtral 12B, Phi-3 Vision)
+# - pooled: one matrix multiplies their average, behind a norm (Gemma 3)
+# - averaged: one linear reads their average, behind a norm without weights (Gemma 4)
+# - inner: linears of the tower's own read them side by side before the one linear (Llama 4)
+# - queries: learned queries, a token each, attend to all patches of a slice (MiniCPM-V)
+MergerKind = Literal[
+    "mlp", "narrow", "halved", "unfolded", "convolved", "flat", "each", "linears", "pooled", "averaged", "inner",
+    "queries",
+]  # fmt: skip
+BIASED: frozenset[MergerKind] = frozenset({"mlp", "narrow", "halved", "each", "linears"})  # linears have a bias
 
-    Two linears with a bias read the patches of a token side by side, or one without reads their average (`pooled`), or
-    them as they are where there is no norm (Idefics 3).
-    `joined`: the norm sees the patches of a token as one row, not one by one. `narrow`: it is PyTorch's own, and the
-    first linear's output is as wide as a token (InternVL). `convolved`: the name of a convolution that makes a token of
-    its patches; then come a linear, the norm, PyTorch's own, and an MLP with a gate, none with a bias (GLM-4V).
-    `biased`: one linear with a bias makes a token of each patch (PaliGemma), or two do (LLaVA, Pixtral 12B).
-    `unfolded`: a linear makes a token, as wide as a patch, of its patches before two others, all without a bias
-    (Mistral 3). `inner`: the names of linears of the tower's own that read the patches of a token side by side before
-    the one linear, with an activation behind each (Llama 4). `averaged`: one linear without a bias reads the average of
-    a token's patches behind a norm without weights (Gemma 4). `halved`: the first linear makes a gate and what it
-    weighs side by side (Aya Vision). `queries`: so many tokens are learned queries that attend to all patches of a
-    slice (MiniCPM-V).
+
+class Merger(NamedTuple):
+    """The names of a projector's norm, if it has one, and of its linears, below the projector's own.
+
+    `joined`: the norm sees the patches of a token as one row, not one by one. `convolution`: the name of the one that
+    makes a token, and `inner` the names of the tower's own linears, an activation behind each, of these kinds.
+    `queries`: their number for a slice.
     """
 
     name: str
     norm: str
     linears: tuple[str, ...]
+    kind: MergerKind = "mlp"
     joined: bool = False
-    pooled: bool = False
-    narrow: bool = False
-    convolved: str = ""
-    unfolded: bool = False
-    biased: bool = False
+    convolution: str = ""
     inner: tuple[str, ...] = ()
-    averaged: bool = False
-    halved: bool = False
     queries: int = 0
+
+    @property
+    def biased(self) -> bool:
+        """True if its linears have a bias."""
+        return self.kind in BIASED
+
+    @property
+    def one_each(self) -> bool:
+        """True if it makes a token of what the tower makes of each patch."""
+        return self.kind in ("each", "linears")
 
 
 class Pixels(NamedTuple):
@@ -197,7 +213,7 @@ class Tower:
             yield f"{self.table}.weight", (self.positions, h), "patches"
         for norm in filter(None, (self.first_norm, self.last_norm * (not self.taken))):
             yield from self.normed(norm)
-        if name := self.merger.convolved:
+        if name := self.merger.convolution:
             yield f"{name}.weight", (self.out, h, self.merge, self.merge), "patches"
             yield f"{name}.bias", (self.out,), "bias"
 
@@ -246,21 +262,21 @@ class Tower:
     def projector(self, merger: Merger) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """Name, shape and kind of each tensor of a projector."""
         h, width, out = self.blocks.hidden, self.merged, self.out
-        if merger.queries:
+        if merger.kind == "queries":
             yield from self.resampler(merger)
             return
-        normed = out if merger.convolved else width if merger.joined else h
+        normed = out if merger.kind == "convolved" else width if merger.joined else h
         if merger.norm:
             yield f"{merger.name}.{merger.norm}.weight", (normed,), "norm"
-        if merger.pooled:
+        if merger.kind == "pooled":
             (name,) = merger.linears
             yield f"{merger.name}.{name}", (h, out), "matrix"
             return
-        if merger.norm and (self.blocks.norm_bias or merger.narrow or merger.convolved):
+        if merger.norm and (self.blocks.norm_bias or merger.kind in ("narrow", "convolved")):
             yield f"{merger.name}.{merger.norm}.bias", (normed,), "norm"
         for name, inputs, outputs in self.products(merger):
             yield f"{merger.name}.{name}.weight", (outputs, inputs), "linear"
-            if merger.biased or (merger.norm and not (merger.convolved or merger.unfolded)):
+            if merger.biased:
                 yield f"{merger.name}.{name}.bias", (outputs,), "bias"
 
     def resampler(self, merger: Merger) -> Iterable[tuple[str, tuple[int, ...], str]]:
@@ -278,20 +294,29 @@ class Tower:
         yield f"{merger.name}.proj", (out, out), "matrix"
 
     def products(self, merger: Merger) -> Iterable[tuple[str, int, int]]:
-        """Name, inputs and outputs of each linear of a projector."""
-        width, out, wide = self.merged, self.out, self.between
-        if not merger.norm:
-            first, *more = merger.linears
-            width = self.blocks.hidden if merger.averaged else wide if merger.inner else width
-            return [(first, width, out), *[(name, out, out) for name in more]]
-        if merger.unfolded:
-            h = self.blocks.hidden
-            return [
-                (name, *size) for name, size in zip(merger.linears, [(width, h), (h, out), (out, out)], strict=True)
-            ]
-        if merger.halved:
-            first, last = merger.linears
-            return [(first, width, wide), (last, wide // 2, out)]
-        between = out if merger.narrow else width
-        sizes = [(out, out), (out, wide), (out, wide), (wide, out)] if wide else [(width, between), (between, out)]
+        """Name, inputs and outputs of each linear of a projector, but for one of `queries` and the `pooled` matrix."""
+        h, width, out, wide = self.blocks.hidden, self.merged, self.out, self.between
+        match merger.kind:
+            case "queries" | "pooled":
+                return []
+            case "mlp":
+                sizes = [(width, width), (width, out)]
+            case "narrow":
+                sizes = [(width, out), (out, out)]
+            case "halved":
+                sizes = [(width, wide), (wide // 2, out)]
+            case "unfolded":
+                sizes = [(width, h), (h, out), (out, out)]
+            case "convolved":
+                sizes = [(out, out), (out, wide), (out, wide), (wide, out)]
+            case "flat" | "each":
+                sizes = [(width, out)]
+            case "linears":
+                sizes = [(width, out), (out, out)]
+            case "averaged":
+                sizes = [(h, out)]
+            case "inner":
+                sizes = [(wide, out)]
+            case _ as never:
+                assert_never(never)
         return [(name, *size) for name, size in zip(merger.linears, sizes, strict=True)]

@@ -13,6 +13,7 @@ from calc.autograd.polynomial import NO_BYTES, Amount, Segment, Shot, amount
 from calc.base.ledger import Line, total
 from calc.engines.replica import TrainingEngine, Where
 from calc.memory import vision
+from calc.memory.projector import projector
 from calc.memory.run import Run
 from calc.models.architecture import TOWER, Architecture, Seeing, vision_tensors
 from calc.models.lora import vision_matrices
@@ -197,13 +198,13 @@ class Seen:
     @property
     def projector(self) -> Segment:
         """The projector after the last block."""
-        return vision.projector(self._projecting, self.tower, self.tower.merger, first=not self.passes, below=self.own)
+        return projector(self._projecting, self.tower, self.tower.merger, first=not self.passes, below=self.own)
 
     @property
     def between(self) -> Segment:
         """The projector of a deep block, whose output the next one's norm keeps, too, or its checkpoint is."""
         passes = self.passes
-        return vision.projector(self._projecting, self.tower, self.tower.deep_merger, first=not passes, counted=passes)
+        return projector(self._projecting, self.tower, self.tower.deep_merger, first=not passes, counted=passes)
 
     @property
     def _projecting(self) -> Run:

@@ -13,8 +13,9 @@ from calc.autograd.lifetimes import Lifetimes
 from calc.autograd.tape import total
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
+from calc.memory.projector import projector
 from calc.memory.run import Adapter, Run, dimensions
-from calc.memory.vision import block, projector, running
+from calc.memory.vision import block, running
 from calc.models.families import FAMILIES, SEEING
 from calc.models.kernels import LIGER, LIGER_TOWERS, replaced
 from calc.resolve.parse import parse

@@ -8,6 +8,7 @@ from architectures import published
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.memory import vision
+from calc.memory.projector import projector
 from calc.memory.run import Run
 from calc.models.architecture import ConfigError, parameters, vision_tensors
 from calc.models.hf_config import from_config
@@ -81,7 +82,7 @@ def test_a_block_keeps_what_its_operations_do(packaged: bool, kept: int) -> None
 def test_queries_keep_what_their_attention_does() -> None:
     """Counted likewise, of a slice: 43,967.9 bytes of a patch without norms' numbers, and the tower's norm's input."""
     run = vision.running(Run(published(MODELS[0])), tower(), trained=True)
-    kept = vision.projector(run, tower(), tower().merger, first=False, below=run).saved.bytes(1024, 1024) / 1024
+    kept = projector(run, tower(), tower().merger, first=False, below=run).saved.bytes(1024, 1024) / 1024
     norms = 8 + 8 + 2 * 8 / 16  # of each patch twice, and of each query twice
     assert kept == pytest.approx(43_967.9 + 2 * 1152 + norms, abs=0.5)
 

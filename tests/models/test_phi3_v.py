@@ -7,6 +7,7 @@ from architectures import published
 
 from calc.catalog.catalog import load
 from calc.memory import vision
+from calc.memory.projector import projector
 from calc.memory.run import Run
 from calc.models.architecture import ConfigError, parameters, vision_tensors
 from calc.models.hf_config import from_config
@@ -58,7 +59,7 @@ def test_an_image_is_cut_into_four_squares_at_most(width: int, height: int, toke
 def test_the_projector_keeps_the_input_of_each_linear_and_of_its_gelu() -> None:
     """Of a token of four patches 4096, 3072 and 3072 elements in bf16."""
     run = vision.running(Run(published(MODEL)), tower(), trained=True)
-    kept = vision.projector(run, tower(), tower().merger, first=False, below=run).saved.bytes(4, 4)
+    kept = projector(run, tower(), tower().merger, first=False, below=run).saved.bytes(4, 4)
     assert kept == 2 * (4096 + 3072 + 3072)
 
 
