@@ -406,7 +406,7 @@ def _framework(given: str) -> tuple[str, str | None]:
     """The framework's name, and its version if one is named."""
     name, equals, version = given.partition("==")
     if name not in FRAMEWORKS:
-        near = closest(name, FRAMEWORKS)
+        near = closest(name, [*FRAMEWORKS, *get_args(Trainer)])
         raise Objection(Refusal("framework", show(given), f"{', '.join(FRAMEWORKS)}, each with ==version{near}"))
     if equals and not _VERSION.fullmatch(version) and not _names(name, version):
         words = "".join(f", or {known}" for known in framework(name).KNOWN if not _VERSION.fullmatch(known))

@@ -373,6 +373,11 @@ def test_a_trainer_that_is_given_as_a_framework_is_torch_with_that_trainer(
     assert job(framework=given) == job(**spelled)
 
 
+def test_a_trainer_misspelt_as_a_framework_is_put_forward() -> None:
+    with pytest.raises(ScenarioError, match="did you mean 'unsloth'"):
+        job(framework="unslot")
+
+
 def test_a_framework_in_another_spelling_is_that_framework() -> None:
     assert job(framework="OpenRLHF==0.6") == job(framework="openrlhf==0.6")
 
