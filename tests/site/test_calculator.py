@@ -26,6 +26,7 @@ from calc.base.units import gib
 from calc.catalog.catalog import load
 from calc.estimate.estimate import as_dict, estimate
 from calc.frameworks.registry import FRAMEWORKS
+from calc.frameworks.torch.trainers.registry import RELEASED
 from calc.recommend import options, recommend
 from calc.resolve.parse import given, parse
 from calc.site.calculator import browser, browser_engine, calculator, closure, fields, picker
@@ -299,9 +300,10 @@ def test_a_field_of_the_form_is_a_field_of_a_scenario_with_its_words(name: str) 
     given(options.typed(job, "form"), where="form", catalog=load())
 
 
-def test_every_known_version_of_a_framework_can_be_picked() -> None:
+def test_every_known_version_of_a_framework_or_trainer_can_be_picked() -> None:
     offered = {value for _, versions in fields.frameworks() for value in versions}
     assert offered >= {f"{name}=={known}" for name, module in FRAMEWORKS.items() for known in module.KNOWN}
+    assert offered >= {f"{name}=={known}" for name, module in RELEASED.items() for known in module.RELEASES}
     for value in offered:
         given({"model": "llama-3.1-8b", "task": "sft", "framework": value}, where="form", catalog=load())
 

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 from calc.answers import words
 from calc.base.optimizers import OPTIMIZERS
+from calc.estimate.report import TRAINERS
 from calc.frameworks.registry import FRAMEWORKS
+from calc.frameworks.torch.trainers.registry import RELEASED
 from calc.recommend import options
 from calc.scenario.words import RL, ROLES, SERVERS
 
@@ -155,7 +157,10 @@ def _definitions() -> dict[str, Mapping[str, Any]]:
 
 
 def frameworks() -> Iterator[tuple[str, dict[str, str]]]:
-    """Each framework in words, with the words for its newest known version and for each one before."""
-    for name, said in words.FRAMEWORKS.items():
-        versions = {f"{name}=={known}": f"{said} {known}" for known in reversed(FRAMEWORKS[name].KNOWN)}
+    """Each framework and trainer in words, with the words for its newest known version and for each one before."""
+    known = {name: FRAMEWORKS[name].KNOWN for name in words.FRAMEWORKS} | {
+        name: tuple(module.RELEASES) for name, module in RELEASED.items()
+    }
+    for name, said in (words.FRAMEWORKS | TRAINERS).items():
+        versions = {f"{name}=={version}": f"{said} {version}" for version in reversed(known.get(name, ()))}
         yield said, {name: f"{said}, newest", **versions}

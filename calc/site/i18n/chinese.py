@@ -1208,9 +1208,11 @@ CALCULATOR = {
     ),
     "Rank r of an adapter, a count.": "适配器的秩 r，一个数目。",
     "What runs the job, optionally with its version: torch (plain PyTorch and Transformers, nothing hidden), openrlhf, "
-    "verl, trl or slime, as in openrlhf==0.6. The newest known version when none is named.": (
+    "verl, trl or slime, as in openrlhf==0.6. The newest known version when none is named. A trainer's name, as in "
+    "unsloth or ms-swift==4.6, is torch with that trainer, in that release.": (
         "由什么运行任务，可带版本：torch（纯 PyTorch 和 Transformers，没有隐藏的东西）、openrlhf、verl、trl 或 slime，"
-        "如 openrlhf==0.6。不写版本时为已知的最新版本。"
+        "如 openrlhf==0.6。不写版本时为已知的最新版本。写训练器的名字，如 unsloth 或 ms-swift==4.6，"
+        "即 torch 加该训练器的该版本。"
     ),
     "Length cap of a sequence, in tokens; RL tasks use prompt_len and response_len.": (
         "一条序列的长度上限，以 token 计；强化学习任务用 prompt_len 和 response_len。"

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from calc.base.plan import DeepSpeed, Path
 from calc.base.refusal import Refusal
 from calc.frameworks import trainer
+from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import (
     axolotl,
     litgpt,
@@ -41,8 +42,13 @@ class Trainer(Protocol):
         """Notes on what it does and no field of a scenario says."""
 
 
-# Those whose releases are told apart, each with `RELEASES` and tables of its defaults.
-RELEASED: Mapping[str, Trainer] = {
+class Released(Trainer, Protocol):
+    """The interface of a trainer whose releases are told apart."""
+
+    RELEASES: Mapping[str, Pins]
+
+
+RELEASED: Mapping[str, Released] = {
     "llamafactory": llamafactory,
     "axolotl": axolotl,
     "ms-swift": ms_swift,
