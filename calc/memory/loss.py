@@ -747,7 +747,7 @@ def written(run: Run, path: Path, *, grad: bool = True, again: bool = False) -> 
     """The head of `run` with the loss of `path` on its tape; `again`: layers before it run again for backward."""
     program = Head(run.head)
     # a tied head's gradient is the embedding's
-    program.elements = {"lm_head": run.arch.vocab_part * run.arch.hidden, "score": run.arch.hidden}
+    program.elements = {"lm_head": run.arch.vocab_part * run.arch.outer, "score": run.arch.outer}
     program.grad, program.again = grad, again
     program.write(path)
     return program
@@ -767,5 +767,5 @@ def head(run: Run, path: Path, again: bool = False) -> tuple[Segment, Amount, Am
 
 
 def head_dimensions(run: Run) -> dict[str, int]:
-    """The numbers behind the symbols of a head."""
-    return {**dimensions(run.arch), "W_score": run.arch.hidden}
+    """The numbers behind the symbols of a head, whose h is the width of what it reads."""
+    return {**dimensions(run.arch), "h": run.arch.outer}
