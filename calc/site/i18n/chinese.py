@@ -225,6 +225,7 @@ JOBS = {
     "plain PyTorch": "纯 PyTorch",
     "plain PyTorch {version}": "纯 PyTorch {version}",
     "litgpt": "litgpt",
+    "ColossalAI": "ColossalAI",
     "Megatron-LM": "Megatron-LM",
     "Functional test of Megatron-LM": "Megatron-LM 的功能测试",
     "Stored peak": "存档峰值",

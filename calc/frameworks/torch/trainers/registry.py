@@ -10,6 +10,7 @@ from calc.base.refusal import Refusal
 from calc.frameworks import trainer
 from calc.frameworks.torch.trainers import (
     axolotl,
+    colossalai,
     litgpt,
     llamafactory,
     megatron,
@@ -51,7 +52,9 @@ RELEASED: Mapping[str, Trainer] = {
     "unsloth": unsloth,
     "megatron-swift": megatron_swift,
 }
-TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt, "megatron": megatron, **RELEASED}
+TRAINERS: Mapping[str, Trainer] = {
+    "transformers": trainer, "litgpt": litgpt, "colossalai": colossalai, "megatron": megatron, **RELEASED,
+}  # fmt: skip
 # Those that ship a configuration file for each stage of DeepSpeed's, with that file.
 SHIPPED: Mapping[str, Callable[[Scenario], DeepSpeed]] = {
     "axolotl": axolotl.deepspeed,
