@@ -5,7 +5,7 @@ The order is that of the modules (`torch.nn.Module.parameters`), and of forward 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -22,7 +22,7 @@ from calc.engines.replica import Replica, TrainingEngine
 from calc.engines.zero import FLATTENS_ON_GPU, LAZY_BUCKET, B, Zero
 from calc.engines.zero_partition import part_of
 from calc.memory.activations import Program, final_norm, kinds, lifetimes
-from calc.memory.loss import AFTER, written
+from calc.memory.loss import AFTER, head_dimensions, written
 from calc.memory.optimizer import in_32_bits, passing, scratch, single_step, state_bytes_per_parameter
 from calc.memory.run import dimensions
 from calc.memory.weights import NF4, PACKED, ROW, is_quantised
@@ -619,9 +619,10 @@ def _piece(r: Replica, batch: Batch, passes: Lifetimes, checkpointing: str = "no
     return Piece(writer.once(), writer.again())
 
 
-def _writer(r: Replica, batch: Batch, passes: Lifetimes, own: Mapping[str, int] | None = None) -> Writer:
+def _writer(r: Replica, batch: Batch, passes: Lifetimes, width: int = 0) -> Writer:
     rank = r.run.adapter.rank if r.run.adapter else 0
-    return Writer(passes, {**dimensions(r.arch, rank), **(own or {})}, *batch, r.grad_bytes)
+    values = {**dimensions(r.arch, rank), **head_dimensions(r.run), "h": width or r.arch.hidden}
+    return Writer(passes, values, *batch, r.grad_bytes)
 
 
 def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple[Piece, ...]:
@@ -640,7 +641,7 @@ def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple
 def _head(r: Replica, batch: Batch) -> Piece:
     """The piece of the head, with its loss."""
     program = written(r.run, r.path, grad=r.optimizer is not None or r.path.kind != "selective")
-    writer = _writer(r, batch, Lifetimes(program.tape), {"h": r.arch.outer})
+    writer = _writer(r, batch, Lifetimes(program.tape), r.arch.outer)
     if not r.optimizer:
         return Piece(writer.without_grad(), None)
     late = program.held if r.path.held in LASTING else None

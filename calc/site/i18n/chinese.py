@@ -176,6 +176,8 @@ MOMENTS = {
     "optimizer built": "优化器建成",
     "optimizer step": "优化器更新",
     "optimizer step on the host": "主机上的优化器更新",
+    "gradients to the host": "梯度移到主机",
+    "weights gathered": "权重已收集",
     "optimizer step of a sub-group": "子组的优化器更新",
     "before the first step": "第一次更新前",
     "after the first step": "第一次更新后",
