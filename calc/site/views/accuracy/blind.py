@@ -41,7 +41,7 @@ ROUNDS = {
     "78b5af1e": "first, 2026-11-29, twelfth round",
     "cbae8d20": "first, 2026-11-29, thirteenth round",
     "322a2f1b": "first, 2026-11-29, fourteenth round",
-    "92b402e4": "first, 2026-11-30, fifteenth round",
+    "ca0aa76d": "first, 2026-11-30, fifteenth round",
 }
 # the names of the rounds after the first, in that order
 LATER = (
