@@ -88,8 +88,8 @@ class Path:
     `aside` and `metrics` are bytes for each logit of the loss: those of further tensors that the caller's variables
     keep as long as `held` says, and those that metrics take in passing once the loss is there. `hidden`: the outputs
     also have every layer's input, and `outputs_fp32` says that they are cast to fp32 as they leave the model.
-    `outside`: the training loop computes the loss, once the model has returned. `caps`: the loss caps the logits as it
-    reads them, where the model would.
+    `outside`: the training loop computes the loss, once the model has returned. `halves`: `log-softmax` takes the
+    chosen rows first, then the rejected ones. `caps`: the loss caps the logits as it reads them, where the model would.
     """
 
     kind: LossKind
@@ -116,6 +116,7 @@ class Path:
     hidden: bool = False
     outputs_fp32: bool = False
     outside: bool = False
+    halves: bool = False
     caps: bool = False
 
     @property
@@ -207,6 +208,8 @@ class Role:
     leave). `pageable`: the copies lie in host memory that is not pinned.
 
     `varlen`: flash attention is PyTorch's own operator, `varlen_attn`, and not that of the flash-attn package.
+    `caches`: a forward without gradients fills a cache of keys and values, as Transformers' models do unless they are
+    told not to.
     `handed`: tensors of the residual stream that Megatron-core's stages hand on for a micro batch, joined in one.
     `pipeline`: the pipeline stage, from 0, and the number of stages, where a role is one stage of a model and runs its
     layers alone; `model` then names the role whose part it is. Roles with the same `process` live in one process of the
@@ -241,6 +244,7 @@ class Role:
     ends: Ends = ""
     masks: bool = False
     varlen: bool = False
+    caches: bool = False
     handed: int = 1
     hooks: bool = True
     keeps_originals: bool = True
@@ -324,7 +328,8 @@ class Keeps:
     """The plan of one scenario under its framework: the models, the stages of a step, and the order of loading.
 
     `roles` are the models of the job, `stages` one step in its order. `loading` names the roles, `rollout` among them
-    where vLLM serves, in the order in which they arrive on the GPUs. `bare`: nothing but PyTorch allocates beside the
+    where vLLM serves, in the order in which they arrive on the GPUs. `low_level`: elements of a bucket of ColossalAI's
+    LowLevelZeroOptimizer, where that runs in place of DeepSpeed. `bare`: nothing but PyTorch allocates beside the
     models, so that each block that FSDP or ZeRO-3 takes is known. `disconnects`: a trainer's process groups, and with
     them NCCL's buffers, are gone while it sleeps: one trainer is awake at a time, and none while the rollout engine
     generates. `empties`: PyTorch's cache is emptied as a rollout begins and ends, and when a role's weights have left
@@ -338,6 +343,7 @@ class Keeps:
     loading: tuple[str, ...]
     serving: Serving | None = None
     deepspeed: DeepSpeed | None = None
+    low_level: int = 0
     notes: tuple[str, ...] = ()
     bare: bool = False
     disconnects: bool = False

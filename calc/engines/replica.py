@@ -180,7 +180,7 @@ class Replica:
         Its backward sums over the tokens of every rank alike (DTensor, `embedding_dense_backward`: replicated).
         """
         here = self.run.trained and self.arch.embeds
-        whole = (self.arch.vocab + self.arch.beyond) * self.arch.hidden
+        whole = (self.arch.vocab + self.arch.beyond) * self.arch.outer
         return whole - self.embedding if here else 0
 
     @cached_property

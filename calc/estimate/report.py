@@ -25,7 +25,7 @@ VERDICTS: Mapping[Verdict, str] = {
 TRAINERS = {
     "transformers": "Transformers' Trainer", "litgpt": "litgpt", "llamafactory": "LLaMA-Factory", "axolotl": "Axolotl",
     "ms-swift": "ms-swift", "torchtune": "torchtune", "torchtitan": "torchtitan", "unsloth": "Unsloth",
-    "megatron": "Megatron-LM", "megatron-swift": "Megatron-SWIFT",
+    "megatron": "Megatron-LM", "megatron-swift": "Megatron-SWIFT", "colossalai": "ColossalAI",
 }  # fmt: skip
 
 

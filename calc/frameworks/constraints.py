@@ -272,21 +272,22 @@ def outputs_fault(s: Scenario) -> Refusal | None:
     """The reason why a loop cannot treat its outputs as `s` says, in one line, or None: trainers do as their code does.
 
     Of losses that stream there are no logits to keep, and a pipeline's schedule keeps those of its own. A model of
-    reference has outputs, too, which no field says.
+    reference has outputs, too, which no field says of a loop of one's own.
     """
     if s.outputs_kept == "none" and not s.outputs_fp32:
         return None
     field = "outputs_kept" if s.outputs_kept != "none" else "outputs_fp32"
     asked, usual = (s.outputs_kept, "none") if field == "outputs_kept" else ("true", "false")
     fixed: dict[str, tuple[str | int, ...]] = {
-        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft", "dpo", "orpo", "simpo"),
+        "framework": ("torch",), "trainer": ("own", "colossalai"),
+        "task": ("pretrain", "sft", "dpo", "orpo", "simpo"),
         "loss": ("full",), "pipeline_parallel": (1,),
     }  # fmt: skip
     for name, values in fixed.items():
         if (value := getattr(s, name)) not in values:
             with_these = f"{usual}, or with {name} {', '.join(map(str, values))}"
             return Refusal(field, f"{asked} with {name} {value}", with_these)
-    if s.has("reference"):
+    if s.has("reference") and s.trainer == "own":
         return Refusal(field, f"{asked} with roles.reference", f"{usual}, or roles.reference none")
     return None
 

@@ -32,7 +32,7 @@ from calc.memory.megatron import MegatronLayer
 from calc.memory.run import PREFIXES, Run, dimensions, routed, symbol
 from calc.memory.ssm import StateSpace
 from calc.memory.weights import SCALE
-from calc.models.architecture import BESIDE, LATENT, AltUp, LayerSpec, layer_kinds
+from calc.models.architecture import BESIDE, LATENT, PROJECTIONS, AltUp, LayerSpec, Norms, layer_kinds
 from calc.models.lora import adapted
 
 
@@ -409,6 +409,8 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
         if self.arch.altup:
             return self.of_streams(self.arch.altup)
         self.tape.hold(self.input)  # the model's `hidden_states`, until the layer returns the next
+        if self.arch.normed_after:
+            return self.of_normed_sums(norms)
         n = self.norm(self.input, norms.attention)
         if self.arch.joined:
             return self.both_at_once(n)
@@ -433,6 +435,16 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
             y = self.with_own_input(y)
         if self.arch.output_scaled:
             self.tape.op("output: scale", [y], y.width, y.b, view=True)
+        return self.tape
+
+    def of_normed_sums(self, norms: Norms) -> Tape:
+        """OPT 350M's layer: both blocks read the residual stream, and what they add to it is normed with it.
+
+        Transformers 5.23 `models/opt/modeling_opt.py`, `OPTDecoderLayer` with `do_layer_norm_before` off.
+        """
+        x = self.norm(self.add(self.input, self.mixed_by(self.input), "attention: add"), norms.attention)
+        y = self.norm(self.add(x, self.feed_forward(x), "mlp: add"), norms.mlp)
+        self.tape.returns(x, y)
         return self.tape
 
     def of_normed(self, n: Tensor, a: Tensor) -> Tape:
@@ -565,6 +577,21 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
         self.tape.hold(self.tape.op("streams: stack", [self.input, *parts], WIDTH * up.streams, self.run.residual))
         return self.tape
 
+    def outer_linear(self, way: int) -> Tensor:
+        """The linear without bias between the stream and a narrower embedding, or what a head reads instead (OPT 350M).
+
+        PEFT's `all-linear` puts adapters beside both, which are left out.
+        """
+        name, out = PROJECTIONS[way], (WIDTH, of(e=1))[way]
+        self.elements = {**self.elements, name: self.arch.hidden * self.arch.outer}
+        return self.linear(name, self.input, out)
+
+    def projected_embedding(self) -> Tape:
+        """That before the first layer."""
+        self.input = Tensor(of(e=1), self.run.residual, differentiable=self.input.differentiable)
+        self.outer_linear(0)
+        return self.tape
+
     def embedding_norm(self) -> Tape:
         """The norm between the embedding and the first layer (BLOOM)."""
         self.norm(self.input, self.arch.names.embedding_norm)
@@ -677,9 +704,11 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
         return self.tape
 
     def final_norm(self) -> Tape:
-        """The norm between the last layer and the head."""
+        """The norm between the last layer and the head, or what is there instead."""
         x = self.merged(self.arch.altup) if self.arch.altup else self.tape.hold(self.input)
         self.norm(x, self.arch.names.final_norm)
+        if self.arch.narrow:
+            self.outer_linear(1)
         return self.tape
 
 
@@ -703,6 +732,8 @@ def below_layers(run: Run, recompute: bool, masked: bool = False) -> Size:
         kept += Size({"S": 1})
     if recompute:
         kept += lent(run)
+    if run.arch.narrow:
+        kept += Program(run, first=not run.trained and not leaf).projected_embedding().saved()
     if run.arch.names.embedding_norm:
         kept += Program(run, first=not run.trained and not leaf).embedding_norm().saved()
     if run.arch.layer_inputs:
@@ -711,6 +742,8 @@ def below_layers(run: Run, recompute: bool, masked: bool = False) -> Size:
     if run.arch.altup:
         tape = Program(run, first=not run.trained and not leaf, counted=recompute).parted(run.arch.altup)
         kept += tape.saved()
+    if leaf and run.arch.narrow:
+        return kept + of(e=run.residual)
     apart = dropped or run.arch.embedding_scaled or run.sees
     return kept + (of(h=run.residual) if leaf and apart else NOTHING)
 

@@ -160,6 +160,11 @@ def moments(role: str, share: int, s: float = 8) -> Line:
     return _line("optimizer_states", role, int(s * share), "s·P_r", {"s": s, "P_r": share}, "moments")
 
 
+def wide_gradients(role: str, share: int) -> Line:
+    """A rank's gradients in fp32, pageable, as the step on the host reads them."""
+    return _line("gradients", role, 4 * share, "4·P_r", {"P_r": share}, "gradients")
+
+
 def units(
     role: str, component: str, parts: Sequence[int], b: int, tensors: int = 1, pins: HostAllocator = ROUNDED
 ) -> Line:

@@ -13,11 +13,12 @@ from calc.autograd.tape import NOTHING, Course, Size, Tape, Tensor, of
 from calc.memory import dora
 from calc.memory.run import ROWWISE, Run, biased, dimensions, elements, marks, short, symbol
 from calc.memory.weights import SCALE
-from calc.models.architecture import SCALES, Architecture, LayerSpec
+from calc.models.architecture import PROJECTIONS, SCALES, Architecture, LayerSpec
 from calc.models.lora import HEAD, adapted
 
 WIDTH = of(h=1)  # the residual stream
-UNADAPTED = ("score", "router")  # linears that PEFT leaves; Llama 4's router returns two tensors
+# linears that PEFT leaves, as Llama 4's router, which returns two tensors, and those that get no adapters here
+UNADAPTED = ("score", "router", *PROJECTIONS)
 OUTPUTS = ("lm_head", "score")  # the linears at the end of a model, whose weights an engine gathers
 # The linears that tensor parallelism cuts by outputs.
 COLWISE = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "c_fc", "fc1", "lm_head"})

@@ -105,6 +105,8 @@ class Head(Program):
                 return self.of_logits(path, self.divergence)
             case "cross-entropy":
                 return self.of_logits(path, self.cross_entropy)
+            case "log-softmax" if path.halves:
+                return self.of_logits(path, self.of_halves)
             case "log-softmax":
                 return self.of_logits(path, self.log_softmax)
             case "selective":
@@ -141,7 +143,7 @@ class Head(Program):
             tape.hold(whole)  # as long as the outputs, of which metrics take the place
         x = self.divided(whole, path)
         nll = self.nll(x, path) if path.nll else None
-        if sliced(path):
+        if sliced(path) and not path.halves:
             # backward makes zeros of all positions, into which it copies
             x = tape.op("logits: slice", [x], x.width * path.kept, x.b, view=True)
         if path.upcast:
@@ -366,6 +368,21 @@ class Head(Program):
         if path.aside and path.held in LASTING:
             tape.ops[0].saves += (x,)  # a variable of the caller, too
         tape.op("gather", [x], ONE, x.b)
+
+    def of_halves(self, x: Tensor, path: Path) -> None:
+        """Log-probabilities of the chosen rows and then of the rejected ones, each of a slice of the logits.
+
+        Another slice cuts the last position off, of which the kernel copies several rows. Backward makes zeros for
+        either slice (ColossalAI 4f9953be3 `applications/ColossalChat/coati/{trainer/dpo,models/utils}.py`).
+        """
+        tape, found = self.tape, []
+        for half in ("chosen", "rejected"):
+            rows = tape.op(f"{half}: rows", [x], x.width * 0.5, x.b, view=True)
+            rows = tape.op(f"{half}: slice", [rows], rows.width * path.kept, x.b, view=True)
+            p = tape.op(f"{half}: log-softmax", [rows], rows.width, x.b, saves_out=True, scratch=rows.width * x.b)
+            found.append(tape.op(f"{half}: gather", [p], ONE, x.b))
+            tape.returns(p)
+        tape.op("loss", found, ONE, 4)
 
     def selective(self, x: Tensor, path: Path) -> None:
         """Row by row: keeps every row's log-softmax, without grad one row's at a time.
@@ -747,7 +764,7 @@ def written(run: Run, path: Path, *, grad: bool = True, again: bool = False) -> 
     """The head of `run` with the loss of `path` on its tape; `again`: layers before it run again for backward."""
     program = Head(run.head)
     # a tied head's gradient is the embedding's
-    program.elements = {"lm_head": run.arch.vocab_part * run.arch.hidden, "score": run.arch.hidden}
+    program.elements = {"lm_head": run.arch.vocab_part * run.arch.outer, "score": run.arch.outer}
     program.grad, program.again = grad, again
     program.write(path)
     return program
@@ -767,5 +784,5 @@ def head(run: Run, path: Path, again: bool = False) -> tuple[Segment, Amount, Am
 
 
 def head_dimensions(run: Run) -> dict[str, int]:
-    """The numbers behind the symbols of a head."""
-    return {**dimensions(run.arch), "W_score": run.arch.hidden}
+    """The numbers behind the symbols of a head, whose h is the width of what it reads."""
+    return {**dimensions(run.arch), "h": run.arch.outer}

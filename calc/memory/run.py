@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, assert_never
 
 from calc.base.plan import Exchange, Recomputed
 from calc.memory.weights import Experts
-from calc.models.architecture import Architecture, LayerSpec, layer_kinds, layer_tensors
+from calc.models.architecture import PROJECTIONS, Architecture, LayerSpec, layer_kinds, layer_tensors
 from calc.models.kernels import SDPA_FLASH_HEAD, Replaced
 
 # bf16: every tensor; autocast: fp32 weights and residual stream; autocast-narrow: a residual stream in bf16, where the
@@ -280,6 +280,8 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
             if (own := arch.layer_inputs)
             else {}
         ),
+        **(dict.fromkeys(map(symbol, PROJECTIONS), arch.hidden * arch.narrow) if arch.narrow else {}),
+        **({"e": arch.narrow} if arch.narrow else {}),
         "k·r": arch.experts_per_token * rank,
         **(
             {
@@ -323,8 +325,8 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
             if ssm
             else {}
         ),
-        "W_lm_head": arch.vocab_part * arch.hidden,
-        "W_score": arch.hidden,
+        "W_lm_head": arch.vocab_part * arch.outer,
+        "W_score": arch.outer,
         "W_qkv": (arch.heads + 2 * arch.kv_heads) * arch.head_dim * arch.hidden,
         **{symbol(short(t.name, spec)): t.elements for spec, _ in layer_kinds(arch) for t in layer_tensors(arch, spec)},
     }

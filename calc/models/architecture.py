@@ -37,6 +37,7 @@ class Norms(NamedTuple):
 BESIDE = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 LATENT = ("fc1_latent_proj", "fc2_latent_proj")  # the linears before and after routed experts of their own width
 SCALES = {"attention": "lambda_1", "mlp": "lambda_2"}  # of both blocks' outputs
+PROJECTIONS = ("project_in", "project_out")  # of a narrower embedding to the layers, and from these to the head
 BEFORE = Norms()  # one before attention, one before the MLP
 
 
@@ -306,6 +307,9 @@ class Architecture:
     layer_inputs: LayerInputs | None = None
     altup: AltUp | None = None
     broad: Broad | None = None  # heads of layers that attend to all positions, if they are others
+    normed_after: bool = (
+        False  # both blocks read the residual stream, and the sum with their output is normed (OPT 350M)
+    )
     parallel: bool = False  # attention and MLP both read the layer's input
     joined: bool = False  # both outputs are added up before the residual stream gets them (Falcon)
     # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2); pairs are complex numbers in fp32 (torchtitan), or
@@ -405,6 +409,9 @@ class Architecture:
     vision: Tower | None = None  # the part for images
     passed: int = 0  # layers that attend to images alone, and that text without images passes over (Llama 3.2 Vision)
     beyond: int = 0  # rows of the embedding beyond those of the head
+    # width of the embedding and of what the head reads, where linears lead from the one to the layers and from these to
+    # the other (OPT 350M); 0: the residual stream's
+    narrow: int = 0
     pieces: bool = False  # attends piece by piece and joins the outputs, but in one call of the flash-attn package
     positions: int = 0  # rows of a learned embedding of positions (the first GPTs')
     masks_positions: bool = False  # a buffer of the model's own is a mask of all positions by all (StarCoder)
@@ -543,6 +550,11 @@ class Architecture:
         return -(-(self.vocab + self.beyond) // self.ranks)
 
     @property
+    def outer(self) -> int:
+        """The width of the embedding, and of what the head reads."""
+        return self.narrow or self.hidden
+
+    @property
     def views_one(self) -> bool:
         """True if attention reads one sequence's queries, keys or values in place, where it copies those of several.
 
@@ -563,6 +575,11 @@ class Architecture:
     def norm_elements(self) -> int:
         """Elements of a norm of the residual stream."""
         return 0 if self.norm == "bare" else self.hidden * (2 if self.norm_bias else 1)
+
+    @property
+    def last_elements(self) -> int:
+        """Elements between the last layer and the head: of the final norm, if there is one, and of a projection."""
+        return self.norm_elements * bool(self.names.final_norm) + self.hidden * self.narrow
 
 
 @lru_cache(maxsize=1024)
@@ -838,14 +855,17 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
             seen = layers[key].count if key in layers else 0
             layers[key] = tensor._replace(count=count + seen)
     names, rows = arch.names, arch.vocab_part
-    table = (arch.embedding_rows, arch.hidden)
+    table = (arch.embedding_rows, arch.outer)
     embedding = Tensor(f"{names.model}.{names.embedding}.weight", table, 1, "embedding", "embed")
     endings = () if arch.norm == "bare" else ("weight", "bias") if arch.norm_bias else ("weight",)
-    norm = [Tensor(f"{names.model}.{names.final_norm}.{end}", (arch.hidden,), 1, "norm", "norm") for end in endings]
-    lm = [] if arch.tied else [Tensor(f"{names.head}.weight", (rows, arch.hidden), 1, "head", "head")]
+    final = names.final_norm
+    norm = [Tensor(f"{names.model}.{final}.{end}", (arch.hidden,), 1, "norm", "norm") for end in endings if final]
+    if arch.narrow:
+        norm.append(Tensor(f"{names.model}.{PROJECTIONS[1]}.weight", (arch.outer, arch.hidden), 1, "linear", "head"))
+    lm = [] if arch.tied else [Tensor(f"{names.head}.weight", (rows, arch.outer), 1, "head", "head")]
     if arch.head_bias:
         lm.append(Tensor("lm_head.bias", (rows,), 1, "bias", "head"))
-    heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.hidden), 1, "head", "head")], "none": []}
+    heads = {"lm": lm, "scalar": [Tensor("score.weight", (1, arch.outer), 1, "head", "head")], "none": []}
     begins, ends = (embedding, *_beside_embedding(arch)) * arch.embeds, (*norm, *heads[head]) * arch.ends
     again = (embedding,) if arch.depths and not arch.embeds else ()
     return (*begins, *layers.values(), *passed_tensors(arch), *again, *_depths(arch), *ends, *vision_tensors(arch))
@@ -888,7 +908,9 @@ def _beside_embedding(arch: Architecture) -> list[Tensor]:
     """The tensors before the first layer but the embedding's own: learned positions, a norm, and more in Gemma's."""
     name = f"{arch.names.model}.{arch.names.positions}.weight"
     learned = Tensor(name, (arch.positions, arch.hidden), 1, "embedding", "embed")
-    return [*[learned] * (arch.positions > 0), *_embedding_norm(arch), *_layer_inputs(arch), *_streams(arch)]
+    into = Tensor(f"{arch.names.model}.{PROJECTIONS[0]}.weight", (arch.hidden, arch.outer), 1, "linear", "embed")
+    own = [*[learned] * (arch.positions > 0), *[into] * (arch.narrow > 0)]
+    return [*own, *_embedding_norm(arch), *_layer_inputs(arch), *_streams(arch)]
 
 
 def _embedding_norm(arch: Architecture) -> list[Tensor]:
@@ -974,7 +996,7 @@ def layer_parameters(arch: Architecture, spec: LayerSpec) -> int:
 
 def embedding_parameters(arch: Architecture) -> int:
     """Elements of the embedding table, V·H, or of a rank's part of it."""
-    return arch.embedding_rows * arch.hidden
+    return arch.embedding_rows * arch.outer
 
 
 @lru_cache(maxsize=4096)

@@ -216,7 +216,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "validate_runner_input",
     ),
     "opt": (
-        "_remove_final_layer_norm", "init_std", "layer_norm_elementwise_affine", "prefix", "word_embed_proj_dim",
+        "init_std", "layer_norm_elementwise_affine", "prefix",
     ),
     "falcon": ("apply_residual_connection_post_layernorm", "layer_norm_epsilon"),
     "cohere": (*_LAYER_NORM, "logit_scale"),

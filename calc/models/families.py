@@ -876,12 +876,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "opt": Family(
         dict(max_position_embeddings=2048, activation_function="relu", tie_word_embeddings=True, enable_bias=True,
-             dropout=0.1, do_layer_norm_before=True, layerdrop=0.0),
+             dropout=0.1, do_layer_norm_before=True, layerdrop=0.0, word_embed_proj_dim=None,
+             _remove_final_layer_norm=False),
         dict(norm="layer", norm_bias=True, gated=False, norms=Norms("self_attn_layer_norm", mlp="final_layer_norm"),
              names=Names("model.decoder", final_norm="final_layer_norm", output="out_proj", up="fc1", down="fc2",
                          mlp="")),
         biases=("enable_bias", "enable_bias", "enable_bias"), dropout="dropout", positions=2,
-        needed=("do_layer_norm_before",), refused=("layerdrop",),
+        refused=("layerdrop",),
         spelled=dict(intermediate_size="ffn_dim", hidden_act="activation_function"),
     ),
     "falcon": Family(

@@ -22,6 +22,7 @@ from calc.models.architecture import (
     LayerInputs,
     LayerSpec,
     Mla,
+    Names,
     Norms,
     ShortConv,
     Ssm,
@@ -219,6 +220,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         facts |= {"rotary_tables": 2 * head_dim, "cached_positions": read.integer("max_position_embeddings")}
     if "use_post_norm" in family.defaults and not read.boolean("use_post_norm"):
         facts["norms"] = BEFORE
+    if "do_layer_norm_before" in family.defaults:
+        facts |= _outside(read, hidden, facts["names"])
     if "num_ln_in_parallel_attn" in family.defaults:
         grouped = read.boolean("new_decoder_architecture")
         one = not grouped or read.optional("num_ln_in_parallel_attn") == 1
@@ -716,6 +719,18 @@ def _sparse(read: _Reader, layers: int) -> Collection[int]:
         allowed = f"a list of num_hidden_layers = {layers} numbers from 0 to below 1"
         raise ConfigError("activation_sparsity_pattern", shares, allowed)
     return [n for n, share in enumerate(shares) if share]
+
+
+def _outside(read: _Reader, hidden: int, names: Names) -> dict[str, Any]:
+    """OPT's norms, behind each block or before it and behind all, and its embedding, which may be narrower."""
+    before = read.boolean("do_layer_norm_before")
+    narrow = read.optional("word_embed_proj_dim") or hidden
+    last = "" if not before or read.boolean("_remove_final_layer_norm") else names.final_norm
+    return {
+        "normed_after": not before,
+        "narrow": narrow if narrow != hidden else 0,
+        "names": names._replace(final_norm=last),
+    }
 
 
 def _layer_inputs(read: _Reader, layers: int) -> LayerInputs | None:

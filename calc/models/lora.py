@@ -153,7 +153,7 @@ def head_matrices(arch: Architecture, rank: int, targets: str | Sequence[str]) -
     """LoRA's two matrices beside the head, if `targets` names it."""
     if isinstance(targets, str) or HEAD not in targets:
         return ()
-    shapes = (rank, arch.hidden), (arch.vocab_part, rank)
+    shapes = (rank, arch.outer), (arch.vocab_part, rank)
     return tuple(
         [Tensor(f"{HEAD}.{name}", shape, 1, "linear", "head") for name, shape in zip("AB", shapes, strict=True)]
     )
@@ -162,7 +162,7 @@ def head_matrices(arch: Architecture, rank: int, targets: str | Sequence[str]) -
 def saved_modules(arch: Architecture, names: Sequence[str]) -> tuple[Tensor, ...]:
     """The copies of embedding and head that PEFT trains whole beside adapters, a tied one of each."""
     kinds = {"embed_tokens": ("embedding", "embed"), "lm_head": ("head", "head")}
-    shape = (arch.vocab_part, arch.hidden)
+    shape = (arch.vocab_part, arch.outer)
     return tuple([Tensor(f"{name}.modules_to_save", shape, 1, *kinds[name]) for name in names])
 
 
@@ -194,7 +194,7 @@ def _lora_elements(arch: Architecture, rank: int, targets: str | tuple[str, ...]
         raise ConfigError("lora.targets", targets, f"all-linear or a list of {', '.join(names)}", near=["all-linear"])
     wanted = names if isinstance(targets, str) else targets
     if HEAD in wanted:
-        found.append((1, Linear(HEAD, arch.hidden, arch.vocab_part, "head")))
+        found.append((1, Linear(HEAD, arch.outer, arch.vocab_part, "head")))
 
     for target in wanted:
         if not any(matches(linear, target) for _, linear in found):

@@ -277,7 +277,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         norm=_piece(r, batch, Lifetimes(Program(run).final_norm())),
         head=_head(replace(r, run=run, grad_bytes=r.saved_bytes if run.saves("lm_head") else r.grad_bytes), batch),
         embedding=r.embedding * (r.saved_bytes if r.saved else r.grad_bytes) if embedded else 0,
-        sorting=int(SORTING * arch.hidden * batch.tokens) if batch.tokens > SORTED_TOKENS else 0,
+        sorting=int(SORTING * arch.outer * batch.tokens) if batch.tokens > SORTED_TOKENS else 0,
         tied=("in place" if r.ties_in_place else "apart") if r.ties_gradients else "",
         held=r.path.held,
         inside=r.path.inside,
@@ -619,9 +619,10 @@ def _piece(r: Replica, batch: Batch, passes: Lifetimes, checkpointing: str = "no
     return Piece(writer.once(), writer.again())
 
 
-def _writer(r: Replica, batch: Batch, passes: Lifetimes) -> Writer:
+def _writer(r: Replica, batch: Batch, passes: Lifetimes, width: int = 0) -> Writer:
     rank = r.run.adapter.rank if r.run.adapter else 0
-    return Writer(passes, {**dimensions(r.arch, rank), **head_dimensions(r.run)}, *batch, r.grad_bytes)
+    values = {**dimensions(r.arch, rank), **head_dimensions(r.run), "h": width or r.arch.hidden}
+    return Writer(passes, values, *batch, r.grad_bytes)
 
 
 def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple[Piece, ...]:
@@ -640,7 +641,7 @@ def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple
 def _head(r: Replica, batch: Batch) -> Piece:
     """The piece of the head, with its loss."""
     program = written(r.run, r.path, grad=r.optimizer is not None or r.path.kind != "selective")
-    writer = _writer(r, batch, Lifetimes(program.tape))
+    writer = _writer(r, batch, Lifetimes(program.tape), r.arch.outer)
     if not r.optimizer:
         return Piece(writer.without_grad(), None)
     late = program.held if r.path.held in LASTING else None

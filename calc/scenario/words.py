@@ -13,6 +13,7 @@ Trainer = Literal[
     "own",
     "transformers",
     "litgpt",
+    "colossalai",
     "megatron",
     "llamafactory",
     "axolotl",

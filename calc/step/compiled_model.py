@@ -113,8 +113,8 @@ def stack(
         order.append(kinds.setdefault((own, counted, received), len(kinds)))
     table = embedding_parameters(arch)
     embedding = table * arch.embeds * (run.trained or run.saves("embed_tokens"))
-    norm = arch.norm_elements * (run.trained and arch.ends)
-    width = arch.hidden * run.trained if path.kind == "scalar" else table * run.head.trained
+    norm = arch.last_elements * (run.trained and arch.ends)
+    width = arch.outer * run.trained if path.kind == "scalar" else table * run.head.trained
     beside = sum(t.elements for t in head_matrices(arch, adapter.rank, adapter.targets)) if adapter else 0
     head_trained = (width + beside) * arch.ends
     dims = dict(dimensions(arch, run.adapter.rank if run.adapter else 0))

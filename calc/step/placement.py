@@ -14,6 +14,7 @@ from calc.base.versions import at_least
 from calc.catalog.catalog import GPU
 from calc.engines.fsdp import Fsdp
 from calc.engines.fsdp1 import Fsdp1
+from calc.engines.low_level_zero import LowLevelZero
 from calc.engines.megatron import Megatron
 from calc.engines.megatron_fsdp import MegatronFsdp
 from calc.engines.plain import Plain
@@ -414,6 +415,8 @@ def engine(s: Scenario, model: Replica, keeps: Keeps, *, unused: bool = False) -
                 model, fuses=fuses, hosted=hosted, hosts_masters=s.offload.masters, aware=precision_aware(s),
                 eight_bits=eight_bits(s),
             )  # fmt: skip
+        case "zero" if keeps.low_level:
+            return LowLevelZero(model, s.sharded.stage, keeps.low_level, s.offload.optimizer)
         case "none" | "ddp" | "zero" if keeps.deepspeed:
             again = s.checkpointing != "none"
             return Zero(

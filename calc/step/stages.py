@@ -241,7 +241,20 @@ class Stages:
         if seen := self.seen(placed, placed.role.scoring_rows):
             run = peaks.peak(placed.scorer, scored, scored.plan.scoring)
             return peaks.largest([seen.forward(placed.scorer, grad=False), peaks.beside(seen.pixels(), run)])
-        return peaks.peak(placed.scorer, scored, [i for i in scored.plan.scoring if not (there and i.where == FIRST)])
+        instants = [i for i in scored.plan.scoring if not (there and i.where == FIRST)]
+        run = peaks.peak(placed.scorer, scored, instants)
+        if not placed.role.caches:
+            return run
+        r, batch = placed.scorer.replica, scored.batch
+        model = replace(r, path=Path("flash", head_fp32=placed.role.scoring.head_fp32))  # as far as the model itself
+        own = self.roles.step(model, placed.s, batch)
+        cache = kv_cache.dynamic(r.role, r.arch, batch.tokens, r.run.residual)
+        return peaks.largest([peaks.beside([cache], peaks.peak(placed.scorer, own, own.plan.scoring)), run])
+
+    def lasting(self, scored: Placed) -> list[Line]:
+        """The outputs of a scored model that variables refer to until those of the next micro batch replace them."""
+        step = self.roles.step(scored.scorer.replica, scored.s, self.roles.batch(scored.s, scored.role.scoring_rows))
+        return step.lines(step.plan.layout.over("next")) if scored.role.caches else []
 
     def train(self, stage: Stage) -> Moments:
         """Forward, backward and optimizer step of a role, and of another one that trains beside it."""
@@ -320,7 +333,7 @@ class Stages:
             yield from schedule_1f1b.training(placed, own)
             return
         inside = self.roles.placed[stage.inside] if stage.inside else None
-        waiting = self.idle(inside) if inside else []
+        waiting = [*self.idle(inside), *self.lasting(inside)] if inside else []
         # where nothing is trained, nothing is kept for a backward
         instants = own.plan.forward if placed.trained else own.plan.scoring
         kept, cached = waiting, list[Line]()
@@ -401,7 +414,8 @@ class Stages:
             # it shares the root FSDP unit, which is gathered already
             lines = [line for line in lines if line not in scored.scorer.root()]
         kept = own.lines(own.plan.layout.waiting())
-        return f"{scored.role.name}, {at}", [*self.present(scored), *kept, *waiting, *lines]
+        there = [*self.present(scored), *self.lasting(scored)]
+        return f"{scored.role.name}, {at}", [*there, *kept, *waiting, *lines]
 
     def serve(self, stage: Stage) -> Moments:
         """The instant at which vLLM generates."""

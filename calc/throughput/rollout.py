@@ -138,7 +138,7 @@ def _multiplying(arch: Architecture, tensor_parallel: int) -> float:
     arch = language(arch)
     tables = {t.name for t in tensors(arch) if t.kind == "embedding"}
     shares = [share for share in kv_cache.shares(arch, tensor_parallel) if share.name not in tables]
-    head: float = arch.tied * arch.vocab * arch.hidden / tensor_parallel
+    head: float = arch.tied * arch.vocab * arch.outer / tensor_parallel
     return head + sum([share.elements * share.layers for share in shares])
 
 

@@ -130,7 +130,7 @@ def counts(arch: Architecture, head: Head) -> Counts:
     every = (*arch.specs, *arch.depths)
     copies = sum(spec.mlp == "experts" for spec in every) * arch.experts_per_token
     mixer = arch if arch.lightning else arch.delta or arch.ssm
-    heads = {"lm": arch.vocab * arch.hidden * (1 + len(arch.depths)), "scalar": arch.hidden, "none": 0}
+    heads = {"lm": arch.vocab * arch.outer * (1 + len(arch.depths)), "scalar": arch.outer, "none": 0}
     return Counts(
         layers=layers,
         routed=routed,

@@ -116,6 +116,8 @@ def test_later_rounds_figures_are_those_of_whole_jobs() -> None:
     assert blind.figure("thirteenth_inside") == "9 of 9"
     assert (blind.figure("fourteenth_count"), blind.figure("fourteenth_median")) == ("16", "10.2 %")
     assert blind.figure("fourteenth_inside") == "9 of 11"
+    assert (blind.figure("fifteenth_count"), blind.figure("fifteenth_median")) == ("4", "21.9 %")
+    assert blind.figure("fifteenth_inside") == "4 of 4"
 
 
 def test_jobs_that_are_said_as_a_whole_are_missed_by_no_more_than_today() -> None:

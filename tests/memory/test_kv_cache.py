@@ -90,7 +90,7 @@ def test_a_single_rank_holds_the_model_with_its_vocabulary_padded() -> None:
         a = model.architecture
         if a.passed:  # which vLLM does not serve
             continue
-        padding = -a.vocab % 64 * a.hidden * (1 if a.tied else 2)
+        padding = -a.vocab % 64 * a.outer * (1 if a.tied else 2)
         assert kv_cache.weights("rollout", a).bytes == 2 * (parameters(a) + padding), name
 
 

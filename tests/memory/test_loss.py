@@ -208,6 +208,18 @@ def test_selective_log_softmax_holds_one_row_more_at_a_time() -> None:
     assert alone["log-softmax"] == {"V·S": 2}
 
 
+def test_halves_of_the_rows_have_their_log_probabilities_one_after_the_other() -> None:
+    """fp32 logits of 4, and both halves' log-softmax of 2 each.
+
+    Forward copies the second half's slice: 4 + 2 + 2 + 2. Backward, with the logits still named: the first half's
+    gradient of all logits, 4, beside the other's log-softmax and its two gradients, 2 each: 4 + 4 + 2 + 2 + 2.
+    Scoring lets go of a half's log-softmax before the next, so that the largest instant is the cast of the logits or
+    that of a half: 2 + 4 or 4 + 2 + 2.
+    """
+    path = Path("log-softmax", head_fp32=True, halves=True, outside=True, held="next")
+    assert peaks(path) == (10, 8, 14, 8)
+
+
 def test_a_likelihood_of_half_the_rows_beside_log_probabilities() -> None:
     """ORPO on fp32 logits, 4 for each of T x V: half copied, 2, and its log-softmax, 2, which stays; the logits stay.
 

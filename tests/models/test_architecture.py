@@ -557,10 +557,10 @@ def test_layers_embedding_norm_and_head_make_the_model(arch: Architecture) -> No
     beside = A.beside_embedding_parameters(arch)
     assert beside >= arch.positions * arch.hidden + arch.norm_elements * bool(arch.names.embedding_norm)
     passed = sum(t.elements * t.count for t in A.passed_tensors(arch))
-    bare = A.embedding_parameters(arch) + beside + layers + passed + arch.norm_elements
+    bare = A.embedding_parameters(arch) + beside + layers + passed + arch.last_elements
     assert A.parameters(arch, head="none") == bare
-    assert A.parameters(arch, head="scalar") == bare + arch.hidden
-    head = (0 if arch.tied else arch.vocab * arch.hidden) + arch.head_bias * arch.vocab
+    assert A.parameters(arch, head="scalar") == bare + arch.outer
+    head = (0 if arch.tied else arch.vocab * arch.outer) + arch.head_bias * arch.vocab
     assert A.parameters(arch) == bare + head
     assert 0 < A.active_parameters(arch) <= A.parameters(arch)
 

@@ -11,6 +11,7 @@ from calc.frameworks import trainer
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import (
     axolotl,
+    colossalai,
     litgpt,
     llamafactory,
     megatron,
@@ -57,7 +58,9 @@ RELEASED: Mapping[str, Released] = {
     "unsloth": unsloth,
     "megatron-swift": megatron_swift,
 }
-TRAINERS: Mapping[str, Trainer] = {"transformers": trainer, "litgpt": litgpt, "megatron": megatron, **RELEASED}
+TRAINERS: Mapping[str, Trainer] = {
+    "transformers": trainer, "litgpt": litgpt, "colossalai": colossalai, "megatron": megatron, **RELEASED,
+}  # fmt: skip
 # Those that ship a configuration file for each stage of DeepSpeed's, with that file.
 SHIPPED: Mapping[str, Callable[[Scenario], DeepSpeed]] = {
     "axolotl": axolotl.deepspeed,
