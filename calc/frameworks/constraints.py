@@ -694,6 +694,29 @@ def dora_fault(s: Scenario) -> Refusal | None:
     return Refusal("lora.dora", f"true with {found}", "false; not modelled there") if found else None
 
 
+def chosen_fault(s: Scenario) -> Refusal | None:
+    """The reason why tokens have no adapters of their own, or are not modelled so, in one line, or None."""
+    if not s.lora or s.lora.count == 1:
+        return None
+    field, given = "lora.count", str(s.lora.count)
+    if s.framework != "torch" or s.trainer != "own":
+        return Refusal(field, f"{given} with {_loop(s)}", "1; not modelled there")
+    barred = {
+        f"method {s.method}": s.method != "lora",
+        f"precision {s.precision}": s.precision not in ("bf16", "fsdp-mixed"),
+        f"sharding {s.sharding}": s.sharding not in ("none", "ddp", "fsdp2") or s.together > 1,
+        f"compile {s.compile}": s.compile not in ("none", "loss"),
+        "lora.dora": s.lora.dora,
+        "lora.init": s.lora.init != "random",
+        "lora.modules_to_save": bool(s.lora.modules_to_save),
+        f"lora.targets {HEAD}": HEAD in s.lora.modules,
+        "images.freeze": s.images is not None and s.images.freeze != "vision",
+        "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),
+    }
+    found = next((place for place, given in barred.items() if given), None)
+    return Refusal(field, f"{given} with {found}", "1; not modelled there") if found else None
+
+
 def mask_fault(s: Scenario) -> Refusal | None:
     """The reason why no data loader makes masks of all pairs of positions, in one line, or None."""
     if not s.create_attention_mask_in_dataloader or s.trainer in MASKS:

@@ -54,7 +54,8 @@ class Adapter:
     `reads`: bytes of an element to which inputs are cast, those of a weight where it is 0. `joined`: under FSDP 1
     adapters are parts of their layer's flat parameter, so that its other weights get gradients, too. `saved`: modules
     trained whole beside them, in `saved_b` bytes. `dora`: each row of an adapted weight has a magnitude,
-    and the frozen weight multiplies once or, whether anything is dropped out or not, twice.
+    and the frozen weight multiplies once or, whether anything is dropped out or not, twice. `count`: adapters beside
+    each linear, of which every token has one.
     """
 
     rank: int
@@ -66,6 +67,7 @@ class Adapter:
     saved: tuple[str, ...] = ()
     saved_b: int = 2
     dora: Literal["", "once", "twice"] = ""
+    count: int = 1
 
     @property
     def widens(self) -> bool:

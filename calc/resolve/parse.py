@@ -93,6 +93,7 @@ NEUTRAL: Mapping[str, Any] = {
     "lora.modules_to_save": (),
     "lora.init": "random",
     "lora.dora": False,
+    "lora.count": 1,
     "optimizer_in_backward": False,
     "use_precision_aware_optimizer": False,
     "main_params_dtype": "fp32",
@@ -385,6 +386,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.head_fault(scenario)
         or constraints.init_fault(scenario)
         or constraints.dora_fault(scenario)
+        or constraints.chosen_fault(scenario)
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)
@@ -480,4 +482,5 @@ def _lora(values: Mapping[str, Any], architecture: Architecture) -> Lora | None:
         return None
     targets = rules.adapters(architecture, values["lora.rank"], values["lora.targets"])
     how = values["lora.dtype"], values["lora.units"], tuple(values["lora.modules_to_save"]), values["lora.init"]
-    return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), *how, values["lora.dora"])
+    beside = values["lora.dora"], values["lora.count"]
+    return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), *how, *beside)

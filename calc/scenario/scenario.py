@@ -67,7 +67,7 @@ class Lora:
     """Adapters beside frozen weights: `rank` r, the `targets` that get one, input `dropout`, format, FSDP unit.
 
     `modules_to_save`: modules of which copies are trained whole. `init`: what adapters start from. `dora`: each row of
-    an adapted weight has a magnitude, which is trained, too.
+    an adapted weight has a magnitude, which is trained, too. `count`: adapters beside each linear, one for each token.
     """
 
     rank: int
@@ -78,6 +78,7 @@ class Lora:
     modules_to_save: tuple[str, ...] = ()
     init: AdapterInit = "random"
     dora: bool = False
+    count: int = 1
 
     @property
     def modules(self) -> str | tuple[str, ...]:
@@ -524,7 +525,7 @@ class Scenario:
             data["lora"] = {
                 "rank": self.lora.rank, "targets": targets, "dropout": self.lora.dropout, "dtype": self.lora.dtype,
                 "units": self.lora.units, "modules_to_save": list(self.lora.modules_to_save),
-                "init": self.lora.init, "dora": self.lora.dora,
+                "init": self.lora.init, "dora": self.lora.dora, "count": self.lora.count,
             }  # fmt: skip
         for name in ("pipeline_layers", "recompute_modules"):
             data[name] = list(data[name]) if data[name] else None

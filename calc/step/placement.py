@@ -110,9 +110,10 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
 
 
 @lru_cache(maxsize=1024)
-def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> tuple[Tensor, ...]:
+def adapter_tensors(arch: Architecture, adapter: Adapter) -> tuple[Tensor, ...]:
     """LoRA's two matrices beside each adapted linear, the head's first."""
-    layers = [t for spec, n in layer_kinds(arch) for t in adapter_matrices(arch, spec, rank, targets, n)]
+    rank, targets, kinds = adapter.rank, adapter.targets, layer_kinds(arch)
+    layers = [t for spec, n in kinds for t in adapter_matrices(arch, spec, rank, targets, n * adapter.count)]
     return (*head_matrices(arch, rank, targets), *layers)
 
 
@@ -176,7 +177,8 @@ def adapter_of(s: Scenario, role: Role) -> Adapter:
     dora: Literal["", "once", "twice"] = ""
     if s.lora.dora:
         dora = "once" if at_least(s.versions.get("peft", "0.14"), "0.14") else "twice"
-    return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, saved, wide, dora)
+    own = s.lora.rank, s.lora.modules, s.lora.dropout > 0
+    return Adapter(*own, used, reads, joined, saved, wide, dora, s.lora.count)
 
 
 def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run:
@@ -316,9 +318,9 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         vision = sum(t.elements * t.count for t in seeing)
         copies = saved_modules(arch, run.adapter.saved)
         saved = sum(t.elements for t in copies)
-        elements = lora_parameters(arch, rank, targets) + vision + saved
+        elements = lora_parameters(arch, rank, targets) * run.adapter.count + vision + saved
         idle = passed_parameters(arch, rank, targets)
-        changed = (*adapter_tensors(arch, rank, targets), *seeing, *copies)
+        changed = (*adapter_tensors(arch, run.adapter), *seeing, *copies)
         count -= 0 if role.keeps_originals else saved
         grad, stepped = each, stepped if master else each
         master = master if each == 2 else 0
