@@ -80,6 +80,8 @@ NEUTRAL: Mapping[str, Any] = {
     "cross_entropy_fusion_impl": "native",
     "outputs_kept": "none",
     "outputs_fp32": False,
+    "experts_implementation": "transformers",
+    "outer_units": "root",
     "context_parallel": 1,
     "sequence_parallel": False,
     "async_tensor_parallel": False,
@@ -387,6 +389,8 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.init_fault(scenario)
         or constraints.dora_fault(scenario)
         or constraints.chosen_fault(scenario)
+        or constraints.implementation_fault(scenario)
+        or constraints.units_fault(scenario)
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)

@@ -33,6 +33,7 @@ from calc.scenario.words import (
     Checkpointing,
     Compile,
     ContextExchange,
+    ExpertsImplementation,
     Float8,
     FusedLoss,
     Generates,
@@ -44,6 +45,7 @@ from calc.scenario.words import (
     Loss,
     MasterDtype,
     Method,
+    OuterUnits,
     OutputsKept,
     Placement,
     Precision,
@@ -228,6 +230,8 @@ class Scenario:
     cross_entropy_fusion_impl: FusedLoss
     outputs_kept: OutputsKept
     outputs_fp32: bool
+    experts_implementation: ExpertsImplementation
+    outer_units: OuterUnits
     logprob: Logprob
     entropy_coeff: float
     micro_batch: int

@@ -213,6 +213,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         context=s.context_parallel,
         imbalance=s.expert_imbalance,
         looped=arch.experts > 0 and experts_apart(s, arch),
+        padded=s.experts_implementation == "torchtitan",
         replaced=replaced(s.kernels, arch.family),
         compiled=trained and s.compile in ("model", "model-and-loss"),
         narrow=NARROW.get(s.float8, "") if trained and s.sharding != "megatron" else "",
@@ -241,7 +242,8 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
 
 def experts_apart(s: Scenario, arch: Architecture) -> bool:
     """True if routed experts are linears of their own: before Transformers 5, or in a model's own code."""
-    return arch.experts_apart or not at_least(s.versions.get("transformers", "5"), "5")
+    joined = s.experts_implementation != "transformers"
+    return arch.experts_apart or not (joined or at_least(s.versions.get("transformers", "5"), "5"))
 
 
 def copied(s: Scenario, arch: Architecture) -> bool:
