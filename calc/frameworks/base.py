@@ -98,7 +98,8 @@ def as_published(architecture: Architecture, values: Mapping[str, Any]) -> Archi
     published = with_scores(with_tables(architecture, version), version)
     if values["attention"] == "sdpa":
         published = with_heads(published, version, str(values.get("versions.torch", READ["torch"])))
-    return with_experts(with_outputs(published, str(values.get("versions.peft", READ["peft"]))), version)
+    experts = version if values["experts_implementation"] == "transformers" else "5"
+    return with_experts(with_outputs(published, str(values.get("versions.peft", READ["peft"]))), experts)
 
 
 def accumulated(precision: str, sharding: str) -> str:

@@ -453,6 +453,49 @@ def experts_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def implementation_fault(s: Scenario) -> Refusal | None:
+    """The reason why another library's experts do not run, or are not modelled, in one line, or None."""
+    field, arch = "experts_implementation", s.architecture
+    if s.experts_implementation == "transformers":
+        return None
+    if s.framework != "torch" or s.trainer != "own":
+        return Refusal(field, f"{s.experts_implementation} with {_loop(s)}", "transformers")
+    if not arch.experts or arch.family != "qwen3_moe":
+        return Refusal(field, f"{s.experts_implementation} with model {s.model}", "transformers; read for Qwen3's MoE")
+    barred = {
+        f"method {s.method}": s.method != "full",
+        f"precision {s.precision}": s.precision not in ("bf16", "fsdp-mixed"),
+        f"sharding {s.sharding}": s.sharding not in ("none", "ddp", "fsdp2"),
+        "tensor_parallel": s.tensor_parallel > 1,
+        "expert_parallel": s.expert_parallel > 1,
+        f"kernels {s.kernels}": s.kernels != "eager",
+        f"compile {s.compile}": s.compile not in ("none", "loss"),
+    }
+    found = next((place for place, given in barred.items() if given), None)
+    allowed = "transformers; not modelled there"
+    return Refusal(field, f"{s.experts_implementation} with {found}", allowed) if found else None
+
+
+def units_fault(s: Scenario) -> Refusal | None:
+    """The reason why embedding and head are no FSDP units of their own, or are not modelled so, in one line, or None.
+
+    Trainers do as their code does. A tied embedding belongs to the root.
+    """
+    if s.outer_units == "root":
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "sharding": ("fsdp2",),
+        "pipeline_parallel": (1,), "tensor_parallel": (1,),
+    }  # fmt: skip
+    for name, values in fixed.items():
+        if (value := getattr(s, name)) not in values:
+            with_these = f"root, or with {name} {', '.join(map(str, values))}"
+            return Refusal("outer_units", f"{s.outer_units} with {name} {value}", with_these)
+    if s.architecture.tied:
+        return Refusal("outer_units", f"{s.outer_units} with model {s.model}", "root; its embedding is the head, too")
+    return None
+
+
 def checkpoint_fault(s: Scenario) -> Refusal | None:
     """The reason why a checkpoint in four bits is not read as its size says for `s`, in one line, or None.
 
@@ -693,6 +736,29 @@ def dora_fault(s: Scenario) -> Refusal | None:
     }
     found = next((place for place, given in barred.items() if given), None)
     return Refusal("lora.dora", f"true with {found}", "false; not modelled there") if found else None
+
+
+def chosen_fault(s: Scenario) -> Refusal | None:
+    """The reason why tokens have no adapters of their own, or are not modelled so, in one line, or None."""
+    if not s.lora or s.lora.count == 1:
+        return None
+    field, given = "lora.count", str(s.lora.count)
+    if s.framework != "torch" or s.trainer != "own":
+        return Refusal(field, f"{given} with {_loop(s)}", "1; not modelled there")
+    barred = {
+        f"method {s.method}": s.method != "lora",
+        f"sharding {s.sharding}": s.sharding not in ("none", "ddp", "fsdp2") or s.together > 1,
+        f"precision {s.precision}": s.precision not in ("bf16", "fsdp-mixed"),
+        f"compile {s.compile}": s.compile not in ("none", "loss"),
+        "lora.dora": s.lora.dora,
+        "lora.init": s.lora.init != "random",
+        "lora.modules_to_save": bool(s.lora.modules_to_save),
+        f"lora.targets {HEAD}": HEAD in s.lora.modules,
+        "images.freeze": s.images is not None and s.images.freeze != "vision",
+        "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),
+    }
+    found = next((place for place, given in barred.items() if given), None)
+    return Refusal(field, f"{given} with {found}", "1; not modelled there") if found else None
 
 
 def mask_fault(s: Scenario) -> Refusal | None:

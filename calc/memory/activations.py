@@ -21,6 +21,7 @@ from calc.autograd import kernels
 from calc.autograd.lifetimes import Lifetimes
 from calc.autograd.polynomial import Amount, Segment, amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
+from calc.memory import padded_experts
 from calc.memory.attention import Attention
 from calc.memory.compiled import Fused, graph
 from calc.memory.expert_loop import ExpertLoop
@@ -196,6 +197,8 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
 
     def by_experts(self, x: Tensor, weights: Tensor) -> Tensor:
         """The output of experts for the features that they read."""
+        if self.run.padded:
+            return padded_experts.padded(self, x, weights)
         if self.run.looped:
             loop = self.written_in_turn if self.arch.experts_apart else self.one_by_one
             return loop(x, weights, self.expert_gate)
@@ -304,7 +307,7 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
         best = tape.op("router: top k", [probabilities], k, b, saves=[index])
         if arch.routing_normed:
             best = tape.op("router: normalise", [best], k, b, saves=[Tensor(Size({"": 1}), b)], saves_out=True)
-        return best if arch.routing_uncast else self.cast(best, self.c, "router")
+        return best if arch.routing_uncast or self.run.padded else self.cast(best, self.c, "router")
 
     def drawn_experts(self, logits: Tensor) -> Tensor:
         """Phi-3.5 MoE's two experts: each is drawn from those near the best, the second without the first.

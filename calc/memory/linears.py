@@ -338,9 +338,32 @@ class Linears:
         inputs, outputs = (int(amount(t.width, dims).tokens / self.row_share) for t in (x, y))
         if adapter.dora:
             return dora.scaled(self, name, x, y, dora.Sides(inputs, outputs, rank))
+        if adapter.count > 1:
+            return self.adapted_by_token(f"{name}: LoRA", x, y, inputs * rank, outputs * rank)
         label = f"{name}: LoRA"
         read, scaled = self.through_both(label, x, y.width, of(r=self.row_share), inputs * rank, outputs * rank)
         return self.with_adapters(label, y, [scaled], (x, read))
+
+    def adapted_by_token(self, label: str, x: Tensor, y: Tensor, n_in: int, n_out: int) -> Tensor:
+        """`y + scaling·B(A(dropout(x)))` with the adapter that each token has, of `n_in` and `n_out` elements.
+
+        The matrices of all adapters are stacked by a copy, with which grouped products multiply tokens that lie in the
+        order of their adapters. Each token has a factor of its own, in bf16. Only a Hopper card has grouped products;
+        elsewhere each adapter multiplies its own tokens, of which one adapter has all in the runs that were measured.
+        Read in prime-rl c330a6d4e `trainer/models/layers/lora/multi_linear.py`, `MultiLoRALinear.forward`.
+        """
+        adapter, tape = self.run.adapter, self.tape
+        assert adapter is not None
+        read, source = self.dropped_before(label, x)
+        every = (("A", n_in * adapter.count), ("B", n_out * adapter.count))
+        a, b = (tape.op(f"{label} {part}: stack", [], Size({}, {"": n}), adapter.b, weight=n) for part, n in every)
+        down = self.times(f"{label} A", a, source, of(r=self.row_share))
+        up = self.times(f"{label} B", b, down, y.width)
+        factor = Tensor(Size({"": self.row_share}), 2, differentiable=False)
+        scaled = tape.op(f"{label} scale", [up], y.width, up.b, saves=[factor])
+        total = self.with_adapters(label, y, [scaled], (x, read, source))
+        tape.returns(a, b, y, up)
+        return total
 
     def through_both(self, label: str, x: Tensor, out: Size, low: Size, n_in: int, n_out: int) -> tuple[Tensor, Tensor]:
         """What an adapter reads, and its scaled output of width `out`; `low` is the width between its two matrices."""

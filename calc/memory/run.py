@@ -54,7 +54,8 @@ class Adapter:
     `reads`: bytes of an element to which inputs are cast, those of a weight where it is 0. `joined`: under FSDP 1
     adapters are parts of their layer's flat parameter, so that its other weights get gradients, too. `saved`: modules
     trained whole beside them, in `saved_b` bytes. `dora`: each row of an adapted weight has a magnitude,
-    and the frozen weight multiplies once or, whether anything is dropped out or not, twice.
+    and the frozen weight multiplies once or, whether anything is dropped out or not, twice. `count`: adapters beside
+    each linear, of which every token has one.
     """
 
     rank: int
@@ -66,6 +67,7 @@ class Adapter:
     saved: tuple[str, ...] = ()
     saved_b: int = 2
     dora: Literal["", "once", "twice"] = ""
+    count: int = 1
 
     @property
     def widens(self) -> bool:
@@ -111,6 +113,7 @@ class Run:
     recipe: Recipe = ""  # with which Megatron-core's linears cast what they multiply to 8 bits
     wide_end: int = 0  # the number of last layers whose linears cast nothing
     looped: bool = False  # routed experts run one after another: Transformers before 5
+    padded: bool = False  # they are grouped products of padded rows, as in torchtitan of August 2025
     imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank
     linear_kernels: bool = False  # linear attention and its convolution run in fla's and causal-conv1d's kernels
     rotates: bool = False  # Megatron-core's layers without fusions rotate in one kernel all the same

@@ -555,7 +555,8 @@ def _passing(r: Replica, t: Tensor) -> int:
 
 def _adapters(r: Replica, spec: LayerSpec) -> Iterator[Tensor]:
     if r.run.adapter:
-        for t in adapter_matrices(r.arch, spec, r.run.adapter.rank, r.run.adapter.targets):
+        adapter = r.run.adapter
+        for t in adapter_matrices(r.arch, spec, adapter.rank, adapter.targets, adapter.count):
             yield from [t._replace(count=1)] * t.count
 
 

@@ -80,6 +80,8 @@ NEUTRAL: Mapping[str, Any] = {
     "cross_entropy_fusion_impl": "native",
     "outputs_kept": "none",
     "outputs_fp32": False,
+    "experts_implementation": "transformers",
+    "outer_units": "root",
     "context_parallel": 1,
     "sequence_parallel": False,
     "async_tensor_parallel": False,
@@ -93,6 +95,7 @@ NEUTRAL: Mapping[str, Any] = {
     "lora.modules_to_save": (),
     "lora.init": "random",
     "lora.dora": False,
+    "lora.count": 1,
     "optimizer_in_backward": False,
     "use_precision_aware_optimizer": False,
     "main_params_dtype": "fp32",
@@ -386,6 +389,9 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.head_fault(scenario)
         or constraints.init_fault(scenario)
         or constraints.dora_fault(scenario)
+        or constraints.chosen_fault(scenario)
+        or constraints.implementation_fault(scenario)
+        or constraints.units_fault(scenario)
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)
@@ -500,4 +506,5 @@ def _lora(values: Mapping[str, Any], architecture: Architecture) -> Lora | None:
         return None
     targets = rules.adapters(architecture, values["lora.rank"], values["lora.targets"])
     how = values["lora.dtype"], values["lora.units"], tuple(values["lora.modules_to_save"]), values["lora.init"]
-    return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), *how, values["lora.dora"])
+    beside = values["lora.dora"], values["lora.count"]
+    return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), *how, *beside)

@@ -33,6 +33,7 @@ from calc.scenario.words import (
     Checkpointing,
     Compile,
     ContextExchange,
+    ExpertsImplementation,
     Float8,
     FusedLoss,
     Generates,
@@ -44,6 +45,7 @@ from calc.scenario.words import (
     Loss,
     MasterDtype,
     Method,
+    OuterUnits,
     OutputsKept,
     Placement,
     Precision,
@@ -67,7 +69,7 @@ class Lora:
     """Adapters beside frozen weights: `rank` r, the `targets` that get one, input `dropout`, format, FSDP unit.
 
     `modules_to_save`: modules of which copies are trained whole. `init`: what adapters start from. `dora`: each row of
-    an adapted weight has a magnitude, which is trained, too.
+    an adapted weight has a magnitude, which is trained, too. `count`: adapters beside each linear, one for each token.
     """
 
     rank: int
@@ -78,6 +80,7 @@ class Lora:
     modules_to_save: tuple[str, ...] = ()
     init: AdapterInit = "random"
     dora: bool = False
+    count: int = 1
 
     @property
     def modules(self) -> str | tuple[str, ...]:
@@ -227,6 +230,8 @@ class Scenario:
     cross_entropy_fusion_impl: FusedLoss
     outputs_kept: OutputsKept
     outputs_fp32: bool
+    experts_implementation: ExpertsImplementation
+    outer_units: OuterUnits
     logprob: Logprob
     entropy_coeff: float
     micro_batch: int
@@ -524,7 +529,7 @@ class Scenario:
             data["lora"] = {
                 "rank": self.lora.rank, "targets": targets, "dropout": self.lora.dropout, "dtype": self.lora.dtype,
                 "units": self.lora.units, "modules_to_save": list(self.lora.modules_to_save),
-                "init": self.lora.init, "dora": self.lora.dora,
+                "init": self.lora.init, "dora": self.lora.dora, "count": self.lora.count,
             }  # fmt: skip
         for name in ("pipeline_layers", "recompute_modules"):
             data[name] = list(data[name]) if data[name] else None

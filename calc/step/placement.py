@@ -111,9 +111,10 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
 
 
 @lru_cache(maxsize=1024)
-def adapter_tensors(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> tuple[Tensor, ...]:
+def adapter_tensors(arch: Architecture, adapter: Adapter) -> tuple[Tensor, ...]:
     """LoRA's two matrices beside each adapted linear, the head's first."""
-    layers = [t for spec, n in layer_kinds(arch) for t in adapter_matrices(arch, spec, rank, targets, n)]
+    rank, targets, kinds = adapter.rank, adapter.targets, layer_kinds(arch)
+    layers = [t for spec, n in kinds for t in adapter_matrices(arch, spec, rank, targets, n * adapter.count)]
     return (*head_matrices(arch, rank, targets), *layers)
 
 
@@ -177,7 +178,8 @@ def adapter_of(s: Scenario, role: Role) -> Adapter:
     dora: Literal["", "once", "twice"] = ""
     if s.lora.dora:
         dora = "once" if at_least(s.versions.get("peft", "0.14"), "0.14") else "twice"
-    return Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, used, reads, joined, saved, wide, dora)
+    own = s.lora.rank, s.lora.modules, s.lora.dropout > 0
+    return Adapter(*own, used, reads, joined, saved, wide, dora, s.lora.count)
 
 
 def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run:
@@ -212,6 +214,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         context=s.context_parallel,
         imbalance=s.expert_imbalance,
         looped=arch.experts > 0 and experts_apart(s, arch),
+        padded=s.experts_implementation == "torchtitan",
         replaced=replaced(s.kernels, arch.family),
         compiled=trained and s.compile in ("model", "model-and-loss"),
         narrow=NARROW.get(s.float8, "") if trained and s.sharding != "megatron" else "",
@@ -240,7 +243,8 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
 
 def experts_apart(s: Scenario, arch: Architecture) -> bool:
     """True if routed experts are linears of their own: before Transformers 5, or in a model's own code."""
-    return arch.experts_apart or not at_least(s.versions.get("transformers", "5"), "5")
+    joined = s.experts_implementation != "transformers"
+    return arch.experts_apart or not (joined or at_least(s.versions.get("transformers", "5"), "5"))
 
 
 def copied(s: Scenario, arch: Architecture) -> bool:
@@ -317,9 +321,9 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         vision = sum(t.elements * t.count for t in seeing)
         copies = saved_modules(arch, run.adapter.saved)
         saved = sum(t.elements for t in copies)
-        elements = lora_parameters(arch, rank, targets) + vision + saved
+        elements = lora_parameters(arch, rank, targets) * run.adapter.count + vision + saved
         idle = passed_parameters(arch, rank, targets)
-        changed = (*adapter_tensors(arch, rank, targets), *seeing, *copies)
+        changed = (*adapter_tensors(arch, run.adapter), *seeing, *copies)
         count -= 0 if role.keeps_originals else saved
         grad, stepped = each, stepped if master else each
         master = master if each == 2 else 0

@@ -304,7 +304,7 @@ def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
         states = (1 - own.offload.fraction) * (master + 2 * 4) * ("states" in role.leaves)
         if own.lora:
             a = work.adapters(own.architecture, own.lora.rank, own.lora.modules)
-            states *= a.elements / parameters(own.architecture)
+            states *= a.elements * own.lora.count / parameters(own.architecture)
         for label, copies in crossings(keeps, role).items():
             if shares := copies * weights + 2 * states * (label == name):
                 yield traffic.copied(count, shares, own.shards, r.pcie)._replace(name=f"{label}{SWAP}")

@@ -135,9 +135,10 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
         computed.append(work.dequantised(packed / n, load.micro, p, *unpacking(s, r)))
     there, back = layers.kernels
     computed.append(work.starts(work.operations((there, there, back), p), load.micro))
-    elements = parameters(s.architecture, head=head) + a.elements
-    changed = a.elements if s.lora else elements
-    given = c.layers + a.elements if s.lora and s.lora.units == "layer" else changed  # elements with a gradient
+    beside = a.elements * s.lora.count if s.lora else 0
+    elements = parameters(s.architecture, head=head) + beside
+    changed = beside if s.lora else elements
+    given = c.layers + beside if s.lora and s.lora.units == "layer" else changed  # elements with a gradient
     if s.shards > 1 and s.sharding not in ("ddp", "megatron"):  # these reduce buckets in place, once a step
         computed.append(repacked(s, r, load, elements / n, given / n, p))
     here = held(s, n)

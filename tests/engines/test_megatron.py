@@ -17,7 +17,7 @@ from calc.memory import activations
 from calc.memory.loss import head
 from calc.memory.megatron import MegatronLayer
 from calc.memory.optimizer import Optimizer
-from calc.memory.run import Recipe, Run
+from calc.memory.run import Adapter, Recipe, Run
 from calc.memory.weights import EightBits
 from calc.models.architecture import Architecture, LayerSpec, Mla, parameters, tensors
 from calc.models.lora import lora_parameters
@@ -111,7 +111,7 @@ def test_adapters_alone_have_buffers_and_states() -> None:
     Their matrices, 8·512 and 8·1536 elements and more, are multiples of 64, and together one of 8·128.
     """
     arch = replace(GPT, norm_bias=False, qkv_bias=False, o_bias=False, mlp_bias=False)
-    adapters = adapter_tensors(arch, 8, "all-linear")
+    adapters = adapter_tensors(arch, Adapter(8, "all-linear", False, 2))
     count = lora_parameters(arch, 8, "all-linear")
     base = engine(8)
     held = replace(base.replica, arch=arch, parameters=parameters(arch), adapter=count, trained_tensors=adapters)

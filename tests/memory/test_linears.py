@@ -599,3 +599,20 @@ def test_dora_trains_a_magnitude_for_each_row_beside_the_two_matrices() -> None:
     run = Run(a, **frozen(Adapter(16, "all-linear", False, 2, dora="once")))
     made = sum(backward_of(Program(run, spec).layer())[-1].gradients * n for spec, n in layer_kinds(a))
     assert made == lora_parameters(a, 16, "all-linear")
+
+
+def test_adapters_of_which_each_token_has_one_are_stacked_and_scaled_token_by_token() -> None:
+    """Four adapters beside each linear keep what one keeps, 12h + 4q + 4kv + 8i + 4H + 8 + 14r, and a factor of 2 bytes
+    for each of the seven linears; of weights the stacked copies of both matrices, 2 bytes for each of 4·r·(in + out).
+
+    In forward the base's output, B's, the scaled one and their sum are there at once, 8i beside act(gate), the norm's
+    output and the stream (prime-rl c330a6d4e `trainer/models/layers/lora/multi_linear.py`, `MultiLoRALinear.forward`).
+    """
+    four, a = frozen(Adapter(64, "all-linear", False, 2, count=4)), arch("llama-3-8b")
+    made = tape("llama-3-8b", **four)
+    kept = made.saved()
+    assert terms(kept, a)[0] == form("12h + 4q + 4kv + 8i + 4H + 22 + 14r")[0]
+    assert kept.fixed == {"": 2 * 4 * 64 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))}
+    check(passing("llama-3-8b", forward_of(made)), "up_proj: LoRA add = 4h + 10i")
+    trained = sum(backward_of(Program(Run(a, **four), spec).layer())[-1].gradients * n for spec, n in layer_kinds(a))
+    assert trained == 4 * lora_parameters(a, 64, "all-linear")

@@ -62,6 +62,14 @@ def test_keys_of_every_query_head_in_fp32_have_the_memory_efficient_kernel() -> 
     assert placement.kernel(arch, "sdpa", "fp32") == "efficient"
 
 
+def test_adapters_side_by_side_are_tensors_of_their_own() -> None:
+    """Four beside each linear: the parameters of one, four times, in four times as many tensors, all trained."""
+    one, four = (replica(model="llama-3-8b", method="lora", **{"lora.count": n}) for n in (1, 4))
+    assert (four.adapter, four.trainable) == (4 * one.adapter, 4 * one.trainable)
+    assert sum(t.count for t in four.trained_tensors) == 4 * sum(t.count for t in one.trained_tensors)
+    assert sum(t.elements * t.count for t in four.trained_tensors) == four.adapter
+
+
 def test_only_sdpa_has_keys_repeated() -> None:
     def repeated(**fields: object) -> bool:
         return replica(model="llama-3-8b", versions={"transformers": "4.53.3"}, **fields).arch.repeated

@@ -277,12 +277,17 @@ def configured(s: Scenario) -> DeepSpeed | None:
     )
 
 
+def _own(s: Scenario) -> dict[str, Any]:
+    """The fields of the role that your own loop trains."""
+    return {"loads": trainer.loads(s), "ends": "" if s.outer_units == "root" else s.outer_units}
+
+
 def _plan(s: Scenario) -> Keeps:
     deepspeed = configured(s)
     path = loss_path(s)
     if s.task in RL:
         return reinforcement(s, path, deepspeed)
-    own: dict[str, Any] = TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else {"loads": trainer.loads(s)}
+    own: dict[str, Any] = TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else _own(s)
     alike: dict[str, Any] = {name: own[name] for name in ("wrapped", "loads") if name in own}
     if s.offload.activations:
         own = {"streams": "each"} | own  # torch/autograd/graph.py: save_on_cpu(pin_memory=True)

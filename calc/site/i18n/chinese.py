@@ -2148,6 +2148,8 @@ REFUSALS = {
     "{allowed?}; not modelled there": "{allowed}；那里没有模拟",
     "full, or with trainer torchtitan its chunks": "full，或用 trainer torchtitan 的分块",
     "false; it has no switch for it": "false；它没有这个开关",
+    "transformers; read for Qwen3's MoE": "transformers；只读过 Qwen3 MoE 的代码",
+    "root; its embedding is the head, too": "root；它的 embedding 也是输出头",
     "one that steps after backward": "反向之后才更新的优化器",
     "one that trains": "能训练的优化器",
     "with full, whose checkpoints move": "与 full 一起，移动的是它的检查点",

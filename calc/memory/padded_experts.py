@@ -1,0 +1,57 @@
+"""Routed experts as torchtitan's first code ran them, and as prime-rl's models do: grouped products of padded rows.
+
+Read in prime-rl c330a6d4e `trainer/models/layers/moe.py` (`MoE.forward`, `_run_experts_grouped_mm`), and in the wrapper
+around its products, torchtitan a1fdd7e (August 2025) `distributed/expert_parallel.py`, `expert_parallel`. Symbols are
+those of `calc.memory.activations`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calc.autograd.tape import Size, Tensor, of
+from calc.memory.run import routed
+
+if TYPE_CHECKING:
+    from calc.memory.activations import Program
+
+
+def padded(on: Program, x: Tensor, weights: Tensor) -> Tensor:
+    """The experts' outputs, each weighed in fp32 and added to a tensor of zeros.
+
+    Every token is gathered once for each of its experts, a row of zeros is put below these by a copy, and another copy
+    has them in order, each expert's filled up to a multiple of eight rows from that one. Gate, up and down multiply
+    that in turn; a last copy has the rows as they were. The gathered rows live as long as the function.
+    """
+    tape, c = on.tape, on.run.residual
+    kh, k = Size({routed(on.arch): 1}), of(k=1)
+    tokens, order = Tensor(k, 8, differentiable=False), Tensor(k, 4, differentiable=False)
+    weights = tape.op("experts: sort weights", [weights], k, weights.b, saves=[Tensor(k, 8)])
+    rows = tape.op("experts: gather", [x], kh, c, saves=[tokens])
+    below = tape.op("experts: row of zeros", [rows], kh, c, aliases=[rows])
+    filled = tape.op("experts: fill up", [below], kh, c, saves=[order])
+    down = product(on, filled)
+    unfilled = tape.op("experts: take out", [down], kh, c, saves=[order])
+    outputs = tape.op("experts: without the last row", [unfilled], kh, c, view=True)
+    wide = on.cast(outputs, 4, "experts")
+    weighed = tape.op("experts: weigh", [wide, weights], kh, 4, saves=[wide, weights], backward_scratch=kh * 4)
+    narrow = on.cast(weighed, c, "experts: weighed")
+    tape.returns(outputs)
+    zeros = tape.op("experts: zeros", [], x.width, c)
+    y = tape.op("experts: sum", [zeros, narrow], x.width, c, saves=[tokens])
+    tape.returns(rows, zeros)
+    return y
+
+
+def product(on: Program, rows: Tensor) -> Tensor:
+    """`down(act(gate(x)) · up(x))` of each expert's rows: three grouped products, each of which keeps what it reads."""
+    tape, c, kj = on.tape, on.run.residual, Size({"k·j": 1})
+    saves, first = [rows] if on.run.trained else [], on.trained_expert("gate_up_proj")
+    kh = rows.width
+    gate = tape.op("experts: gate", [rows], kj, c, saves=saves, weight=first // 2, multiplies=True)
+    act = tape.op("experts: activation", [gate], kj, c, saves=[gate])
+    up = tape.op("experts: up", [rows], kj, c, saves=saves, weight=first - first // 2, multiplies=True)
+    both = tape.op("experts: product", [act, up], kj, c, saves=[act, up])
+    kept = [both] if on.run.trained else []
+    weight = on.trained_expert("down_proj")
+    return tape.op("experts: down", [both], kh, c, saves=kept, weight=weight, multiplies=True)
