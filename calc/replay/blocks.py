@@ -22,7 +22,7 @@ from calc.engines.replica import Replica, TrainingEngine
 from calc.engines.zero import FLATTENS_ON_GPU, LAZY_BUCKET, B, Zero
 from calc.engines.zero_partition import part_of
 from calc.memory.activations import Program, final_norm, kinds, lifetimes
-from calc.memory.loss import AFTER, head_dimensions, written
+from calc.memory.loss import AFTER, written
 from calc.memory.optimizer import in_32_bits, passing, scratch, single_step, state_bytes_per_parameter
 from calc.memory.run import dimensions
 from calc.memory.weights import NF4, PACKED, ROW, is_quantised
@@ -622,7 +622,7 @@ def _piece(r: Replica, batch: Batch, passes: Lifetimes, checkpointing: str = "no
 
 def _writer(r: Replica, batch: Batch, passes: Lifetimes, width: int = 0) -> Writer:
     rank = r.run.adapter.rank if r.run.adapter else 0
-    values = {**dimensions(r.arch, rank), **head_dimensions(r.run), "h": width or r.arch.hidden}
+    values = {**dimensions(r.run.arch, rank), "h": width or r.arch.hidden}
     return Writer(passes, values, *batch, r.grad_bytes)
 
 

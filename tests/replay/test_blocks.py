@@ -146,6 +146,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"checkpointing": "selective"},
     {"method": "lora"},
     {"method": "lora", "checkpointing": "full"},
+    {"method": "lora", "lora.rank": 512},
     {"method": "qlora"},
     {"method": "lora", "lora.modules_to_save": ["embed_tokens", "lm_head"], "checkpointing": "full"},
     {"method": "qlora", "lora.modules_to_save": ["lm_head"], "trainer": "transformers"},
