@@ -27,7 +27,7 @@ class CompressedAttention(HyperConnections, Attention):
         k = self.rotate(k, "kv: rotate", [self.repeated_tables()])
         named = list[Tensor]()
         if self.spec.pools:
-            entries, *named = self.pooled(x)
+            entries, *named = self.made_entries(x)
             named.append(entries)
             k = tape.op("kv: join", [k, entries], kv * self.seen, k.b)
             named.append(tape.op("mask: join", [], Size({"S": self.seen}), self.run.residual))
@@ -52,7 +52,7 @@ class CompressedAttention(HyperConnections, Attention):
                     weight=0 if copies else weight, multiplies=True)  # fmt: skip
         return tape.op("o_a_proj: flatten", [y], y.width, y.b)
 
-    def pooled(self, x: Tensor) -> list[Tensor]:
+    def made_entries(self, x: Tensor) -> list[Tensor]:
         """The entries, each a sum of positions weighed by a softmax over them, and tensors that have names until then.
 
         Those of sparse layers are made of their own positions and of those of the entry before, which lie apart in two

@@ -34,8 +34,8 @@ def pools(read: Reader, layers: int) -> Sequence[Pools]:
 
 def compressed(read: Reader, heads: int, head_dim: int) -> Compressed:
     """The sizes of such attention, with `heads` queries of `head_dim` numbers."""
-    names = ("q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
-    low, groups, out, window = (read.integer(name) for name in names)
+    low, groups, out = (read.integer(name) for name in ("q_lora_rank", "o_groups", "o_lora_rank"))
+    window = read.optional("sliding_window") or 0
     index_heads, index_dim, chosen = (read.integer(name) for name in ("index_n_heads", "index_head_dim", "index_topk"))
     indexer = Indexer(index_heads, index_dim, chosen)
     if heads % groups:

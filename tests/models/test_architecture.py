@@ -604,7 +604,7 @@ def test_a_plain_decoder_has_none_of_the_extras() -> None:
     assert [extras.pop(name) for name in ("ranks", "expert_ranks", "expert_tensor")] == [1, 1, 1]
     assert (extras.pop("embeds"), extras.pop("ends")) == (True, True)
     assert (extras.pop("activation"), extras.pop("adapters")) == ("silu", "own")
-    assert extras.pop("depths") == extras.pop("expert_linears") == ()
+    assert extras.pop("depths") == extras.pop("expert_linears") == extras.pop("kept_wide") == ()
     assert {type(value) for value in extras.values()} == {bool, int, str, type(None)}
     assert not any(extras.values())
 
