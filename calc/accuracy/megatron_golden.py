@@ -24,7 +24,8 @@ from calc.engines.replica import Replica
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
 from calc.memory.runtime import WORKSPACE_HOPPER, WORKSPACES
-from calc.models.architecture import BEFORE, Architecture, LayerSpec, Mla, Norms, Ssm, parameters, tensors
+from calc.models.architecture import BEFORE, Architecture, LayerSpec, Norms, parameters, tensors
+from calc.models.mixers import Mla, Ssm
 from calc.models.slices import part
 from calc.scenario.words import Checkpointing
 from calc.step import schedule_megatron

@@ -82,7 +82,10 @@ UNMODELLED = _named(
     {
         **{
             pattern: f"has attention of a kind that is not modelled; {id} is the nearest"
-            for pattern, id in {r"deepseek[ _-]?v4": "deepseek-v3.2", r"minimax[ _-]?m3": "minimax-m2"}.items()
+            for pattern, id in {
+                r"deepseek[ _-]?v4[._]1|deepseek[ _-]?v4[a-z _-]*vision": "deepseek-v4-flash",
+                r"minimax[ _-]?m3": "minimax-m2",
+            }.items()
         },
         r"codegen|dbrx|grok|snowflake-arctic|jetmoe|santacoder|persimmon|fuyu|chameleon|"
         r"mobilellm": "is of an architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and "

@@ -22,8 +22,8 @@ from calc.autograd.lifetimes import Lifetimes
 from calc.autograd.polynomial import Amount, Segment, amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory import padded_experts
-from calc.memory.attention import Attention
 from calc.memory.compiled import Fused, graph
+from calc.memory.compressed import CompressedAttention
 from calc.memory.expert_loop import ExpertLoop
 from calc.memory.kda import ChannelDelta
 from calc.memory.lightning import Lightning
@@ -33,11 +33,12 @@ from calc.memory.megatron import MegatronLayer
 from calc.memory.run import PREFIXES, Run, dimensions, routed, symbol
 from calc.memory.ssm import StateSpace
 from calc.memory.weights import SCALE
-from calc.models.architecture import BESIDE, LATENT, PROJECTIONS, AltUp, LayerSpec, Norms, layer_kinds
+from calc.models.architecture import BESIDE, BLOCKS, LATENT, PROJECTIONS, LayerSpec, Norms, layer_kinds
 from calc.models.lora import adapted
+from calc.models.mixers import AltUp, Hyper
 
 
-class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
+class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttention):
     """Writes the operations of one decoder layer, the final norm or a head on a tape."""
 
     def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
@@ -56,6 +57,9 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
         elif self.arch.multipliers:
             up = self.linear(f"{owner}up_proj", x, i)
             act = self.activated(self.multiplied(self.linear(f"{owner}{names.gate}", x, i), "mlp: gate"))
+        elif self.arch.clamped:
+            gate, up = (self.between(self.linear(f"{owner}{name}", x, i), name) for name in (names.gate, names.up))
+            act = self.activated(gate)
         elif self.arch.gated:
             gate = self.linear(f"{owner}{names.gate}", x, i)
             act = self.activated(self.cut_off(gate) if self.spec.sparse else gate)
@@ -80,6 +84,10 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
             names = self.arch.names
             gate, up = (self.linear(f"{owner}{name}", x, i) for name in (names.gate, names.up))
         return tape.op("mlp: gate", [gate, up], i, gate.b, saves=[gate, up], overwrites=True)
+
+    def between(self, x: Tensor, name: str) -> Tensor:
+        """`torch.clamp` between numbers: keeps its input, and backward makes a mask (DeepSeek-V4)."""
+        return self.tape.op(f"mlp: clamp {name}", [x], x.width, x.b, saves=[x], backward_scratch=x.width)
 
     def cut_off(self, gate: Tensor) -> Tensor:
         """Gemma 3n's gates, less so many standard deviations above their mean, where that is above 0.
@@ -253,6 +261,8 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
         if not self.arch.gated:
             return self.activated(pair)
         gate, up = self.tape.split("experts: gate, up", pair, [kj, kj])
+        if self.arch.clamped:
+            gate, up = self.between(gate, "experts' gate"), self.between(up, "experts' up")
         act = self.tape.op("experts: activation", [gate], kj, c, saves=[gate])
         return self.tape.op("experts: product", [act, up], kj, c, saves=[act, up])
 
@@ -296,6 +306,13 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
             best = tape.op("router: top k", [logits], k, logits.b, saves=[index])
             best = tape.op("router: softmax", [best], k, best.b, saves_out=True)
             return self.cast(best, x.b if arch.routing == "best-fp32" else best.b, "router")
+        if arch.routing == "softplus":
+            wide = self.cast(logits, 4, "router") if self.autocast else logits
+            soft = tape.op("router: softplus", [wide], experts, wide.b, saves=[wide])
+            shares = tape.op("router: root", [soft], experts, soft.b, saves_out=True)
+            best = tape.op("router: gather", [shares], k, shares.b, saves=[index])
+            best = tape.op("router: normalise", [best], k, best.b, saves=[best, Tensor(Size({"": 1}), best.b)])
+            return tape.op("router: scale", [best], k, best.b)
         if arch.routing == "sigmoid":
             shares = tape.op("router: sigmoid", [logits], experts, logits.b, saves_out=True)
             best = tape.op("router: gather", [shares], k, logits.b, saves=[index])
@@ -411,6 +428,8 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
         norms = self.arch.norms_of(self.spec)
         if self.arch.altup:
             return self.of_streams(self.arch.altup)
+        if self.arch.hyper:
+            return self.of_connections(self.arch.hyper)
         self.tape.hold(self.input)  # the model's `hidden_states`, until the layer returns the next
         if self.arch.normed_after:
             return self.of_normed_sums(norms)
@@ -450,6 +469,14 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
         self.tape.returns(x, y)
         return self.tape
 
+    def of_connections(self, own: Hyper) -> Tape:
+        """DeepSeek-V4's layer: both blocks read a sum of all streams, and write to all."""
+        x = self.tape.hold(self.streamed(own.streams))
+        first, second = BLOCKS
+        x = self.connected(x, first, own, lambda n: self.mixed_by(self.norm(n, self.arch.norms.attention)))
+        self.connected(x, second, own, lambda n: self.feed_forward(self.norm(n, self.arch.norms.mlp)))
+        return self.tape
+
     def of_normed(self, n: Tensor, a: Tensor) -> Tape:
         """MiniMax-Text-01's residual stream: each block's normed input and its output, both multiplied and added.
 
@@ -483,21 +510,13 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
                     backward_scratch=of(Lp=own.b) if own.differentiable else NOTHING)  # fmt: skip
         return self.norm(self.linear("per_layer_projection", y, WIDTH), "post_per_layer_input_norm")
 
-    def streamed(self, up: AltUp) -> Tensor:
-        """The piece's input as a stack of all streams."""
-        whole = Tensor(WIDTH * up.streams, self.run.residual, differentiable=self.input.differentiable)
-        if self.counted:
-            whole.size = NOTHING
-        self.input = whole
-        return whole
-
     def of_streams(self, up: AltUp) -> Tape:
         """Gemma 3n's layer: it predicts all streams, computes on the first, and corrects all by what came of that.
 
         Transformers 5.23 `models/gemma3n/modeling_gemma3n.py`, `Gemma3nTextDecoderLayer`, `Gemma3nTextAltUp`.
         """
         tape, norms, n = self.tape, self.arch.norms, up.streams
-        x, all_streams, b = self.streamed(up), WIDTH * n, self.run.residual
+        x, all_streams, b = self.streamed(up.streams), WIDTH * n, self.run.residual
         tape.hold(x)
         active = tape.op("altup: active", [x], WIDTH, x.b, view=True)
         shares = self.linear("prediction_coefs", self.modalities(active, up), Size({"": n * n}))
@@ -546,7 +565,7 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
 
     def merged(self, up: AltUp) -> Tensor:
         """One stream of all after the last layer: projections with the first one's magnitude, and their mean."""
-        tape, x, b = self.tape, self.streamed(up), self.run.residual
+        tape, x, b = self.tape, self.streamed(up.streams), self.run.residual
         tape.hold(x)
         first = tape.op("streams: first", [x], WIDTH, b, view=True)
         size = self.magnitude(first)
@@ -656,6 +675,8 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
         match self.spec.mixer:
             case "attention" | "latent":
                 return self.attention(n)
+            case "compressed":
+                return self.compressed_attention(n)
             case "delta":
                 return self.channel_delta(n) if self.arch.delta and self.arch.delta.low else self.delta_rule(n)
             case "lightning":
@@ -708,7 +729,10 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, Attention):
 
     def final_norm(self) -> Tape:
         """The norm between the last layer and the head, or what is there instead."""
-        x = self.merged(self.arch.altup) if self.arch.altup else self.tape.hold(self.input)
+        if self.arch.hyper:
+            x = self.one_stream(self.arch.hyper)
+        else:
+            x = self.merged(self.arch.altup) if self.arch.altup else self.tape.hold(self.input)
         self.norm(x, self.arch.names.final_norm)
         if self.arch.narrow:
             self.outer_linear(1)
@@ -747,7 +771,7 @@ def below_layers(run: Run, recompute: bool, masked: bool = False) -> Size:
         kept += tape.saved()
     if leaf and run.arch.narrow:
         return kept + of(e=run.residual)
-    apart = dropped or run.arch.embedding_scaled or run.sees
+    apart = dropped or run.arch.embedding_scaled or run.sees or run.arch.hyper
     return kept + (of(h=run.residual) if leaf and apart else NOTHING)
 
 

@@ -250,17 +250,24 @@ class Attention(Linears):
     def repeat(self, x: Tensor, width: Size, name: str) -> Tensor:
         """`repeat_kv`: a copy for every query head where heads share keys and values, a view where all share one.
 
-        Eager attention's product copies such a view of several sequences itself.
+        Eager attention's product copies such a view of several sequences itself, and reads that of one again and again.
         """
         if not self.arch.grouped or self.reads_again:
             return x
-        one = self.arch.kv_heads == 1 and not self.run.whole_scores and not self.arch.repeated
+        copied = self.run.whole_scores and not (self.arch.compressed and self.run.single)
+        one = self.arch.kv_heads == 1 and not copied and not self.arch.repeated
         return self.tape.op(f"{name}: repeat", [x], width, x.b, view=one)
 
     @property
     def reads_again(self) -> bool:
         """True if products of scores read a lone key and value again for each head, whose gradients they add up."""
         return self.arch.fused_qkv == "picked" and self.run.single and self.run.whole_scores
+
+    @property
+    def seen(self) -> float:
+        """Keys of a layer over its positions: entries that are made of several come on top."""
+        own = self.arch.compressed
+        return 1 + 1 / own.rate(self.spec.pools) if own and self.spec.pools else 1
 
     def product_of_scores(self, name: str, x: Tensor, y: Tensor, out: Size, heads: Size, b: float) -> Tensor:
         """A product of `heads` with keys or values, or of scores with these, which keeps both."""
@@ -404,13 +411,13 @@ class Attention(Linears):
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Scores and probabilities as real tensors: 6 bytes kept for each pair of tokens and head, and temporaries."""
-        tape, scores = self.tape, Size({"H·S": 1})
+        tape, scores, seen = self.tape, Size({"H·S": self.seen}), self.seen
         if self.arch.masks_positions and not self.run.single:
             q = tape.op("q: copy", [q], q.width, q.b)  # StarCoder's, a slice that a product of several sequences copies
-        k, v = self.repeat(k, of(q=1), "k"), self.repeat(v, of(o=1), "v")
+        k, v = self.repeat(k, of(q=seen), "k"), self.repeat(v, of(o=seen), "v")
         b: float = 4 if self.arch.wide_scores and not self.autocast else self.c
         q, k, v = self.read_wide(q, k, v) if self.arch.wide_scores else self.in_compute_type(q, k, v)
-        x = self.product_of_scores("scores", q, k, scores, of(q=1), b)
+        x = self.product_of_scores("scores", q, k, scores, of(q=seen), b)
         x = tape.op("scores: scale", [x], scores, b, view=self.arch.own_eager)
         if self.arch.softcap_attn:
             x = tape.op("scores: over cap", [x], scores, self.c)
@@ -424,7 +431,7 @@ class Attention(Linears):
         if self.arch.lowered:
             # probabilities stay in the compute type, and a sink is a column of its own
             if self.arch.attention_sinks:
-                scores = scores + of(H=1)
+                scores, b = scores + of(H=1), 4 if self.run.keeps_wide else b
                 x = tape.op("scores: join sink", [x], scores, b, weight=self.sinks)
             best = Tensor(of(H=1), 8)
             x = tape.op("scores: less maximum", [x], scores, b, saves=[best], aliases=[x],
@@ -447,7 +454,7 @@ class Attention(Linears):
         tape.returns(*named)
         # the decoder layer gets the probabilities too, and keeps them as `_`
         tape.hold(x)
-        mixed = self.product_of_scores("values", x, v, of(o=1), of(o=1), self.c)
+        mixed = self.product_of_scores("values", x, v, of(o=1), of(o=seen), self.c)
         return tape.op("attention: contiguous", [mixed], of(o=1), self.c)
 
     def read_wide(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:

@@ -84,6 +84,10 @@ def cached(arch: Architecture, spec: LayerSpec, tensor_parallel: int = 1) -> int
             # an indexer's keys are kept in 8 bits, with a scale (vLLM's `DeepseekV32IndexerCache`)
             indexed = (arch.indexer.head_dim + 4) // BYTES if arch.indexer and spec.chooses else 0
             return arch.mla.kv_lora_rank + arch.mla.qk_rope_head_dim + indexed
+        case "compressed":  # entries alone, as a window keeps no more than its length; generation is not modelled
+            assert arch.compressed
+            keys = arch.head_dim + (arch.compressed.indexer.head_dim if spec.pools == "sparse" else 0)
+            return keys // arch.compressed.rate(spec.pools) if spec.pools else 0
         case "delta" | "lightning" | "ssm" | "conv" | "none":
             return 0  # at most a state of fixed size
         case other:

@@ -62,6 +62,11 @@ class Linears:
         if counted:
             self.input.size = NOTHING
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of an element of a weight that Transformers keeps in fp32, if the model's others are in 16 bits."""
+        return 4 if self.run.keeps_wide else self.run.weight
+
     def elsewhere(self, name: str, width: Size, b: float) -> Tensor:
         """A tensor that lies outside this piece, and is counted there."""
         out = self.tape.op(name, [], width, b)
@@ -320,7 +325,7 @@ class Linears:
         if name == "ssm_out_proj" and self.arch.ssm and not self.arch.ssm.adapted:
             return False
         own = name
-        for block in ("shared_", "delta_", "lightning_", "ssm_", "attn_", "conv_"):
+        for block in ("shared_", "delta_", "lightning_", "ssm_", "attn_", "conv_", "sparse_", "heavy_"):
             own = own.removeprefix(block)
         if name in UNADAPTED or targets == "all-linear":
             return name not in UNADAPTED

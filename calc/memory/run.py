@@ -44,7 +44,7 @@ WIDTHS: Mapping[Format, Widths] = {
 # activations with an operation that autocast runs in fp32: a power, an exponential
 WIDENING = ("relu2", "gelu_new", "xielu")
 # the linears at the end of a block, which tensor parallelism cuts by inputs
-ROWWISE = frozenset({"o_proj", "down_proj", "dense", "c_proj", "fc2"})
+ROWWISE = frozenset({"o_proj", "o_b_proj", "down_proj", "dense", "c_proj", "fc2"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,7 @@ class Run:
     sees: bool = False  # tokens of images take the places that are theirs in a copy of the embedded ones
     fed: bool = False  # the embedded tokens need a gradient, for adapters in a vision tower before them
     deterministic: bool = False  # PyTorch's deterministic algorithms, with which experts' outputs are summed otherwise
+    keeps_wide: bool = False  # tensors that Transformers loads in fp32 beside others in 16 bits stay so
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
 
     def at(self, spec: LayerSpec) -> Run:
@@ -201,6 +202,8 @@ class Run:
     @property
     def whole_scores(self) -> bool:
         """True if attention scores are tensors of their own: eager attention, or SDPA's plain mathematics."""
+        if self.arch.compressed:
+            return True
         match self.kernel:
             case "eager" | "math":
                 return True
@@ -302,6 +305,20 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
         ),
         **(
             {
+                "c_q": own_keys.low,
+                "rope": own_keys.rope,
+                "H·rope": arch.heads * own_keys.rope,
+                "o_r": own_keys.groups * own_keys.out,
+                "x": own_keys.indexer.heads,
+                "x_d": own_keys.indexer.head_dim,
+                "x_q": own_keys.indexer.heads * own_keys.indexer.head_dim,
+            }
+            if (own_keys := arch.compressed)
+            else {}
+        ),
+        **({symbol(HYPER_HEAD): arch.hyper.streams**2 * arch.hidden} if arch.hyper else {}),
+        **(
+            {
                 "d_k": delta.keys,
                 "d_v": delta.values,
                 "d_e": delta.value_heads * delta.key_dim,
@@ -345,8 +362,10 @@ def symbol(module: str) -> str:
     return f"W_{module.replace('.', '_')}"
 
 
+HYPER_HEAD = "hc_head_fn"  # the weight that makes one of several residual streams after the last layer
 # of the short names of what lies in these modules
 PREFIXES = {
+    "attn_hc": "attn_hc_", "ffn_hc": "ffn_hc_",
     "conv": "conv_", "experts": "experts_", "indexer": "indexer_", "linear_attn": "delta_", "mamba": "ssm_",
     **dict.fromkeys(("shared_expert", "shared_experts", "shared_mlp"), "shared_"),
 }  # fmt: skip
@@ -360,11 +379,13 @@ def short(name: str, spec: LayerSpec | None = None) -> str:
     """`…mlp.down_proj.weight` as `down_proj`, `…mlp.experts.down_proj` as `experts_down_proj`.
 
     In a layer of the kind `spec` whose linear attention lies where others attend, its modules are told apart (Kimi
-    Linear, MiniMax-Text-01).
+    Linear, MiniMax-Text-01), and so are those that make entries of positions in several ways (DeepSeek-V4).
     """
     *_, inside, last = ("", *name.removesuffix(".weight").removesuffix(".linear").split("."))
     if spec and spec.mixer in ("delta", "lightning") and inside in ("self_attn", "forget_gate"):
         return f"{spec.mixer}_{last}"
+    if spec and inside == "compressor":
+        return f"{spec.pools}_{last}"
     if inside == "mixer" and last in STATE_SPACE:
         return f"ssm_{last}"
     return f"attn_{last}" if (inside, last) in SHARED else PREFIXES.get(inside, "") + last

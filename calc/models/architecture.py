@@ -16,6 +16,19 @@ from math import prod
 from typing import Any, Literal, NamedTuple, assert_never
 
 from calc.base.refusal import Refusal
+from calc.models.mixers import (
+    AltUp,
+    Broad,
+    Compressed,
+    Delta,
+    Hyper,
+    Indexer,
+    LayerInputs,
+    Mla,
+    Pools,
+    ShortConv,
+    Ssm,
+)
 from calc.models.vision import Tower
 
 Head = Literal["lm", "scalar", "none"]
@@ -38,6 +51,7 @@ BESIDE = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_f
 LATENT = ("fc1_latent_proj", "fc2_latent_proj")  # the linears before and after routed experts of their own width
 SCALES = {"attention": "lambda_1", "mlp": "lambda_2"}  # of both blocks' outputs
 PROJECTIONS = ("project_in", "project_out")  # of a narrower embedding to the layers, and from these to the head
+BLOCKS = ("attn_hc", "ffn_hc")  # the modules of both blocks' hyper-connections
 BEFORE = Norms()  # one before attention, one before the MLP
 
 
@@ -82,175 +96,27 @@ class ConfigError(ValueError):
         super().__init__(f"{field}: {what}, allowed: {allowed}" + (f"; did you mean {close[0]!r}?" if close else ""))
 
 
-@dataclass(frozen=True, slots=True)
-class Mla:
-    """Multi-head latent attention (DeepSeek): queries and keys/values pass through low ranks."""
-
-    q_lora_rank: int | None
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-
-
-class Indexer(NamedTuple):
-    """The part of sparse attention that chooses the keys that a query sees (DeepSeek V3.2).
-
-    `passed`: each layer hands the next what it has chosen (GLM-5).
-    """
-
-    heads: int
-    head_dim: int
-    keys: int
-    passed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """Gated DeltaNet (Qwen3-Next, Qwen3.5): linear attention, whose state is a matrix for each value head.
-
-    `kernel`: positions that the causal convolution of queries, keys and values sees. `state_bytes`: of an element of
-    the state, as an engine that generates keeps it. `joined`: queries, keys, values and output gates are one
-    projection, both gates of the state another (Qwen3-Next). `by_head`: under Megatron-core, what belongs to a key head
-    lies side by side, and each part is copied out of that (mcore-bridge). `low`: each channel of a key has a decay of
-    its own, and the projections of decays and of output gates have this rank (Kimi); 0: a head has one.
-    """
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
-    state_bytes: int
-    joined: bool = False
-    by_head: bool = False
-    low: int = 0
-
-    @property
-    def keys(self) -> int:
-        """The width of queries, and of keys."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        """The width of values, of output gates and of the output."""
-        return self.value_heads * self.value_dim
-
-    @property
-    def convolved(self) -> int:
-        """Channels of the convolution."""
-        return 2 * self.keys + self.values
-
-    @property
-    def state(self) -> int:
-        """Elements of the state of all value heads."""
-        return self.value_heads * self.key_dim * self.value_dim
-
-
-@dataclass(frozen=True, slots=True)
-class Ssm:
-    """A state-space mixer (Mamba-2), whose state is a matrix for each head.
-
-    `groups`: heads that share B and C are one. `kernel`: positions that the causal convolution of the input, B and C
-    sees. `chunk`: positions that are scanned at once. `state_bytes`: of an element of the state, as an engine that
-    generates keeps it. `normed`: a norm follows the output's gate. `adapted`: PEFT adapts the output projection, too.
-    """
-
-    heads: int
-    head_dim: int
-    groups: int
-    state_dim: int
-    kernel: int
-    chunk: int
-    state_bytes: int
-    normed: bool = True
-    adapted: bool = True
-    conv_bias: bool = True
-    bias: bool = False
-
-    @property
-    def inner(self) -> int:
-        """The width of what is scanned, of its gate and of the output."""
-        return self.heads * self.head_dim
-
-    @property
-    def grouped(self) -> int:
-        """The width of B, and of C."""
-        return self.groups * self.state_dim
-
-    @property
-    def convolved(self) -> int:
-        """Channels of the convolution."""
-        return self.inner + 2 * self.grouped
-
-    @property
-    def state(self) -> int:
-        """Elements of the state of all heads."""
-        return self.inner * self.state_dim
-
-
-class ShortConv(NamedTuple):
-    """A causal convolution of `kernel` positions between two gates (LFM2)."""
-
-    kernel: int
-    bias: bool
-
-
-class Broad(NamedTuple):
-    """The heads of layers that attend to all positions, where they differ from those of layers with a window.
-
-    `keys_as_values`: one projection makes both (Gemma 4). `attention_sinks`: see Architecture (MiMo-V2-Flash).
-    """
-
-    kv_heads: int
-    head_dim: int
-    keys_as_values: bool = False
-    attention_sinks: bool = False
-
-
-class LayerInputs(NamedTuple):
-    """Embeddings that each layer has of a token for itself, all of them in one table (Gemma 4).
-
-    `width`: of one layer's; `layers`: of the whole model; `rows`: of the table.
-    """
-
-    width: int
-    layers: int
-    rows: int
-
-    @property
-    def columns(self) -> int:
-        """The width of the table."""
-        return self.layers * self.width
-
-
-class AltUp(NamedTuple):
-    """A residual stream of several, of which each layer computes on the first and predicts and corrects all (Gemma 3n).
-
-    `laurel`: the rank of what is added beside attention.
-    """
-
-    streams: int
-    laurel: int
-
-
+ATTENDING = ("attention", "latent", "compressed", "both")  # mixers with keys and values, or latent ones
 RECURRENT = ("delta", "lightning", "ssm", "both", "conv")  # mixers that pass a state on from position to position
 
 
 class LayerSpec(NamedTuple):
     """The kind of one decoder layer: how positions see each other, and what follows.
 
-    `mixer`: `attention` over the keys and values of all heads, or over `latent` ones (MLA); a gated `delta` rule,
-    `lightning` attention, a state space, `ssm`, or a short convolution, `conv`, which pass a state on from position to
-    position; `both`
+    `mixer`: `attention` over the keys and values of all heads, over `latent` ones (MLA), or over a window and
+    `compressed` ones before it; a gated `delta` rule, `lightning` attention, a state space, `ssm`, or a short
+    convolution, `conv`, which pass a state on from position to position; `both`
     attention and a state space, beside each other; or `none`. `mlp`: `dense`, or routed `experts`, or `none`.
     `slides`: attention sees the last `sliding_window` tokens alone. `rotated`: positions are rotary. `broad`: its heads
     are the architecture's `Broad` ones. `borrows`: keys and values are those of a lower layer. `sparse`: of the MLP's
     gates only those far above their mean pass (Gemma 3n). `chooses`: where attention is sparse, the layer chooses the
     keys that its queries see, and not one below it. `width`: of a dense MLP where layers differ; 0: the architecture's.
+    `pools`: where attention is compressed, the way in which positions become entries; empty: it has its window alone.
     """
 
-    mixer: Literal["attention", "latent", "delta", "lightning", "ssm", "both", "conv", "none"] = "attention"
+    mixer: Literal["attention", "latent", "compressed", "delta", "lightning", "ssm", "both", "conv", "none"] = (
+        "attention"
+    )
     mlp: Literal["dense", "experts", "none"] = "dense"
     slides: bool = False
     rotated: bool = True
@@ -259,12 +125,19 @@ class LayerSpec(NamedTuple):
     sparse: bool = False
     chooses: bool = True
     width: int = 0
+    pools: Pools = ""
 
     @property
     def shapes(self) -> LayerSpec:
         """The parts of the kind that decide its tensors."""
         return LayerSpec(
-            self.mixer, self.mlp, broad=self.broad, borrows=self.borrows, chooses=self.chooses, width=self.width
+            self.mixer,
+            self.mlp,
+            broad=self.broad,
+            borrows=self.borrows,
+            chooses=self.chooses,
+            width=self.width,
+            pools=self.pools,
         )
 
 
@@ -306,6 +179,7 @@ class Architecture:
     doubled: bool = False  # the MLP of layers that borrow keys and values is twice as wide (Gemma 4)
     layer_inputs: LayerInputs | None = None
     altup: AltUp | None = None
+    hyper: Hyper | None = None
     broad: Broad | None = None  # heads of layers that attend to all positions, if they are others
     normed_after: bool = (
         False  # both blocks read the residual stream, and the sum with their output is normed (OPT 350M)
@@ -370,6 +244,7 @@ class Architecture:
     router_linear: bool = False  # the router is an `nn.Linear`, which PEFT adapts among others (Hunyuan)
     experts_input_first: bool = False  # expert weights are stored input first, gates and ups side by side (GPT-OSS)
     experts_clamped: bool = False  # gates and ups of experts are strided halves, which are clamped (GPT-OSS)
+    clamped: bool = False  # gates and ups of all MLPs are clamped before the activation (DeepSeek-V4)
     # Transformers 5 makes them of older files' separate experts, and PEFT then adapts them where it adapts such names
     experts_converted: bool = False
     # experts are modules of linears in code beside the weights, whatever Transformers has, and run in turn (Ling)
@@ -380,8 +255,11 @@ class Architecture:
     router: str = "mlp.gate"  # the router's module name
     # a softmax over all experts (fp32: on casts; narrow: in the compute type, Mistral Small 4), or over the best alone;
     # all: every expert gets every token (Llama 4); sigmoid: of each expert's logit, in the compute type (LFM2);
-    # sampled: two of those near the best, each with a softmax of its own (Phi-3.5 MoE)
-    routing: Literal["softmax", "fp32", "narrow", "best", "best-fp32", "all", "sigmoid", "sampled"] = "softmax"
+    # softplus: the root of each logit's softplus (DeepSeek-V4); sampled: two of those near the best, each with a
+    # softmax of its own (Phi-3.5 MoE)
+    routing: Literal["softmax", "fp32", "narrow", "best", "best-fp32", "all", "sigmoid", "softplus", "sampled"] = (
+        "softmax"
+    )
     jittered: bool = False  # what experts and router read is multiplied by noise, once for each (Phi-3.5 MoE)
     routing_normed: bool = True  # the weights of a token's experts are divided by their sum
     routing_uncast: bool = False  # the weights of a token's experts stay in fp32
@@ -393,12 +271,15 @@ class Architecture:
     experts_name: str = ""
     experts_beside: bool = False
     head_bias: bool = False
+    # kinds of tensors that Transformers loads in fp32 beside others in 16 bits (`_keep_in_fp32_modules_strict`)
+    kept_wide: tuple[str, ...] = ()
     half: bool = False  # published in fp16: what trains in bf16 casts it as it is loaded
     # linears lie in a module of their own, which may hold their inputs and outputs within bounds (Gemma 4's tower)
     wrapped: Literal["", "plain", "clamped"] = ""
     transposed: bool = False  # linears' weights are stored input first (GPT-2's `Conv1D`)
     mla: Mla | None = None
     indexer: Indexer | None = None
+    compressed: Compressed | None = None
     delta: Delta | None = None
     lightning: int = 0  # positions that lightning attention works on at once, with all heads (MiniMax-Text-01)
     ssm: Ssm | None = None
@@ -495,6 +376,12 @@ class Architecture:
         return len(self.specs)
 
     @property
+    def streams(self) -> int:
+        """Residual streams that layers hand on, side by side."""
+        several = self.altup or self.hyper
+        return several.streams if several else 1
+
+    @property
     def attends(self) -> bool:
         """True if some layers have keys and values of their heads, and not latent ones alone."""
         return any(spec.mixer in ("attention", "both") for spec, _ in layer_kinds(self))
@@ -527,7 +414,7 @@ class Architecture:
     @property
     def attending(self) -> int:
         """The number of layers with keys and values, or latent ones."""
-        return sum([number for spec, number in layer_kinds(self) if spec.mixer in ("attention", "latent", "both")])
+        return sum([number for spec, number in layer_kinds(self) if spec.mixer in ATTENDING])
 
     @property
     def local_experts(self) -> int:
@@ -558,10 +445,10 @@ class Architecture:
     def views_one(self) -> bool:
         """True if attention reads one sequence's queries, keys or values in place, where it copies those of several.
 
-        Sparse, lightning, StarCoder's, GPT-J's and GPT-Neo's, and Falcon 7B's, by products of their own.
+        Sparse, compressed, lightning, StarCoder's, GPT-J's and GPT-Neo's, and Falcon 7B's, by products of their own.
         """
         own = self.masks_positions or self.wide_scores or self.fused_qkv == "picked"
-        return own or self.indexer is not None or self.lightning > 0
+        return own or bool(self.indexer or self.compressed) or self.lightning > 0
 
     @property
     def grouped(self) -> bool:
@@ -577,9 +464,10 @@ class Architecture:
         return 0 if self.norm == "bare" else self.hidden * (2 if self.norm_bias else 1)
 
     @property
-    def last_elements(self) -> int:
-        """Elements between the last layer and the head: of the final norm, if there is one, and of a projection."""
-        return self.norm_elements * bool(self.names.final_norm) + self.hidden * self.narrow
+    def final_elements(self) -> int:
+        """Elements between the last layer and the head: a norm, what makes one stream of several, and a projection."""
+        norm = self.norm_elements * bool(self.names.final_norm)
+        return norm + sum([t.elements for t in _collapse(self)]) + self.hidden * self.narrow
 
 
 @lru_cache(maxsize=1024)
@@ -599,8 +487,9 @@ class Tensor(NamedTuple):
     """A parameter tensor; `*` in its name stands for the layer, `count` says how many layers have it.
 
     `kind`: embedding, norm, linear, bias, sink, decay (of a state, one a head), convolution, slope (of an activation),
-    expert (everything with one slice per routed expert, its biases too), router, head, patches, matrix (of a product,
-    but no module's, so that nothing adapts or quantises it). `module`: embed, attn, mlp, norm, head, vision.
+    expert (everything with one slice per routed expert, its biases too), router, head, patches, stream (weights of
+    residual streams), position (a bias of a position in an entry), matrix (of a product, but no plain linear's, so that
+    nothing adapts or quantises it). `module`: embed, attn, mlp, norm, head, vision.
     """
 
     name: str
@@ -719,6 +608,32 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
                 yield tensor(f"{a}.indexer.k_norm.{end}", (x.head_dim,), "norm", "attn")
             yield from linear(f"{a}.indexer.weights_proj", h, x.heads)
 
+    def compressed(m: Compressed) -> Iterable[Tensor]:
+        yield tensor(f"{a}.sinks", (heads,), "sink", "attn")
+        yield from linear(f"{a}.q_a_proj", h, m.low)
+        yield from norm(f"{a}.q_a_norm", m.low, "attn")
+        yield from linear(f"{a}.q_b_proj", m.low, queries)
+        yield from linear(f"{a}.kv_proj", h, arch.head_dim)
+        yield from norm(f"{a}.kv_norm", arch.head_dim, "attn")
+        # a group's heads at once, which no plain linear multiplies (`DeepseekV4GroupedLinear`)
+        yield tensor(f"{a}.o_a_proj.weight", (m.groups * m.out, queries // m.groups), "matrix", "attn")
+        yield from linear(f"{a}.{names.output}", m.groups * m.out, h)
+        if spec.pools:
+            yield from pooling(f"{a}.compressor", m.rate(spec.pools), arch.head_dim)
+        if spec.pools == "sparse":
+            x, own = m.indexer, f"{a}.compressor.indexer"
+            yield from pooling(own, m.sparse, x.head_dim)
+            yield from linear(f"{own}.q_b_proj", m.low, x.heads * x.head_dim)
+            yield from linear(f"{own}.scorer.weights_proj", h, x.heads)
+
+    def pooling(name: str, rate: int, width: int) -> Iterable[Tensor]:
+        # an entry of a sparse layer is made of its own positions and of those of the one before
+        series = width * (2 if spec.pools == "sparse" else 1)
+        yield tensor(f"{name}.position_bias", (rate, series), "position", "attn")
+        yield from linear(f"{name}.kv_proj", h, series)
+        yield from linear(f"{name}.gate_proj", h, series)
+        yield from norm(f"{name}.kv_norm", width, "attn")
+
     def attention() -> Iterable[Tensor]:
         width = arch.value_dim or arch.head_dim
         if arch.attention_sinks:
@@ -749,6 +664,9 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         case "latent":
             assert arch.mla
             yield from latent(arch.mla)
+        case "compressed":
+            assert arch.compressed
+            yield from compressed(arch.compressed)
         case "delta":
             assert arch.delta
             yield from channel_delta(arch.delta) if arch.delta.low else delta_rule(arch.delta)
@@ -814,6 +732,11 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
     if arch.layer_scaled:
         for name in SCALES.values():
             yield tensor(name, (h,), "norm", "norm")
+    if arch.hyper:
+        for block in BLOCKS:
+            yield tensor(f"{block}.fn", (arch.hyper.weights, arch.hyper.streams * h), "stream", "norm")
+            yield tensor(f"{block}.base", (arch.hyper.weights,), "stream", "norm")
+            yield tensor(f"{block}.scale", (3,), "stream", "norm")
     if streams := arch.altup:
         yield tensor("altup.correct_output_scale", (h,), "norm", "norm")
         yield from linear("altup.correction_coefs", streams.streams, streams.streams)
@@ -860,6 +783,7 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
     endings = () if arch.norm == "bare" else ("weight", "bias") if arch.norm_bias else ("weight",)
     final = names.final_norm
     norm = [Tensor(f"{names.model}.{final}.{end}", (arch.hidden,), 1, "norm", "norm") for end in endings if final]
+    norm += _collapse(arch)
     if arch.narrow:
         norm.append(Tensor(f"{names.model}.{PROJECTIONS[1]}.weight", (arch.outer, arch.hidden), 1, "linear", "head"))
     lm = [] if arch.tied else [Tensor(f"{names.head}.weight", (rows, arch.outer), 1, "head", "head")]
@@ -939,6 +863,15 @@ def _streams(arch: Architecture) -> list[Tensor]:
         return []
     names = (f"{arch.names.model}.altup_{way}projections.*.weight" for way in ("", "unembed_"))
     return [Tensor(name, (arch.hidden, arch.hidden), up.streams - 1, "linear", "embed") for name in names]
+
+
+def _collapse(arch: Architecture) -> list[Tensor]:
+    """The tensors that make one residual stream of several hyper-connected ones, before the final norm."""
+    if (own := arch.hyper) is None:
+        return []
+    shapes = {"fn": (own.streams, own.streams * arch.hidden), "base": (own.streams,), "scale": (1,)}
+    model = arch.names.model
+    return [Tensor(f"{model}.hc_head.hc_{name}", shape, 1, "stream", "norm") for name, shape in shapes.items()]
 
 
 def beside_embedding_parameters(arch: Architecture) -> int:

@@ -73,12 +73,13 @@ CONVERTED = (
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
     "afmoe", "apertus", "aya_vision", "bailing_moe", "bailing_moe_lite", "bamba", "cohere", "cohere2", "deepseek",
-    "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1", "gemma3n_text", "gemma4_text",
-    "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite", "granitemoehybrid", "granitevision",
-    "idefics3", "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava", "llava_next",
-    "llava_onevision", "mimo_v2_flash", "minicpmv", "minicpmv4_5", "minimax_m2", "mistral3", "mllama_text_model",
-    "nemotron_h", "olmoe", "paligemma", "phi3_v", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl",
-    "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text", "smolvlm", "solar_open", "youtu",
+    "deepseek_v32", "deepseek_v4", "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1", "gemma3n_text",
+    "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite", "granitemoehybrid",
+    "granitevision", "idefics3", "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava",
+    "llava_next", "llava_onevision", "mimo_v2_flash", "minicpmv", "minicpmv4_5", "minimax_m2", "mistral3",
+    "mllama_text_model", "nemotron_h", "olmoe", "paligemma", "phi3_v", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker",
+    "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text", "smolvlm", "solar_open",
+    "youtu",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
@@ -524,6 +525,17 @@ FAMILIES: dict[str, Family] = {
              index_n_heads=64, index_head_dim=128, index_topk=2048, **_MLA),
         dict(routing="fp32", routing_uncast=True, masked=True), biases=_ATTENTION, experts="n_routed_experts",
         mla=True,
+    ),
+    "deepseek_v4": Family(
+        dict(max_position_embeddings=1048576, num_key_value_heads=1, head_dim=512, q_lora_rank=1024,
+             partial_rotary_factor=None, qk_rope_head_dim=None, o_groups=8, o_lora_rank=1024, n_routed_experts=256,
+             num_experts_per_tok=6, moe_intermediate_size=2048, n_shared_experts=1, scoring_func="sqrtsoftplus",
+             sliding_window=128, layer_types=None, compress_ratios=None, compress_rates=None, compress_rate_csa=None,
+             compress_rate_hca=None, index_n_heads=64, index_head_dim=128, index_topk=512, hc_mult=4,
+             hc_sinkhorn_iters=20, attention_bias=False, mlp_bias=False),
+        dict(routing="softplus", clamped=True, attention_sinks=True, lowered="beside", norm_fp32=True, rotation="fp32",
+             kept_wide=("norm", "sink", "stream", "position"), names=Names(output="o_b_proj")),
+        experts="n_routed_experts", dense_size="moe_intermediate_size", refused=("attention_bias", "mlp_bias"),
     ),
     "glm_moe_dsa": Family(
         dict(max_position_embeddings=202752, num_key_value_heads=64, n_routed_experts=256, num_experts_per_tok=8,

@@ -11,22 +11,8 @@ from dataclasses import replace
 from math import isqrt
 from typing import Any, Literal
 
-from calc.models.architecture import (
-    BEFORE,
-    AltUp,
-    Architecture,
-    Broad,
-    ConfigError,
-    Delta,
-    Indexer,
-    LayerInputs,
-    LayerSpec,
-    Mla,
-    Names,
-    Norms,
-    ShortConv,
-    Ssm,
-)
+from calc.models.architecture import BEFORE, Architecture, ConfigError, LayerSpec, Names, Norms
+from calc.models.compressed_config import POOLS, compressed, pools
 from calc.models.config_keys import MODELLED
 from calc.models.families import (
     ALIKE,
@@ -41,6 +27,8 @@ from calc.models.families import (
     Family,
     Sight,
 )
+from calc.models.mixers import AltUp, Broad, Delta, Hyper, Indexer, LayerInputs, Mla, Pools, ShortConv, Ssm
+from calc.models.reader import MOST, Reader
 from calc.models.sound import Conformer, Sound, Whisper
 from calc.models.vision import Tower
 
@@ -55,7 +43,7 @@ MLP_KINDS = ("dense", "sparse")  # in `mlp_layer_types`
 CONV_KINDS = ("full_attention", "conv")  # of families with short convolutions
 DELTA_KINDS = ("full_attention", "linear_attention")  # of families with gated delta rules
 Merging = Callable[[int, Mapping[str, Any]], int]
-Mixer = Literal["attention", "latent", "delta", "lightning", "ssm", "both", "conv", "none"]
+Mixer = Literal["attention", "latent", "compressed", "delta", "lightning", "ssm", "both", "conv", "none"]
 # the kinds of a family's layers with state spaces, by the names that configs have for them
 SSM_KINDS: Mapping[str, tuple[Mixer, Literal["dense", "experts", "none"]]] = {
     "mamba": ("ssm", "none"), "linear_attention": ("ssm", "none"), "attention": ("attention", "none"),
@@ -64,69 +52,7 @@ SSM_KINDS: Mapping[str, tuple[Mixer, Literal["dense", "experts", "none"]]] = {
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # Nemotron-H's letters for them
 STATES = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of a state's element, by its type's name
 _SHOWN = 12  # fields that a line lists
-# no real model has more; lists of layers are built one by one
-MOST = {"num_hidden_layers": 10_000, "ffn_mult": 1000}
 ROUNDED = 256  # a searched MLP's width is a multiple of it
-
-
-class _Reader:
-    """Typed access to a config under its family's defaults; every refusal is a ConfigError in the family's spelling."""
-
-    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], spelled: Mapping[str, str]) -> None:
-        self.config, self.defaults, self.spelled = config, defaults, spelled
-
-    def value(self, name: str) -> Any:
-        name = self.spelled.get(name, name)
-        return self.config[name] if name in self.config else self.defaults.get(name)
-
-    def known(self, name: str) -> bool:
-        """True if the family's config class has the field."""
-        return self.spelled.get(name, name) in self.defaults
-
-    def error(self, name: str, given: object, allowed: str) -> ConfigError:
-        return ConfigError(self.spelled.get(name, name), given, allowed)
-
-    def integer(self, name: str, least: int = 1) -> int:
-        value = self.value(name)
-        most = MOST.get(name, 10**9)
-        if type(value) is not int or value < least:  # a bool is an int to isinstance
-            raise self.error(name, value, "a positive integer" if least else "an integer, 0 or more")
-        if value > most:
-            raise self.error(name, value, f"at most {most}")
-        return value
-
-    def same(self, name: str, least: int = 1) -> int:
-        """An integer, or the one that a list has for every layer (Hunyuan)."""
-        value = self.value(name)
-        if isinstance(value, Sequence) and not isinstance(value, str) and len(set(map(repr, value))) == 1:
-            value = value[0]
-            if type(value) is int and value >= least:
-                return value
-        return self.integer(name, least)
-
-    def optional(self, name: str) -> int | None:
-        return None if self.value(name) is None else self.integer(name)
-
-    def boolean(self, name: str) -> bool:
-        value = self.value(name)
-        if value is None:
-            return False
-        if not isinstance(value, bool):
-            raise self.error(name, value, "true or false")
-        return value
-
-    def positive(self, name: str) -> bool:
-        """True if a number that may be null (a soft cap) is above 0."""
-        value = self.value(name)
-        if value is None:
-            return False
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise self.error(name, value, "a number, 0 or more, or null")
-        return value > 0
-
-    def on(self, name: str) -> bool:
-        """True if a switch is true, or is a number above 0."""
-        return self.positive(name) if type(self.value(name)) in (int, float) else self.boolean(name)
 
 
 def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architecture:
@@ -166,10 +92,11 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         "tie_word_embeddings": False,
         "attention_dropout": 0.0,
     }
-    read = _Reader(config, {**common, **family.defaults}, family.spelled)
+    read = Reader(config, {**common, **family.defaults}, family.spelled)
     hidden, layers, heads = read.integer("hidden_size"), _layers(read), read.integer("num_attention_heads")
     kinds = tuple(SSM_KINDS) if family.ssm else DELTA_KINDS if family.delta else KINDS
     kinds = CONV_KINDS if read.known("conv_L_cache") else kinds
+    kinds = tuple(POOLS) if read.known("compress_rates") else kinds
     if family.window == "rotated":
         kinds = (*KINDS, "chunked_attention")
     for index, kind in enumerate(_listed(read.value("layer_types"))):
@@ -216,6 +143,12 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         "experts_converted": model_type in CONVERTED,
         **family.fixed,
     }
+    if read.known("compress_rates"):
+        keys = compressed(read, heads, head_dim)
+        # cos and sin are repeated for both of a pair, at each rotation (`apply_rotary_pos_emb`)
+        hyper = Hyper(read.integer("hc_mult"), read.integer("hc_sinkhorn_iters"))
+        kv_heads, facts = 1, {**facts, "compressed": keys, "hyper": hyper}
+        facts |= {"rotary_dim": keys.rope % head_dim, "rotary_tables": 2 * keys.rope}
     if family.own_tables:
         facts |= {"rotary_tables": 2 * head_dim, "cached_positions": read.integer("max_position_embeddings")}
     if "use_post_norm" in family.defaults and not read.boolean("use_post_norm"):
@@ -256,6 +189,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     lightning = family.delta == "lightning"
     delta = _delta(family, read) if family.delta and not lightning else None
     mixers = _mixers(family, read, layers, mla is not None)
+    pooling: Sequence[Pools] = pools(read, layers) if read.known("compress_rates") else [""] * layers
     broad = _broad(read, heads, kv_heads) if read.known("global_head_dim") else None
     if read.known("swa_num_key_value_heads"):
         broad, kv_heads = _narrow(read, heads, kv_heads, head_dim)
@@ -278,6 +212,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
                 borrows=n >= own,
                 sparse=n in sparse,
                 chooses=n in choosing,
+                pools=pooling[n],
             )
             for n in range(layers)
         )
@@ -300,7 +235,7 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         max_positions=read.integer("max_position_embeddings"),
         positions=0 if family.positions is None else read.integer("max_position_embeddings") + family.positions,
         mla=mla,
-        indexer=_indexer(read) if read.known("index_topk") else None,
+        indexer=_indexer(read) if read.known("index_topk") and mla else None,
         delta=delta,
         lightning=read.integer("block_size") if lightning else 0,
         ssm=ssm,
@@ -362,8 +297,8 @@ def _seeing(config: Mapping[str, Any]) -> Architecture:
 def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: Mapping[str, Any]) -> Tower:
     """The vision tower that the `vision_config` of a `config` describes, in front of the language model `arch`."""
     sight = SEEING[family]
-    read = _Reader(vision, sight.defaults, sight.spelled)
-    beside = _Reader(config, dict(spatial_merge_size=2), {}) if sight.tower.get("framed") else read
+    read = Reader(vision, sight.defaults, sight.spelled)
+    beside = Reader(config, dict(spatial_merge_size=2), {}) if sight.tower.get("framed") else read
     resized = sight.tower.get("resized") and read.integer("init_pos_emb_height") * read.integer("init_pos_emb_width")
 
     def wrong(name: str, given: object, allowed: str) -> ConfigError:
@@ -441,7 +376,7 @@ def _sound(given: object, inner: int, *, whisper: bool) -> Sound | None:
 def _conformer(given: Mapping[str, Any], inner: int) -> Conformer:
     defaults = dict(hidden_size=1024, num_hidden_layers=12, num_attention_heads=8, conv_kernel_size=5,
                     subsampling_conv_channels=(128, 32), output_proj_dims=1536)  # fmt: skip
-    read = _Reader(given, defaults, {})
+    read = Reader(given, defaults, {})
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "conv_kernel_size")
     hidden, layers, heads, kernel = (read.integer(name) for name in names)
     channels = _listed(read.value("subsampling_conv_channels"))
@@ -454,7 +389,7 @@ def _conformer(given: Mapping[str, Any], inner: int) -> Conformer:
 def _whisper(given: Mapping[str, Any], inner: int) -> Whisper:
     defaults = dict(d_model=1280, encoder_layers=32, encoder_ffn_dim=5120, num_mel_bins=128,
                     max_source_positions=1500, output_dim=3584)  # fmt: skip
-    read = _Reader(given, defaults, {})
+    read = Reader(given, defaults, {})
     hidden, layers, intermediate, bins, positions, out = (read.integer(name) for name in defaults)
     if out != inner:
         raise ConfigError("audio_config.output_dim", out, f"hidden_size = {inner} of the language model")
@@ -462,14 +397,14 @@ def _whisper(given: Mapping[str, Any], inner: int) -> Whisper:
     return Whisper(hidden, layers, intermediate, bins, positions, out, channels)
 
 
-def _wrapped(read: _Reader) -> dict[str, Any]:
+def _wrapped(read: Reader) -> dict[str, Any]:
     """The way in which a tower's linears lie in modules of their own, where they do (Gemma 4)."""
     if not read.known("use_clipped_linears"):
         return {}
     return {"wrapped": "clamped" if read.boolean("use_clipped_linears") else "plain"}
 
 
-def _taken(config: Mapping[str, Any], read: _Reader, usual: int) -> tuple[int, ...]:
+def _taken(config: Mapping[str, Any], read: Reader, usual: int) -> tuple[int, ...]:
     """The blocks, from 1 on, whose output LLaVA's kind reads; `usual`: the config class's, counted from the end."""
     given, depth = config.get("vision_feature_layer", usual), read.integer("depth")
     layers = _listed(given) or (given,)
@@ -500,7 +435,7 @@ def _cut(config: Mapping[str, Any], sight: Sight, edge: int) -> dict[str, Any]:
     return {"grids": tuple(pairs), "most": int(number)}
 
 
-def _merging(family: str, read: _Reader, wrong: Callable[[str, object, str], ConfigError]) -> Merging:
+def _merging(family: str, read: Reader, wrong: Callable[[str, object, str], ConfigError]) -> Merging:
     """The rule by which a family says how many of a square's patches become a token."""
     tower = SEEING[family].tower
     if tower.get("crops"):
@@ -519,7 +454,7 @@ def _merging(family: str, read: _Reader, wrong: Callable[[str, object, str], Con
     return lambda *_: side
 
 
-def _vision_norms(read: _Reader, wrong: Callable[[str, object, str], ConfigError]) -> dict[str, Any]:
+def _vision_norms(read: Reader, wrong: Callable[[str, object, str], ConfigError]) -> dict[str, Any]:
     """The norms of InternViT, which its config names: the small one's are PyTorch's, those of 6B are RMS norms."""
     if not read.known("norm_type"):
         return {}
@@ -546,11 +481,11 @@ def _shuffled(name: str) -> Merging:
     return merged
 
 
-def _between(config: Mapping[str, Any], sight: Sight, read: _Reader, hidden: int) -> int:
+def _between(config: Mapping[str, Any], sight: Sight, read: Reader, hidden: int) -> int:
     """The width of a projector's MLP, which Aya Vision's config has outside `vision_config`; 0: it has no own."""
     if sight.tower["merger"].kind != "halved":
         return read.integer("between") if "between" in sight.spelled else 0
-    width = _Reader(config, dict(alignment_intermediate_size=hidden), {}).integer("alignment_intermediate_size")
+    width = Reader(config, dict(alignment_intermediate_size=hidden), {}).integer("alignment_intermediate_size")
     if width % 2:
         raise ConfigError("alignment_intermediate_size", width, "an even number: a gate and as much that it weighs")
     return width
@@ -610,20 +545,20 @@ def _listed(value: object) -> Sequence[object]:
     return value if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
-def _layers(read: _Reader) -> int:
+def _layers(read: Reader) -> int:
     """The number of layers, which a config that lists each may leave out (Nemotron-H)."""
     listed = _listed(read.config.get("layers_block_type")) if read.known("layers_block_type") else ()
     return len(listed) if listed and "num_hidden_layers" not in read.config else read.integer("num_hidden_layers")
 
 
-def _head_dim(read: _Reader, hidden: int, heads: int) -> int:
+def _head_dim(read: Reader, hidden: int, heads: int) -> int:
     given = read.optional("head_dim")
     if given is None and hidden % heads:
         raise ConfigError("num_attention_heads", heads, f"a divisor of hidden_size = {hidden}, as there is no head_dim")
     return given or hidden // heads
 
 
-def _intermediate(family: Family, read: _Reader, hidden: int) -> int:
+def _intermediate(family: Family, read: Reader, hidden: int) -> int:
     """The width of dense layers' MLPs; 0 in a family that has none."""
     absent = family.expansion or read.known(family.dense_size)
     listed = read.known("activation_sparsity_pattern")  # Gemma 3n's files have a width for each layer
@@ -635,7 +570,7 @@ def _intermediate(family: Family, read: _Reader, hidden: int) -> int:
     return given or family.expansion * hidden
 
 
-def _adjusted(read: _Reader, width: int) -> int:
+def _adjusted(read: Reader, width: int) -> int:
     """The width of LFM2's MLPs (`Lfm2MLP`): two thirds of the stated one, rounded up, if the config asks for that."""
     factor = read.value("block_ffn_dim_multiplier")
     if not read.boolean("block_auto_adjust_ff_dim"):
@@ -648,7 +583,7 @@ def _adjusted(read: _Reader, width: int) -> int:
     return -(-int(factor * int(2 * width / 3)) // multiple) * multiple
 
 
-def _rotated_share(read: _Reader) -> float:
+def _rotated_share(read: Reader) -> float:
     """The share of a head that is rotated, from either of the two places where a config can state it."""
     name, inner = "partial_rotary_factor", read.value("rope_parameters")
     value = inner[name] if isinstance(inner, Mapping) and name in inner else read.value(name)
@@ -659,7 +594,7 @@ def _rotated_share(read: _Reader) -> float:
     return value
 
 
-def _activation(read: _Reader) -> str:
+def _activation(read: Reader) -> str:
     value = read.value("hidden_act")
     if not isinstance(value, str):
         raise read.error("hidden_act", value, "the name of an activation, such as silu")
@@ -667,12 +602,12 @@ def _activation(read: _Reader) -> str:
     return "gelu_pytorch_tanh" if value == "gelu" and read.defaults["hidden_act"] != "silu" else value
 
 
-def _mla(read: _Reader) -> Mla:
+def _mla(read: Reader) -> Mla:
     ranks = (read.integer(n) for n in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     return Mla(read.optional("q_lora_rank"), *ranks)
 
 
-def _broad(read: _Reader, heads: int, kv_heads: int) -> Broad:
+def _broad(read: Reader, heads: int, kv_heads: int) -> Broad:
     """The heads of Gemma 4's layers that attend to all positions; their number differs where keys are values, too."""
     same = read.boolean("attention_k_eq_v")
     own = (read.optional("num_global_key_value_heads") if same else None) or kv_heads
@@ -681,7 +616,7 @@ def _broad(read: _Reader, heads: int, kv_heads: int) -> Broad:
     return Broad(own, read.integer("global_head_dim"), same)
 
 
-def _narrow(read: _Reader, heads: int, kv_heads: int, head_dim: int) -> tuple[Broad, int]:
+def _narrow(read: Reader, heads: int, kv_heads: int, head_dim: int) -> tuple[Broad, int]:
     """MiMo-V2-Flash's heads of layers that attend to all positions, and the key-value heads of those with a window.
 
     These are twice as many where the config does not say (`MiMoV2FlashAttention`), and alone have sinks.
@@ -697,7 +632,7 @@ def _narrow(read: _Reader, heads: int, kv_heads: int, head_dim: int) -> tuple[Br
     return Broad(kv_heads, head_dim), given
 
 
-def _borrowing(read: _Reader, layers: int) -> int:
+def _borrowing(read: Reader, layers: int) -> int:
     """The number of last layers that have no keys and values of their own."""
     number = read.integer("num_kv_shared_layers", 0) if read.known("num_kv_shared_layers") else 0
     if number >= layers:
@@ -708,7 +643,7 @@ def _borrowing(read: _Reader, layers: int) -> int:
 SPARSE = 10  # first layers of Gemma 3n that are sparse where its config does not say which (`Gemma3nTextConfig`)
 
 
-def _sparse(read: _Reader, layers: int) -> Collection[int]:
+def _sparse(read: Reader, layers: int) -> Collection[int]:
     """The layers in whose MLPs most gates are cut off: those with a share above 0."""
     shares = read.value("activation_sparsity_pattern")
     if shares is None:
@@ -721,7 +656,7 @@ def _sparse(read: _Reader, layers: int) -> Collection[int]:
     return [n for n, share in enumerate(shares) if share]
 
 
-def _outside(read: _Reader, hidden: int, names: Names) -> dict[str, Any]:
+def _outside(read: Reader, hidden: int, names: Names) -> dict[str, Any]:
     """OPT's norms, behind each block or before it and behind all, and its embedding, which may be narrower."""
     before = read.boolean("do_layer_norm_before")
     narrow = read.optional("word_embed_proj_dim") or hidden
@@ -733,14 +668,14 @@ def _outside(read: _Reader, hidden: int, names: Names) -> dict[str, Any]:
     }
 
 
-def _layer_inputs(read: _Reader, layers: int) -> LayerInputs | None:
+def _layer_inputs(read: Reader, layers: int) -> LayerInputs | None:
     """The layers' own embeddings, if they have any."""
     if not read.known("hidden_size_per_layer_input") or not read.value("hidden_size_per_layer_input"):
         return None
     return LayerInputs(read.integer("hidden_size_per_layer_input"), layers, read.integer("vocab_size_per_layer_input"))
 
 
-def _indexer(read: _Reader) -> Indexer:
+def _indexer(read: Reader) -> Indexer:
     if read.optional("q_lora_rank") is None:
         raise ConfigError("q_lora_rank", None, "a rank, from which the indexer makes its queries")
     heads, head_dim, keys = (read.integer(name) for name in ("index_n_heads", "index_head_dim", "index_topk"))
@@ -750,7 +685,7 @@ def _indexer(read: _Reader) -> Indexer:
 CHOOSING = {"F": "full", "S": "shared"}  # letters of `index_topk_pattern` for the kinds in `indexer_types`
 
 
-def _choosing(read: _Reader, layers: int) -> Collection[int]:
+def _choosing(read: Reader, layers: int) -> Collection[int]:
     """The layers that choose keys: those listed, or one in `index_topk_freq` after the first (`GlmMoeDsaConfig`)."""
     pattern = read.value("index_topk_pattern")
     types = read.value("indexer_types") or ([CHOOSING.get(c, c) for c in pattern] if pattern else None)
@@ -763,7 +698,7 @@ def _choosing(read: _Reader, layers: int) -> Collection[int]:
     return [n for n, kind in enumerate(types) if kind == "full"]
 
 
-def _mixers(family: Family, read: _Reader, layers: int, latent: bool) -> list[Mixer]:
+def _mixers(family: Family, read: Reader, layers: int, latent: bool) -> list[Mixer]:
     """The mixer of each layer of a family whose layers all have one."""
     usual: Mixer = "latent" if latent else "both" if family.ssm == "beside" else "attention"
     if family.delta:
@@ -773,12 +708,14 @@ def _mixers(family: Family, read: _Reader, layers: int, latent: bool) -> list[Mi
     if read.known("conv_L_cache"):
         attending = _attending(read, layers)
         return [usual if n in attending else "conv" for n in range(layers)]
+    if read.known("compress_rates"):
+        return ["compressed"] * layers
     if family.ssm == "instead":
         return [SSM_KINDS[kind][0] for kind in _each_layer(read, layers)]
     return [usual] * layers
 
 
-def _attending(read: _Reader, layers: int) -> Collection[int]:
+def _attending(read: Reader, layers: int) -> Collection[int]:
     """The layers of LFM2 with attention: those of that type or, in its first files, those numbered."""
     types = read.value("layer_types")
     if types is not None:
@@ -793,7 +730,7 @@ def _attending(read: _Reader, layers: int) -> Collection[int]:
     return listed
 
 
-def _each_layer(read: _Reader, layers: int) -> Sequence[str]:
+def _each_layer(read: Reader, layers: int) -> Sequence[str]:
     """The kinds of all layers, as the config lists them, or as letters of Nemotron-H's pattern."""
     pattern = read.value("hybrid_override_pattern") if read.known("hybrid_override_pattern") else None
     if pattern is not None:
@@ -810,7 +747,7 @@ def _each_layer(read: _Reader, layers: int) -> Sequence[str]:
     return types
 
 
-def _mixers_but(read: _Reader, layers: int) -> Sequence[str]:
+def _mixers_but(read: Reader, layers: int) -> Sequence[str]:
     """State spaces in all layers but those whose numbers the config lists (Bamba)."""
     listed = (read.value("attn_layer_indices") if read.known("attn_layer_indices") else None) or ()
     if not isinstance(listed, Sequence) or not all(type(n) is int and 0 <= n < layers for n in listed):
@@ -819,12 +756,12 @@ def _mixers_but(read: _Reader, layers: int) -> Sequence[str]:
     return ["attention" if n in listed else "mamba" for n in range(layers)]
 
 
-def _blocks(read: _Reader, layers: int) -> tuple[LayerSpec, ...]:
+def _blocks(read: Reader, layers: int) -> tuple[LayerSpec, ...]:
     """The layers of a family in which each is one block (Nemotron-H); its attention has no positions."""
     return tuple(LayerSpec(*SSM_KINDS[kind], rotated=False) for kind in _each_layer(read, layers))
 
 
-def _searched(read: _Reader, layers: int, hidden: int) -> tuple[LayerSpec, ...]:
+def _searched(read: Reader, layers: int, hidden: int) -> tuple[LayerSpec, ...]:
     """The layers that an architecture search left, without those that do nothing (`DeciLMDecoderLayer`)."""
     found = []
     for n, parts in enumerate(_block_configs(read, layers)):
@@ -838,7 +775,7 @@ def _searched(read: _Reader, layers: int, hidden: int) -> tuple[LayerSpec, ...]:
     return tuple(found)
 
 
-def _block_configs(read: _Reader, layers: int) -> Sequence[Any]:
+def _block_configs(read: Reader, layers: int) -> Sequence[Any]:
     listed = read.value("block_configs")
     if not isinstance(listed, Sequence) or isinstance(listed, str) or len(listed) != layers:
         allowed = f"a list of num_hidden_layers = {layers} mappings of attention and ffn"
@@ -865,7 +802,7 @@ def _multiplied(factor: object, hidden: int, n: int) -> int:
     return -(-int(2 * factor * hidden / 3) // ROUNDED) * ROUNDED  # type: ignore[operator]
 
 
-def _grouped_heads(read: _Reader, heads: int) -> int:
+def _grouped_heads(read: Reader, heads: int) -> int:
     """The heads of keys and values of searched layers, which state the queries of each; of others those of queries."""
     if not read.known("block_configs"):
         return heads
@@ -878,7 +815,7 @@ def _grouped_heads(read: _Reader, heads: int) -> int:
     return heads // group
 
 
-def _ssm(read: _Reader) -> Ssm:
+def _ssm(read: Reader) -> Ssm:
     sizes = ("heads", "head_dim", "groups", "state", "kernel", "chunk")
     heads, head_dim, groups, state, kernel, chunk = (read.integer(f"ssm_{size}") for size in sizes)
     if heads % groups:
@@ -892,19 +829,19 @@ def _ssm(read: _Reader) -> Ssm:
     return Ssm(heads, head_dim, groups, state, kernel, chunk, STATES[stored], normed, adapted, *biased)
 
 
-def _channel_delta(read: _Reader) -> Delta:
+def _channel_delta(read: Reader) -> Delta:
     """Kimi's delta attention, whose sizes the published files have in a mapping of their own."""
     inner = read.value("linear_attn_config") or {}
     if not isinstance(inner, Mapping):
         raise ConfigError("linear_attn_config", inner, "a mapping, the sizes of linear attention")
     names = {"linear_num_heads": "num_heads", "linear_head_dim": "head_dim"}
     names["linear_conv_kernel_dim"] = "short_conv_kernel_size"
-    own = _Reader({name: inner[short] for name, short in names.items() if short in inner}, read.defaults, {})
+    own = Reader({name: inner[short] for name, short in names.items() if short in inner}, read.defaults, {})
     heads, width, kernel = ((own if name in own.config else read).integer(name) for name in names)
     return Delta(heads, heads, width, width, kernel, STATES["float32"], low=width)
 
 
-def _delta(family: Family, read: _Reader) -> Delta:
+def _delta(family: Family, read: Reader) -> Delta:
     if family.delta == "kimi":
         return _channel_delta(read)
     sizes = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
@@ -919,7 +856,7 @@ def _delta(family: Family, read: _Reader) -> Delta:
     return delta
 
 
-def _delta_layers(read: _Reader, layers: int) -> Collection[int]:
+def _delta_layers(read: Reader, layers: int) -> Collection[int]:
     """The layers with a gated delta rule: those listed, or all but the last of each interval."""
     types = read.value("layer_types")
     if types is None and read.known("linear_attn_config"):
@@ -934,7 +871,7 @@ def _delta_layers(read: _Reader, layers: int) -> Collection[int]:
     return [layer for layer, kind in enumerate(types) if kind == "linear_attention"]
 
 
-def _kimi_layers(read: _Reader, layers: int) -> Collection[int]:
+def _kimi_layers(read: Reader, layers: int) -> Collection[int]:
     """The layers with Kimi's delta attention: those listed, from 1 on, or all but each fourth after the first."""
     listed = (read.value("linear_attn_config") or {}).get("kda_layers")
     if listed is None:
@@ -945,7 +882,7 @@ def _kimi_layers(read: _Reader, layers: int) -> Collection[int]:
     return [n - 1 for n in listed]
 
 
-def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
+def _sliding_layers(rule: str, read: Reader, layers: int) -> tuple[int, ...]:
     """The layers whose attention sees only the last `sliding_window` tokens."""
     if "use_sliding_window" in read.defaults and not read.boolean("use_sliding_window"):
         return ()
@@ -975,7 +912,7 @@ def _sliding_layers(rule: str, read: _Reader, layers: int) -> tuple[int, ...]:
     return tuple(found[rule])
 
 
-def _flags(read: _Reader, name: str, layers: int) -> Sequence[object] | None:
+def _flags(read: Reader, name: str, layers: int) -> Sequence[object] | None:
     """A list with 0 or 1 for each layer; None where the family has no such field, or its config gives none."""
     listed = read.value(name) if read.known(name) else None
     if listed is None:
@@ -985,7 +922,7 @@ def _flags(read: _Reader, name: str, layers: int) -> Sequence[object] | None:
     return listed
 
 
-def _passed(read: _Reader, layers: int) -> Collection[int]:
+def _passed(read: Reader, layers: int) -> Collection[int]:
     """The layers that attend to images alone (Llama 3.2 Vision); numbers beyond the last layer are of none."""
     listed = read.value("cross_attention_layers")
     numbers = isinstance(listed, Sequence) and all(type(n) is int for n in listed)
@@ -996,7 +933,7 @@ def _passed(read: _Reader, layers: int) -> Collection[int]:
     return found
 
 
-def _no_rope(read: _Reader, layers: int) -> tuple[int, ...]:
+def _no_rope(read: Reader, layers: int) -> tuple[int, ...]:
     """The layers without rotary positions: those with a 0 in `no_rope_layers`, else one in `no_rope_layer_interval`."""
     listed = read.value("no_rope_layers")
     if listed is None or listed == []:
@@ -1007,7 +944,7 @@ def _no_rope(read: _Reader, layers: int) -> tuple[int, ...]:
     return tuple(layer for layer in range(layers) if not listed[layer])
 
 
-def _moe(family: Family, read: _Reader) -> dict[str, int]:
+def _moe(family: Family, read: Reader) -> dict[str, int]:
     """The Mixture-of-Experts fields of Architecture."""
     # Qwen3-MoE's attribute_map lets num_local_experts stand for num_experts
     alias = family.experts not in read.config and "num_local_experts" in read.config
@@ -1035,7 +972,7 @@ def _moe(family: Family, read: _Reader) -> dict[str, int]:
     }
 
 
-def _dense_layers(read: _Reader, layers: int) -> Collection[int]:
+def _dense_layers(read: Reader, layers: int) -> Collection[int]:
     """The layers of a model with experts that have none."""
     if (sparse := _flags(read, "moe_layer_freq", layers)) is not None:
         return [n for n, routed in enumerate(sparse) if not routed]

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from calc.models.architecture import Architecture, ConfigError, Delta, Ssm
+from calc.models.architecture import Architecture, ConfigError
+from calc.models.mixers import Delta, Ssm
 
 PADDED = 128  # rows of Megatron-core's embedding on a rank are a multiple of these
 
@@ -42,7 +43,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         (arch.delta and not megatron, "whose linear attention is gathered again"),
         (arch.attention_sinks or arch.slopes or arch.lightning, "whose attention stays whole"),
         (arch.shared_experts and not megatron, "with shared experts"),
-        (arch.altup, "whose residual stream is of several"),
+        (arch.altup or arch.hyper, "whose residual stream is of several"),
         (arch.vision and not megatron, "whose vision tower stays whole"),
         (arch.passed, "whose layers for images stay whole"),
     ):

@@ -265,7 +265,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         **own._asdict(),
         at_once=optimizer is not None and optimizer.impl == "foreach" and not scratch(optimizer, r.step_bytes),
         beside=_beside(r),
-        stream=batch.tokens * arch.hidden * run.residual * (arch.altup.streams if arch.altup else 1),
+        stream=batch.tokens * arch.hidden * run.residual * arch.streams,
         tables=tuple(
             2
             * [

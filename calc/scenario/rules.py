@@ -300,6 +300,9 @@ def serving_fault(s: Scenario, given: Mapping[str, Any]) -> Refusal | None:
     """The reason that the rollout cannot run where it is, in one line, or None."""
     if not s.rollout:
         return None
+    if s.architecture.compressed and s.rollout.engine != "none":
+        given_engine = f"{s.rollout.engine!r} for the family {s.architecture.family}"
+        return Refusal("rollout.engine", given_engine, "none; generation is not modelled there")
     if s.rollout.max_tokens_per_gpu and not (s.role("actor") or s).max_tokens_per_gpu:
         given_tokens = s.rollout.max_tokens_per_gpu
         return Refusal("rollout.max_tokens_per_gpu", given_tokens, "with max_tokens_per_gpu, for dynamic batches")
@@ -429,6 +432,8 @@ def unsuited(architecture: Architecture) -> str:
         return ""
     if architecture.ssm and not architecture.ssm.adapted:
         return "PEFT refuses the out_proj of these state spaces"
+    if architecture.compressed:  # 0.21 `tuners/lora/layer.py`, `Linear.forward`: its output has other dimensions
+        return "PEFT's adapter fails beside o_a_proj, which multiplies group by group"
     if architecture.sparse_layers and architecture.routing in BY_SEVERAL:
         return "PEFT would wrap the router, too, and fail on what it returns"
     return "PEFT would adapt routed experts, too" if architecture.experts_converted else ""
@@ -651,7 +656,7 @@ def flash_faults(architecture: Architecture, gpu: GPU) -> Iterator[str]:
             yield f"FlashAttention-2 takes no heads of {largest}, as some layers of this model have: take sdpa"
     # MiMo-V2-Flash runs with the fourth (transformers 5.23 `modeling_mimo_v2_flash.py`, its compatible ones)
     narrow = architecture.attention_sinks and architecture.value_dim
-    if (architecture.slopes or narrow) and not architecture.megatron:
+    if (architecture.slopes or architecture.compressed or narrow) and not architecture.megatron:
         yield f"FlashAttention-2 does not run for models of the family {architecture.family}: take eager"
     elif architecture.passed:  # `_supports_flash_attn` of `MllamaPreTrainedModel` is false
         yield f"Transformers has no code with FlashAttention for the family {architecture.family}: take sdpa"
@@ -672,7 +677,7 @@ def card_notes(s: Scenario, gpu: GPU) -> Iterator[str]:
         )
         if not maps_pages(gpu.vendor, s.versions.get("torch", "0")):
             yield f"PyTorch's builds for ROCm have expandable segments from {MAPS_ON_ROCM} on: computed without"
-    sinks = s.architecture.attention_sinks and not s.architecture.megatron
+    sinks = s.architecture.attention_sinks and not (s.architecture.megatron or s.architecture.compressed)
     if sinks and s.attention == "flash" and gpu.architecture in SINKS:
         yield (
             "attention flash with sinks is a kernel that Transformers fetches with the package kernels: "

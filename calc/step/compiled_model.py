@@ -113,7 +113,7 @@ def stack(
         order.append(kinds.setdefault((own, counted, received), len(kinds)))
     table = embedding_parameters(arch)
     embedding = table * arch.embeds * (run.trained or run.saves("embed_tokens"))
-    norm = arch.last_elements * (run.trained and arch.ends)
+    norm = arch.final_elements * (run.trained and arch.ends)
     width = arch.outer * run.trained if path.kind == "scalar" else table * run.head.trained
     beside = sum(t.elements for t in head_matrices(arch, adapter.rank, adapter.targets)) if adapter else 0
     head_trained = (width + beside) * arch.ends
@@ -142,7 +142,7 @@ def stack(
             stops.append(Stop(layer, kind, below, above))
     segment, held, waiting = head(run, path, checkpointing == "full" and bool(arch.depths))
     stream = of(h=run.residual * run.share)
-    streams = stream * (arch.altup.streams if arch.altup else 1)
+    streams = stream * arch.streams
     # the embedding's backward reads all positions
     whole = of(h=run.residual) if run.sequences else NOTHING
     return Stack(

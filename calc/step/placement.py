@@ -96,6 +96,8 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
     `check_batch_size_and_num_heads_dense`).
     """
     match attention:
+        case _ if arch.compressed:  # `_supports_sdpa`, `_supports_flash_attn` of `DeepseekV4PreTrainedModel`
+            return "eager"
         case "eager" | "flash":
             return attention
         case "sdpa" if arch.attention_sinks or arch.slopes or arch.wide_scores:
@@ -223,6 +225,8 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         linear_kernels=s.linear_attention == "fla",
         again=s.recomputed,
         rotates=s.apply_rope_fusion,
+        # DeepSpeed casts all to 16 bits, and FSDP gathers all in the compute type
+        keeps_wide=bool(arch.kept_wide) and s.layout == "bf16" and s.sharded.family in ("none", "ddp"),
         exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
         single=max(role.rows, role.scoring_rows) == 1 and arch.views_one,
         sees=s.images is not None and arch.vision is not None,

@@ -301,7 +301,8 @@ class Seen:
 
         depth, each = self.tower.blocks.layers, self.elements("blocks") // self.tower.blocks.layers
         deep = self.tower.deep
-        between, main = (max(shot.gradients for shot in s.backward) for s in (self.between, self.projector))
+        main = _gradients(self.projector)
+        between = _gradients(self.between) if deep else 0
 
         def over(layers: int, left: int) -> int:
             """Trained elements above the lowest `layers` blocks, where `left` projectors between blocks remain."""
@@ -333,3 +334,8 @@ class Seen:
                     f"vision block: {shot.name}",
                     [*beside, *below, *self.alive(shot), *there(over(layer + 1, left), shot)],
                 )
+
+
+def _gradients(segment: Segment) -> int:
+    """Elements of the gradients of a segment's weights when its backward is over."""
+    return max([shot.gradients for shot in segment.backward])

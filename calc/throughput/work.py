@@ -18,10 +18,8 @@ from calc.memory.run import Run
 from calc.models.architecture import (
     RECURRENT,
     Architecture,
-    Delta,
     Head,
     LayerSpec,
-    Ssm,
     language,
     layer_kinds,
     layer_tensors,
@@ -29,6 +27,7 @@ from calc.models.architecture import (
     tensors,
 )
 from calc.models.lora import adapted
+from calc.models.mixers import Delta, Ssm
 from calc.scenario.words import Float8
 from calc.throughput.rates import Rates
 from calc.throughput.terms import Constant, Term
@@ -172,6 +171,10 @@ def attended(arch: Architecture, spec: LayerSpec) -> int:
             return arch.heads * (arch.head_dim + (arch.value_dim or arch.head_dim))
         case "latent":
             return arch.heads * (arch.head_dim + arch.v_dim)
+        case "compressed":  # eager attention compares all pairs, and masks those beyond the window
+            assert arch.compressed
+            entries = 1 / arch.compressed.rate(spec.pools) if spec.pools else 0
+            return round(2 * arch.heads * arch.head_dim * (1 + entries))
         case "delta" | "lightning" | "ssm" | "conv" | "none":
             return 0
         case other:

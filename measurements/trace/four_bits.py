@@ -110,7 +110,7 @@ def quantise(model: Any, *, experts: bool = False) -> Any:
         quantise_experts(model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and name not in HEADS:
+            if type(child) is nn.Linear and name not in HEADS:
                 setattr(parent, name, FourBits(child))
     model.is_loaded_in_4bit = True
     return model

@@ -1,6 +1,7 @@
 """The model of a case on the fake device: Transformers' own, truncated, with adapters and prepared as the case says."""
 
 import re
+from collections.abc import Iterable
 from types import MethodType
 from typing import Any
 
@@ -28,6 +29,7 @@ DEVICE = torch.device("cuda")
 # classes that AutoModelForCausalLM does not make of their own config: language models that are a part of another
 UNMAPPED = {"mistral4": Mistral4ForCausalLM, "mllama_text_model": MllamaForCausalLM}
 MAMBA = {"out_proj", "conv1d"}  # what PEFT refuses to adapt in some families
+GROUPED = {"o_a_proj"}  # a linear that multiplies group by group, as its adapter would not (DeepSeek-V4)
 
 
 def _config(case: Case) -> Any:
@@ -70,6 +72,8 @@ def load(case: Case) -> Any:
             make = UNMAPPED[config.model_type]._from_config
         model = make(config, dtype=dtype, attn_implementation=implementation)
         _narrow(model, dtype)
+        if not case.fsdp:  # whose units gather parameters of one type
+            _widen(model)
         if case.pp > 1:
             pipeline_parallel.cut(case, model)
         elif case.tp == 1:
@@ -89,8 +93,20 @@ def _narrow(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Give parameters of another type the model's, but for those that it keeps in fp32, as `from_pretrained` does."""
     kept = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
     for name, parameter in model.named_parameters():
-        if parameter.dtype != dtype and not any(re.search(rf"(^|\.){re.escape(k)}($|\.)", name) for k in kept):
+        if parameter.dtype != dtype and not _among(name, kept):
             parameter.data = parameter.data.to(dtype)
+
+
+def _widen(model: torch.nn.Module) -> None:
+    """Give parameters that a model keeps in fp32 beside others in 16 bits that type, as `from_pretrained` does."""
+    kept = model._keep_in_fp32_modules_strict or ()
+    for name, parameter in model.named_parameters():
+        if _among(name, kept):
+            parameter.data = parameter.data.float()
+
+
+def _among(name: str, modules: Iterable[str]) -> bool:
+    return any(re.search(rf"(^|\.){re.escape(module)}($|\.)", name) for module in modules)
 
 
 def _linear_names(model: torch.nn.Module) -> list[str]:
@@ -98,7 +114,7 @@ def _linear_names(model: torch.nn.Module) -> list[str]:
     linear = (name for name, module in model.named_modules() if hasattr(module, "in_features"))
     names = {name.rsplit(".", 1)[-1] for name in linear if re.search(rf"\.{LAYERS}\.", name)}
     names.discard("router")
-    return sorted(names - (MAMBA if model.config.model_type in UNADAPTED_OUTPUT else set()))
+    return sorted(names - GROUPED - (MAMBA if model.config.model_type in UNADAPTED_OUTPUT else set()))
 
 
 def _adapters(case: Case, model: Any) -> Any:

@@ -250,6 +250,9 @@ TYPED = {
     "qwen3 moe 30b": "qwen3-30b-a3b",
     "tencent/Youtu-LLM-2B-Base": "youtu-llm-2b",
     "MiniMaxAI/MiniMax-M3": "",
+    "deepseek-ai/DeepSeek-V4-Flash": "deepseek-v4-flash",
+    "nvidia/DeepSeek-V4-Pro-NVFP4": "deepseek-v4-pro",
+    "deepseek-ai/DeepSeek-V4.1-Flash": "",
     "microsoft/Phi-3-medium-128k-instruct": "phi-3-medium-128k",
     "01-ai/Yi-6B-Chat-8bits": "yi-6b",
     "tiiuae/Falcon-H1-1.5B-Deep-Instruct": "",
@@ -371,7 +374,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 334
+    assert len(TYPED) == 337
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:

@@ -86,7 +86,7 @@ def configs(family: str) -> Iterator[dict[str, Any]]:
         "num_key_value_heads": 2, "num_kv_heads": 2, "num_experts_per_tok": 1, "model_type": family, "head_dim": 16,
         "kv_lora_rank": 8, "no_rope_layer_interval": 2, "n_embd": 64, "n_layer": 4, "n_head": 4, "ffn_dim": 64,
         "num_kv_shared_layers": 1, "d_model": 64, "n_layers": 4, "n_heads": 4, "n_routed_experts": 8,
-        "rotary_dim": 16, "num_layers": 4, "num_heads": 4,
+        "rotary_dim": 16, "num_layers": 4, "num_heads": 4, "o_groups": 2,
         "block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 1.0}}] * 4,
     }  # fmt: skip
     needed = {name: True for name in FAMILIES[family].needed}

@@ -19,8 +19,9 @@ from calc.memory.megatron import MegatronLayer
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Adapter, Recipe, Run
 from calc.memory.weights import EightBits
-from calc.models.architecture import Architecture, LayerSpec, Mla, parameters, tensors
+from calc.models.architecture import Architecture, LayerSpec, parameters, tensors
 from calc.models.lora import lora_parameters
+from calc.models.mixers import Mla
 from calc.models.slices import part
 from calc.step.placement import adapter_tensors
 from calc.step.schedule_megatron import outliving, warmup

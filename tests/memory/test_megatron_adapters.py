@@ -12,7 +12,8 @@ import pytest
 
 from calc.memory import activations
 from calc.memory.run import Adapter, Run
-from calc.models.architecture import Architecture, LayerSpec, Mla
+from calc.models.architecture import Architecture, LayerSpec
+from calc.models.mixers import Mla
 from calc.models.slices import part
 
 H, Q, INNER, R = 512, 512, 1024, 16

@@ -14,7 +14,8 @@ from calc.autograd.polynomial import amount, snapshots
 from calc.base.plan import Recomputed
 from calc.memory import activations
 from calc.memory.run import Adapter, Run, dimensions
-from calc.models.architecture import Architecture, Delta, LayerSpec, Mla
+from calc.models.architecture import Architecture, LayerSpec
+from calc.models.mixers import Delta, Mla
 from calc.models.slices import part
 from calc.resolve.parse import parse
 from calc.scenario.scenario import ScenarioError

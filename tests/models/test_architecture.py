@@ -557,7 +557,7 @@ def test_layers_embedding_norm_and_head_make_the_model(arch: Architecture) -> No
     beside = A.beside_embedding_parameters(arch)
     assert beside >= arch.positions * arch.hidden + arch.norm_elements * bool(arch.names.embedding_norm)
     passed = sum(t.elements * t.count for t in A.passed_tensors(arch))
-    bare = A.embedding_parameters(arch) + beside + layers + passed + arch.last_elements
+    bare = A.embedding_parameters(arch) + beside + layers + passed + arch.final_elements
     assert A.parameters(arch, head="none") == bare
     assert A.parameters(arch, head="scalar") == bare + arch.outer
     head = (0 if arch.tied else arch.vocab * arch.outer) + arch.head_bias * arch.vocab
@@ -604,7 +604,7 @@ def test_a_plain_decoder_has_none_of_the_extras() -> None:
     assert [extras.pop(name) for name in ("ranks", "expert_ranks", "expert_tensor")] == [1, 1, 1]
     assert (extras.pop("embeds"), extras.pop("ends")) == (True, True)
     assert (extras.pop("activation"), extras.pop("adapters")) == ("silu", "own")
-    assert extras.pop("depths") == extras.pop("expert_linears") == ()
+    assert extras.pop("depths") == extras.pop("expert_linears") == extras.pop("kept_wide") == ()
     assert {type(value) for value in extras.values()} == {bool, int, str, type(None)}
     assert not any(extras.values())
 

@@ -47,7 +47,7 @@ def test_its_tensors_are_those_of_the_checkpoint() -> None:
 def test_what_lies_between_layers_and_head(fields: dict[str, Any], last: int) -> None:
     """Weight and bias of a final norm, and a projection without a bias (`OPTDecoder`)."""
     arch = tiny("opt", ffn_dim=12, intermediate_size=None, **fields)
-    assert arch.last_elements == last
+    assert arch.final_elements == last
     kept = embedding_parameters(arch) + arch.narrow * 8 + arch.positions * 8
     assert parameters(arch) - kept - last == 2 * (4 * (64 + 8) + 2 * 96 + 20 + 4 * 8)
 

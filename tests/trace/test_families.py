@@ -69,6 +69,10 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v32": INDEXED,
     "glm_moe_dsa": INDEXED | {"indexer_types": ["full", "full", "shared", "shared"]},
     "hy_v3": {**ROUTED, "num_experts": 8},
+    "deepseek_v4": {**ROUTED, "n_routed_experts": 8, "q_lora_rank": 256, "o_groups": 4, "o_lora_rank": 128,
+                    "num_key_value_heads": 1, "partial_rotary_factor": 0.5, "index_n_heads": 4, "index_head_dim": 64,
+                    "index_topk": 64, "num_hash_layers": 1, "compress_ratios": [0, 4, 128, 4],
+                    "intermediate_size": None},
     "youtu": LATENT | {"num_key_value_heads": 16, "head_dim": 32},
     "minicpm3": LATENT | {"num_key_value_heads": 16, "head_dim": None, "scale_depth": 1.4, "scale_emb": 12},
     "minimax": {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 32,
@@ -130,7 +134,8 @@ APART = (
     "minicpmv",
     "minicpmv4_5",
 )
-LATE = ("mllama_text_model",)  # families that came since; each way of running is that of a place in the list
+# families that came since; each way of running is that of a place in the list
+LATE = ("mllama_text_model", "deepseek_v4")
 RUN = (*(family for family in FAMILIES if family not in (*APART, *LATE)), *LATE)
 TOWERED = tuple(family for family in SEEING if family not in APART)
 
@@ -290,8 +295,8 @@ def way(family: str, turn: int) -> dict[str, Any]:
     """One of three ways of running a family, in turn; flash where it has no other."""
     if family in ("deepseek_v32", "glm_moe_dsa"):  # whose mask of chosen keys only these see
         return SDPA
-    # which slope scores, have sinks beside narrow values, or no code for SDPA
-    if family in ("bloom", "mpt", "mimo_v2_flash", "gptj", "gpt_neo"):
+    # which slope scores, have sinks beside narrow values or entries beside keys, or no code for SDPA
+    if family in ("bloom", "mpt", "mimo_v2_flash", "gptj", "gpt_neo", "deepseek_v4"):
         return {**FLASH, "attention": "eager"}
     fields = SDPA if family == "mllama_text_model" else (FLASH, SDPA, EAGER)[turn % 3]
     without_q_proj = family in ("phi3", "gpt_neox", "gpt2", "gpt_bigcode", "falcon") or bool(

@@ -981,6 +981,9 @@ ADVICE = {
         "并非所有补救办法都重放了分配器：那需要超过 {n} 个事件，因此其中一些的碎片取其他任务损失的中位数"
     ),
     "PEFT refuses the out_proj of these state spaces": "PEFT 拒绝适配这些状态空间层的 out_proj",
+    "PEFT's adapter fails beside o_a_proj, which multiplies group by group": (
+        "PEFT 的适配器在 o_a_proj 旁会出错，因为它逐组相乘"
+    ),
     "PEFT would adapt routed experts, too": "PEFT 会连路由专家一起适配",
     "PEFT would wrap the router, too, and fail on what it returns": "PEFT 会连路由器一起包装，并因其返回值而出错",
     "all-linear is computed without routed experts; PEFT 0.21 adapts those of some families too": (
@@ -2146,6 +2149,7 @@ REFUSALS = {
     "true; sequences are cut without their padding": "true；序列去掉填充后再切",
     "{allowed?}; not modelled": "{allowed}；没有模拟",
     "{allowed?}; not modelled there": "{allowed}；那里没有模拟",
+    "none; generation is not modelled there": "none；那里没有模拟生成",
     "full, or with trainer torchtitan its chunks": "full，或用 trainer torchtitan 的分块",
     "false; it has no switch for it": "false；它没有这个开关",
     "transformers; read for Qwen3's MoE": "transformers；只读过 Qwen3 MoE 的代码",
@@ -2293,6 +2297,9 @@ REFUSALS = {
     "a reward model": "一个奖励模型",
     "one that Transformers can make score sequences": "一个 Transformers 有序列打分类的模型",
     "{names!}; PEFT refuses the out_proj of these state spaces": "{names}；PEFT 拒绝适配这些状态空间层的 out_proj",
+    "{names!}; PEFT's adapter fails beside o_a_proj, which multiplies group by group": (
+        "{names}；PEFT 的适配器在 o_a_proj 旁会出错，因为它逐组相乘"
+    ),
     "{names!}; PEFT would adapt routed experts, too": "{names}；PEFT 会连路由专家一起适配",
     "{names!}; PEFT would wrap the router, too, and fail on what it returns": (
         "{names}；PEFT 会连路由器一起包装，并因其返回值而出错"
