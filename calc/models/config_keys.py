@@ -88,7 +88,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
     "deepseek_v32": (*_DEEPSEEK, "mlp_layer_types"),
     "deepseek_v4": (
         *_DEEPSEEK, "compress_rope_theta", "expert_dtype", "hc_eps", "mlp_layer_types", "num_hash_layers",
-        "num_nextn_predict_layers", "swiglu_limit",
+        "swiglu_limit",
     ),
     "glm_moe_dsa": (
         *_DEEPSEEK, "indexer_rope_interleave", "index_share_for_mtp_iteration", "mlp_layer_types", "moe_router_dtype",
