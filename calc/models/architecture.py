@@ -181,9 +181,7 @@ class Architecture:
     altup: AltUp | None = None
     hyper: Hyper | None = None
     broad: Broad | None = None  # heads of layers that attend to all positions, if they are others
-    normed_after: bool = (
-        False  # both blocks read the residual stream, and the sum with their output is normed (OPT 350M)
-    )
+    normed_after: bool = False  # blocks read the residual stream, and the sum with their output is normed (OPT 350M)
     parallel: bool = False  # attention and MLP both read the layer's input
     joined: bool = False  # both outputs are added up before the residual stream gets them (Falcon)
     # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2); pairs are complex numbers in fp32 (torchtitan), or
