@@ -227,6 +227,8 @@ JOBS = {
     "plain PyTorch": "纯 PyTorch",
     "plain PyTorch {version}": "纯 PyTorch {version}",
     "litgpt": "litgpt",
+    "torchtune": "torchtune",
+    "torchtitan": "torchtitan",
     "ColossalAI": "ColossalAI",
     "Megatron-LM": "Megatron-LM",
     "Functional test of Megatron-LM": "Megatron-LM 的功能测试",
