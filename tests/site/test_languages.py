@@ -67,7 +67,7 @@ NAMES = {
     "megatron", "mini", "mixed", "mod", "mul", "none", "norm", "nvidia", "openrlhf", "optimizer", "orpo", "parquet",
     "perf", "ppo", "pretrain", "price", "proj", "qlora", "rm", "rollout", "scenario", "sdpa", "selective", "sft",
     "sglang", "simpo", "sleep", "slime", "softmax", "state", "tinyzero", "token", "torch", "torchao", "torchrun",
-    "torchtitan", "torchtune", "transformers", "trl", "up", "verl", "vllm", "zero",
+    "torchtitan", "torchtune", "transformers", "trl", "unsloth", "up", "verl", "vllm", "zero",
 }  # fmt: skip
 MARKUP = re.compile(r"<(code|pre|q|cite|script|style|textarea|title)\b.*?</\1>|<[^>]*>|https?://\S+", re.S)
 ENGLISH = re.compile(r"(?<![\w./#&<=-])[a-z]{2,}(?![\w/=.#-])")
