@@ -25,7 +25,8 @@ def pools(read: Reader, layers: int) -> Sequence[Pools]:
             raise ConfigError("layer_types", types, f"a list of num_hidden_layers = {layers} names")
         return [POOLS[kind] for kind in types[:layers]]
     if (ratios := read.value("compress_ratios")) is not None:
-        if not isinstance(ratios, Sequence) or len(ratios) < layers or any(ratio not in RATIOS for ratio in ratios):
+        listed = isinstance(ratios, Sequence) and len(ratios) >= layers
+        if not listed or any(type(ratio) is not int or ratio not in RATIOS for ratio in ratios):
             allowed = f"a list of num_hidden_layers = {layers} times {', '.join(map(str, RATIOS))}"
             raise ConfigError("compress_ratios", ratios, allowed)
         return [RATIOS[ratio] for ratio in ratios[:layers]]

@@ -63,6 +63,7 @@ def test_layers_pool_as_the_config_lists_or_in_turn() -> None:
     ("field", "value", "said"),
     [
         ("compress_ratios", [4, 8], "43 times 0, 4, 128"),
+        ("compress_ratios", [[4]] * 43, "43 times 0, 4, 128"),
         ("layer_types", ["full_attention"] * 43, "other kinds are not modelled"),
         ("o_groups", 7, "a divisor of num_attention_heads = 64"),
         ("scoring_func", "sigmoid", "sqrtsoftplus"),
