@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.refusal import Refusal
@@ -268,6 +268,23 @@ def kernels_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def _beside(
+    s: Scenario, field: str, given: str, usual: str, fixed: Mapping[str, tuple[str | int, ...]]
+) -> Refusal | None:
+    """The refusal of what a field was given beside the first other one that has none of its `fixed` values, if any."""
+    for name, values in fixed.items():
+        if (value := getattr(s, name)) not in values:
+            with_these = f"{usual}, or with {name} {', '.join(map(str, values))}"
+            return Refusal(field, f"{given} with {name} {value}", with_these)
+    return None
+
+
+def _barred(field: str, given: str, usual: str, barred: Mapping[str, bool]) -> Refusal | None:
+    """The refusal of what a field was given with the first of what is `barred` and there, if any."""
+    found = next((place for place, there in barred.items() if there), None)
+    return Refusal(field, f"{given} with {found}", f"{usual}; not modelled there") if found else None
+
+
 def outputs_fault(s: Scenario) -> Refusal | None:
     """The reason why a loop cannot treat its outputs as `s` says, in one line, or None: trainers do as their code does.
 
@@ -283,10 +300,8 @@ def outputs_fault(s: Scenario) -> Refusal | None:
         "task": ("pretrain", "sft", "dpo", "orpo", "simpo"),
         "loss": ("full",), "pipeline_parallel": (1,),
     }  # fmt: skip
-    for name, values in fixed.items():
-        if (value := getattr(s, name)) not in values:
-            with_these = f"{usual}, or with {name} {', '.join(map(str, values))}"
-            return Refusal(field, f"{asked} with {name} {value}", with_these)
+    if fault := _beside(s, field, asked, usual, fixed):
+        return fault
     if s.has("reference") and s.trainer == "own":
         return Refusal(field, f"{asked} with roles.reference", f"{usual}, or roles.reference none")
     return None
@@ -471,9 +486,7 @@ def implementation_fault(s: Scenario) -> Refusal | None:
         f"kernels {s.kernels}": s.kernels != "eager",
         f"compile {s.compile}": s.compile not in ("none", "loss"),
     }
-    found = next((place for place, given in barred.items() if given), None)
-    allowed = "transformers; not modelled there"
-    return Refusal(field, f"{s.experts_implementation} with {found}", allowed) if found else None
+    return _barred(field, s.experts_implementation, "transformers", barred)
 
 
 def units_fault(s: Scenario) -> Refusal | None:
@@ -487,10 +500,8 @@ def units_fault(s: Scenario) -> Refusal | None:
         "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "sharding": ("fsdp2",),
         "pipeline_parallel": (1,), "tensor_parallel": (1,),
     }  # fmt: skip
-    for name, values in fixed.items():
-        if (value := getattr(s, name)) not in values:
-            with_these = f"root, or with {name} {', '.join(map(str, values))}"
-            return Refusal("outer_units", f"{s.outer_units} with {name} {value}", with_these)
+    if fault := _beside(s, "outer_units", s.outer_units, "root", fixed):
+        return fault
     if s.architecture.tied:
         return Refusal("outer_units", f"{s.outer_units} with model {s.model}", "root; its embedding is the head, too")
     return None
@@ -734,8 +745,7 @@ def dora_fault(s: Scenario) -> Refusal | None:
         "images.freeze": s.images is not None and s.images.freeze != "vision",
         "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),
     }
-    found = next((place for place, given in barred.items() if given), None)
-    return Refusal("lora.dora", f"true with {found}", "false; not modelled there") if found else None
+    return _barred("lora.dora", "true", "false", barred)
 
 
 def chosen_fault(s: Scenario) -> Refusal | None:
@@ -757,8 +767,7 @@ def chosen_fault(s: Scenario) -> Refusal | None:
         "images.freeze": s.images is not None and s.images.freeze != "vision",
         "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),
     }
-    found = next((place for place, given in barred.items() if given), None)
-    return Refusal(field, f"{given} with {found}", "1; not modelled there") if found else None
+    return _barred(field, given, "1", barred)
 
 
 def mask_fault(s: Scenario) -> Refusal | None:

@@ -343,9 +343,9 @@ class Linears:
         inputs, outputs = (int(amount(t.width, dims).tokens / self.row_share) for t in (x, y))
         if adapter.dora:
             return dora.scaled(self, name, x, y, dora.Sides(inputs, outputs, rank))
-        if adapter.count > 1:
-            return self.adapted_by_token(f"{name}: LoRA", x, y, inputs * rank, outputs * rank)
         label = f"{name}: LoRA"
+        if adapter.count > 1:
+            return self.adapted_by_token(label, x, y, inputs * rank, outputs * rank)
         read, scaled = self.through_both(label, x, y.width, of(r=self.row_share), inputs * rank, outputs * rank)
         return self.with_adapters(label, y, [scaled], (x, read))
 

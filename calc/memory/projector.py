@@ -60,8 +60,8 @@ class Projector(activations.Program):
         self.biased = frozenset(names if merger.biased else ())
         between = tower.blocks.hidden if merger.kind == "unfolded" else tower.between
         self.widths = {"out": tower.out // patches, "between": between // patches}
-        own = {name.removesuffix(".weight"): prod(shape) for name, shape, _ in tower.linears}
-        self.elements = modules | own | {LAST: self.looks * tower.blocks.hidden * (1 + tower.blocks.norm_bias)}
+        self.towers = {name.removesuffix(".weight"): prod(shape) for name, shape, _ in tower.linears}
+        self.elements = modules | self.towers | {LAST: self.looks * tower.blocks.hidden * (1 + tower.blocks.norm_bias)}
 
     def copied(self, x: Tensor, *names: str) -> Tensor:
         """Copies, one after another."""
@@ -234,7 +234,7 @@ class Projector(activations.Program):
         else:
             products = tower.products(self.merger)
             found = {symbol(name): i * o for name, (_, i, o) in zip(self.names, products, strict=True)}
-        own = {symbol(name.removesuffix(".weight")): prod(shape) for name, shape, _ in tower.linears}
+        own = {symbol(name): size for name, size in self.towers.items()}
         return {**found, "W_downsample": tower.merged * tower.out, **own}
 
 

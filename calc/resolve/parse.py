@@ -431,9 +431,9 @@ def _spell_out(nested: dict[str, Any]) -> None:
     `ms-swift==3.12` is plain PyTorch with ms-swift's loop, in that release; `easyr1` is a fork of verl.
     """
     said = nested.get("framework")
-    if not isinstance(said, str):
+    name, equals, version = said.partition("==") if isinstance(said, str) else ("", "", "")
+    if not name or name in FRAMEWORKS:
         return
-    name, equals, version = said.partition("==")
     plain = re.sub(r"[\W_]", "", name.casefold())
     trainer = next((own for own in get_args(Trainer) if plain == own.replace("-", "") and own != "own"), None)
     forks = {known.partition("-")[0]: of for of in FRAMEWORKS for known in framework(of).KNOWN}

@@ -41,17 +41,8 @@ from calc.frameworks.constraints import (
 )
 from calc.frameworks.releases import pinned
 from calc.frameworks.torch.releases import RELEASES
-from calc.frameworks.torch.trainers import (
-    axolotl,
-    colossalai,
-    litgpt,
-    megatron,
-    megatron_swift,
-    torchtitan,
-    torchtune,
-    unsloth,
-)
-from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, RELEASED, SHIPPED, TRAINERS
+from calc.frameworks.torch.trainers import axolotl, litgpt, megatron, megatron_swift, torchtitan, torchtune, unsloth
+from calc.frameworks.torch.trainers.registry import LOW_LEVEL, ON_TRANSFORMERS, RELEASED, SHIPPED, TRAINERS
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, PREFERENCE, RL
@@ -259,13 +250,12 @@ def keeps(s: Scenario) -> Keeps:
     """The plan of plain PyTorch: Transformers' own loss, and nothing referenced longer than the loss needs it."""
     plan = _plan(s)
     own = TRAINERS[s.trainer].notes(s) if s.trainer != "own" else ()
-    low_level = colossalai.BUCKET if s.trainer == "colossalai" else 0
-    return replace(plan, bare=True, notes=(*plan.notes, *own), low_level=low_level)
+    return replace(plan, bare=True, notes=(*plan.notes, *own), low_level=LOW_LEVEL.get(s.trainer, 0))
 
 
 def configured(s: Scenario) -> DeepSpeed | None:
     """DeepSpeed with the trainer's file or its own defaults, and the sizes of `s`; None where it does not run."""
-    if s.sharding not in DEEPSPEED or s.trainer == "colossalai":
+    if s.sharding not in DEEPSPEED or s.trainer in LOW_LEVEL:
         return None
     shipped = SHIPPED.get(s.trainer)
     usual = shipped(s) if shipped else DeepSpeed(s.versions["deepspeed"])
@@ -288,7 +278,7 @@ def _plan(s: Scenario) -> Keeps:
     if s.task in RL:
         return reinforcement(s, path, deepspeed)
     own: dict[str, Any] = TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else _own(s)
-    alike: dict[str, Any] = {name: own[name] for name in ("wrapped", "loads") if name in own}
+    alike: dict[str, Any] = {name: own[name] for name in ("wrapped", "loads", "caches") if name in own}
     if s.offload.activations:
         own = {"streams": "each"} | own  # torch/autograd/graph.py: save_on_cpu(pin_memory=True)
     exchange = "ring" if s.context_parallel > 1 else ""
@@ -304,7 +294,6 @@ def _plan(s: Scenario) -> Keeps:
     if s.has("reference"):
         # disable_adapter() makes the base model the reference, unless that is another model or placed otherwise
         shares = bool(s.lora) and s.roles["reference"] == {"model": s.model}
-        alike["caches"] = s.trainer == "colossalai"  # `ref_model(...)` has no use_cache (`coati/trainer/dpo.py`)
         reference = Role("reference", path, path, s.rows, s.rows, root_stays=True, shares=shares, **alike)
         if stages > 1:
             return pipelined("actor", path, s.rows, stages, scored=reference, **own)

@@ -42,8 +42,11 @@ def path(s: Scenario, usual: Path) -> Path:
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
-    """The fields that the scripts set in the trained `Role`: every rank loads the model on the host."""
-    return {"loads": trainer.loads(s)}
+    """The fields that the scripts set in a `Role`: ranks load the model on the host, and nothing says `use_cache`.
+
+    So a reference model fills a cache of keys and values (`coati/trainer/dpo.py`, `ref_model(...)`).
+    """
+    return {"loads": trainer.loads(s), "caches": True}
 
 
 def notes(s: Scenario) -> tuple[str, ...]:

@@ -67,5 +67,7 @@ SHIPPED: Mapping[str, Callable[[Scenario], DeepSpeed]] = {
     "llamafactory": llamafactory.deepspeed,
     "ms-swift": ms_swift.deepspeed,
 }
+# Those whose ZeRO is ColossalAI's LowLevelZeroOptimizer, with the elements of a bucket.
+LOW_LEVEL: Mapping[str, int] = {"colossalai": colossalai.BUCKET}
 # Those whose loop is Transformers' Trainer on Accelerate.
 ON_TRANSFORMERS = ("transformers", "llamafactory", "axolotl", "ms-swift", "unsloth")
