@@ -376,7 +376,7 @@ def test_moments_of_loading_are_cumulative(s: Scenario) -> None:
 # --- for any RL scenario ---
 
 
-@settings(max_examples=150)
+@settings(max_examples=70)
 @given(rl_scenarios())
 def test_every_phases_lines_add_up_and_every_formula_gives_its_bytes(s: Scenario) -> None:
     """The ledger's promise for RL: cache, graphs, processes, what is gathered and handed on, and the host's lines.
@@ -388,7 +388,7 @@ def test_every_phases_lines_add_up_and_every_formula_gives_its_bytes(s: Scenario
         holds(phase, printed=5e-6)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(rl_scenarios())
 def test_phases_come_in_the_contracts_order_and_groups_have_all_gpus(s: Scenario) -> None:
     """Every set of GPUs loads first; roles that train have their three phases; GPUs add up, roles are in one group.
@@ -412,7 +412,7 @@ def test_phases_come_in_the_contracts_order_and_groups_have_all_gpus(s: Scenario
     assert (e.verdict_phase is None) == (e.verdict == "fits")
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(rl_scenarios())
 def test_an_estimates_scenario_gives_the_same_estimate_again(s: Scenario) -> None:
     """Its JSON holds everything that decides memory, roles, rollout and GPUs included."""
@@ -422,7 +422,7 @@ def test_an_estimates_scenario_gives_the_same_estimate_again(s: Scenario) -> Non
     assert as_dict(estimate(again)) == data
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(rl_scenarios(), st.sampled_from(("prompt", "response", "both")))
 def test_longer_prompts_and_responses_never_need_less(s: Scenario, which: str) -> None:
     """Twice as long: no less in any phase beside vLLM's cache, which shrinks by what its profile run takes more."""
@@ -434,7 +434,7 @@ def test_longer_prompts_and_responses_never_need_less(s: Scenario, which: str) -
     never_more(held(estimate(s)), held(estimate(longer)))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(rl_scenarios())
 def test_a_larger_micro_batch_never_needs_less(s: Scenario) -> None:
     """Twice the rows at the same number of micro-batches."""
@@ -442,7 +442,7 @@ def test_a_larger_micro_batch_never_needs_less(s: Scenario) -> None:
     never_more(held(estimate(s)), held(estimate(larger)))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(rl_scenarios("openrlhf", "verl", "trl"), st.floats(0.05, 1), st.floats(0.05, 1))
 def test_a_larger_share_of_the_card_never_holds_fewer_tokens(s: Scenario, one: float, other: float) -> None:
     """Nor takes less of the card while it generates, unless vLLM then finds too little free to start at all."""
@@ -460,7 +460,7 @@ def test_a_larger_share_of_the_card_never_holds_fewer_tokens(s: Scenario, one: f
             assert moments(many)["rollout"].device_bytes >= moments(few)["rollout"].device_bytes
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(rl_scenarios("openrlhf", "verl", "trl", placement="colocated", rollout__engine="vllm"))
 def test_sleeping_never_needs_more_while_roles_score_and_train(s: Scenario) -> None:
     """An engine that sleeps gives memory back, and lets optimizer states do so too."""
@@ -473,7 +473,7 @@ def test_sleeping_never_needs_more_while_roles_score_and_train(s: Scenario) -> N
                 assert moments(less)[phase].device_bytes <= moments(more)[phase].device_bytes + 8
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(rl_scenarios("torch", "verl", "trl", placement="colocated"))
 def test_twice_the_ranks_never_need_more_of_a_gpu_under_fsdp(s: Scenario) -> None:
     """The same work for each GPU on twice as many: shards halve. vLLM's cache may grow into what becomes free, and
@@ -494,7 +494,7 @@ def test_twice_the_ranks_never_need_more_of_a_gpu_under_fsdp(s: Scenario) -> Non
     never_more(held(estimate(wider), *phases), held(estimate(s), *phases), rounding=64 + padded)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(rl_scenarios())
 def test_loading_holds_at_least_the_weights_of_all_roles_that_stay(s: Scenario) -> None:
     """Each GPU's loading ends with every model of its group that does not leave for the host."""
@@ -503,7 +503,7 @@ def test_loading_holds_at_least_the_weights_of_all_roles_that_stay(s: Scenario) 
         assert moments(g)["load"].device_bytes >= sum(total(p.engine.weights()) for p in staying)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(rl_scenarios(placement="colocated"), st.sampled_from(("critic", *FROZEN)))
 def test_a_job_without_a_role_never_needs_more(s: Scenario, name: str) -> None:
     """Neither on the card nor on the host; vLLM's cache may take what the role leaves."""

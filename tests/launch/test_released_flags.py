@@ -43,7 +43,7 @@ ATTENTION = {"flash_attention_2": "flash", "sdpa": "sdpa", "eager": "eager"}
 
 # Strides without a common divisor with any axis of the grid, so that every value meets every other.
 PARTS = [(name, part) for name in ("openrlhf", "verl", "trl") for part in range(2)]
-STRIDES = {"openrlhf": 7, "verl": 13, "trl": 13}
+STRIDES = {"openrlhf": 17, "verl": 31, "trl": 31}
 
 
 def jobs(name: str, part: int) -> Iterator[tuple[Scenario, Launch]]:
@@ -67,7 +67,7 @@ def test_commands_say_the_scenario_in_words_of_the_release(packages: Packages, n
             grid.same(check(packages, s, found), s)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{s.as_dict()}\n{found.command}") from None
-    assert count > 500
+    assert count > 200
 
 
 @pytest.mark.parametrize("version", ["0.19.0", "0.24.0", "1.0.0"])

@@ -26,7 +26,7 @@ from calc.models.slices import megatron_layers
 from calc.scenario.scenario import Scenario
 
 STRIDES = {"llamafactory": 101, "axolotl": 101, "ms-swift": 101, "torchtune": 1, "torchtitan": 1, "unsloth": 1,
-           "megatron-swift": 1}  # fmt: skip
+           "megatron-swift": 7}  # fmt: skip
 OPTIMIZERS = {
     "adamw_torch_fused": ("adamw", "fused"), "adamw_torch": ("adamw", "foreach"),
     "adamw_bnb_8bit": ("adamw-8bit", None), "paged_adamw_8bit": ("adamw-paged-8bit", None),

@@ -8,9 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from browsing import WHOLE
+
 from calc.site.tables import charts
 from calc.site.views.catalog.sheets import NODES
 
+FEW = 4  # tables of a kind
 WORDS = {"oom": "out of memory"}
 
 
@@ -62,6 +65,14 @@ def table_of(site: Path, name: str) -> dict[str, Any]:
 
 def tables(site: Path) -> dict[str, dict[str, Any]]:
     return {p.stem: table_of(site, p.stem) for p in sorted((site / "data/tables").glob("*.json"))}
+
+
+def of_each_kind(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The first few tables of those with the same columns, which one function writes; of a whole site all tables."""
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for name, data in found.items():
+        kinds.setdefault(tuple([column["key"] for column in data["columns"]]), []).append(name)
+    return {name: found[name] for names in kinds.values() for name in (names if WHOLE else names[:FEW])}
 
 
 def agrees(column: str, cell: str, value: Any) -> bool:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import fastjsonschema
 import pytest
 import yaml
+from figures import of_each_kind, tables
 from frictionless import Package
 from sites import ROOT
 
@@ -37,9 +38,11 @@ def test_citation_file_follows_its_schema() -> None:
 def test_every_table_follows_the_schema_that_the_data_package_gives_it(site: Path) -> None:
     package = Package(str(site / "data/datapackage.json"))
     assert package.licenses[0]["name"] == "CC-BY-4.0"
-    tables = [resource for resource in package.resources if resource.format == "csv"]
-    assert len(tables) > 100
-    reports = {resource.name: resource.validate() for resource in tables}
+    found = {resource.name: resource for resource in package.resources if resource.format == "csv"}
+    every = tables(site)
+    assert found.keys() == every.keys()
+    reports = {name: found[name].validate() for name in of_each_kind(every)}
+    assert len(reports) > 40
     assert [(n, e.message) for n, report in reports.items() for task in report.tasks for e in task.errors] == []
 
 

@@ -447,7 +447,7 @@ def peak(s: Scenario) -> int:
     return max(p.moment.device_bytes for p in phases(s))
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(scenarios())
 def test_every_phases_lines_add_up_and_every_formula_gives_its_bytes(s: Scenario) -> None:
     """The ledger's promise: lines make the moment, formulas and the values they are shown with make the lines."""
@@ -456,7 +456,7 @@ def test_every_phases_lines_add_up_and_every_formula_gives_its_bytes(s: Scenario
         holds(phase, printed=5e-6)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(scenarios())
 def test_checkpointing_needs_at_most_one_layers_input_more_than_none(s: Scenario) -> None:
     """In the first layer's backward nothing lies below: there a checkpointed layer has its own input more.
