@@ -30,8 +30,12 @@ def test_page_asks_nobody_else_complains_of_nothing_fits_a_phone_and_shuts_nobod
     assert page.evaluate("document.body.dataset.mdColorScheme") == "default"
     page.evaluate(SHOW)
     assert page.evaluate(SMALL) == []
-    shuts_nobody_out(page)
+    page.emulate_media(color_scheme="dark")
+    until(page, "document.body.dataset.mdColorScheme === 'slate'")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+    page.emulate_media(color_scheme="light")
+    until(page, "document.body.dataset.mdColorScheme === 'default'")
+    shuts_nobody_out(page)
     assert complaints == []
     page.context.close()
 
