@@ -340,7 +340,7 @@ class Linears:
         assert adapter is not None
         dims = {**dimensions(self.arch), **self.widths}
         rank = adapter.rank if self.elements.get(name, 1) else 0  # no gradients: an earlier use has made them
-        inputs, outputs = (int(amount(t.width, dims).tokens / self.row_share) for t in (x, y))
+        inputs, outputs = (round(amount(t.width, dims).tokens / self.row_share) for t in (x, y))
         if adapter.dora:
             return dora.scaled(self, name, x, y, dora.Sides(inputs, outputs, rank))
         label = f"{name}: LoRA"

@@ -7,6 +7,7 @@ from functools import lru_cache
 from math import prod
 
 from calc.models.architecture import (
+    CROSSING,
     Architecture,
     ConfigError,
     LayerSpec,
@@ -170,7 +171,7 @@ def passed_parameters(arch: Architecture, rank: int, targets: str | tuple[str, .
     """The elements of both matrices in layers that text passes over, which get no gradients."""
     if not arch.passed:
         return 0
-    return arch.passed * sum(sum(map(prod, shapes(arch, one, rank))) for one in adapted(arch, LayerSpec(), targets))
+    return arch.passed * sum(sum(map(prod, shapes(arch, one, rank))) for one in adapted(arch, CROSSING, targets))
 
 
 @lru_cache(maxsize=4096)
@@ -187,7 +188,7 @@ def vision_matrices(arch: Architecture, rank: int, part: Seeing) -> tuple[Tensor
 @lru_cache(maxsize=4096)
 def _lora_elements(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> int:
     """The elements of both matrices, over every Linear that `targets` names."""
-    layers = (*layer_kinds(arch), *[(LayerSpec(), arch.passed)] * (arch.passed > 0))
+    layers = (*layer_kinds(arch), *[(CROSSING, arch.passed)] * (arch.passed > 0))
     found = [(count, linear) for spec, count in layers for linear in adaptable(arch, spec)]
     names = adaptable_names(arch)
     if isinstance(targets, str) and targets != "all-linear":

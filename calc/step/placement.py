@@ -29,7 +29,7 @@ from calc.memory import weights
 from calc.memory.host import HostAllocator
 from calc.memory.megatron_adapters import EIGHT_BITS
 from calc.memory.optimizer import Optimizer, PrecisionAware
-from calc.memory.run import WIDENING, WIDTHS, Adapter, Format, Kernel, Narrow, Recipe, Run
+from calc.memory.run import WIDENING, WIDTHS, Adapter, Crossing, Format, Kernel, Narrow, Recipe, Run
 from calc.memory.runtime import process, symmetric
 from calc.memory.weights import EightBits, Experts
 from calc.models.architecture import (
@@ -229,7 +229,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         keeps_wide=bool(arch.kept_wide) and s.layout == "bf16" and s.sharded.family in ("none", "ddp"),
         exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
         single=max(role.rows, role.scoring_rows) == 1 and arch.views_one,
-        sees=s.images is not None and arch.vision is not None,
+        sees=s.images is not None and arch.vision is not None and not arch.vision.crossed,
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank) or "embed_tokens" in adapter.saved),
         quantised=s.method == "qlora",
         int8=s.load_in_8bit,
@@ -299,6 +299,16 @@ def wide_elements(s: Scenario, arch: Architecture) -> int:
         return 0
     experts, nested = four_bit_experts(s), s.double_quantization
     return max(0, weights.left_wide(arch, parameters(arch), s.checkpoint_gb * GB, experts=experts, nested=nested))
+
+
+def reading(s: Scenario, run: Run, length: int) -> Run:
+    """The settings of a model whose layers attend to the patches of images, beside sequences of `length`."""
+    arch = run.arch
+    if not (s.images and arch.vision and arch.vision.crossed):
+        return run
+    tokens, rank = s.images.read(arch.vision), run.adapter.rank if run.adapter else 0
+    makes = (run.trained and s.images.freeze != "vision") or bool(rank and seeing_adapters(s, arch, rank))
+    return replace(run, crossing=Crossing(tokens, tokens / length, makes))
 
 
 def masked(s: Scenario, arch: Architecture, length: int) -> bool:
