@@ -164,6 +164,11 @@ def adapter_bytes(s: Scenario) -> int:
     return 2 if s.lora.dtype == "bf16" and own else 4
 
 
+def upcasts(s: Scenario, role: Role) -> bool:
+    """True if copies of modules are fp32; DeepSpeed makes all of a model bf16 (0.19.2 `runtime/engine.py:1570`)."""
+    return role.upcasts and s.sharded.family != "zero"
+
+
 def adapter_of(s: Scenario, role: Role) -> Adapter:
     """The adapters that the job trains."""
     assert s.lora
@@ -175,7 +180,7 @@ def adapter_of(s: Scenario, role: Role) -> Adapter:
     used = 2 if gathers else adapter_bytes(s)
     saved = s.lora.modules_to_save
     # a copy in fp16 is made fp32: the loss scaler steps no fp16
-    wide = 4 if s.precision == "fp16" or role.upcasts else FORMATS[s.layout][0]
+    wide = 4 if s.precision == "fp16" or upcasts(s, role) else FORMATS[s.layout][0]
     # `base_result` came with peft 0.14 (tuners/lora/dora.py)
     dora: Literal["", "once", "twice"] = ""
     if s.lora.dora:
@@ -191,7 +196,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
     precision = TAPES[s.layout]
     if role.wrapped and precision == "bf16":
         # autocast leaves an embedding as it is: with a copy in fp32 so is all that is added to its output
-        wide = adapter is not None and "embed_tokens" in adapter.saved and role.upcasts
+        wide = adapter is not None and "embed_tokens" in adapter.saved and upcasts(s, role)
         # nor does it square, exponentiate or run LayerNorm in bf16, and a 4-bit linear returns the type it is given
         # (bitsandbytes 0.50.2 nn/modules.py, Linear4bit.forward: inp_dtype), to be added to the stream
         widens = arch.activation in WIDENING and "activation" not in replaced(s.kernels, arch.family)
@@ -334,10 +339,11 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         seeing = seeing_adapters(s, arch, rank)
         vision = sum(t.elements * t.count for t in seeing)
         copies = saved_modules(arch, run.adapter.saved)
-        saved = sum(t.elements for t in copies)
+        saved = sum(t.elements * t.count for t in copies)
         elements = lora_parameters(arch, rank, targets) * run.adapter.count + vision + saved
         idle = passed_parameters(arch, rank, targets)
-        changed = (*adapter_tensors(arch, run.adapter), *seeing, *copies)
+        first = [t for t in copies if t.kind == "embedding"]
+        changed = (*first, *adapter_tensors(arch, run.adapter), *seeing, *[t for t in copies if t not in first])
         count -= 0 if role.keeps_originals else saved
         grad, stepped = each, stepped if master else each
         master = master if each == 2 else 0
