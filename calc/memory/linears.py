@@ -89,9 +89,14 @@ class Linears:
         }  # fmt: skip
         return kinds[self.arch.norm](x, name, rows) if name else x
 
+    @property
+    def norms_trained(self) -> bool:
+        """True if norms are trained: with the model, or as copies beside adapters."""
+        return self.run.trained or self.run.saves(NORMS)
+
     def norm_weight(self, name: str) -> int:
-        """Elements of a norm's weight, 0 where it is frozen: a copy may be trained beside adapters."""
-        return self.elements.get(name, self.arch.norm_elements) if self.run.trained or self.run.saves(NORMS) else 0
+        """Elements of a norm's weight that get a gradient, 0 where it is frozen."""
+        return self.elements.get(name, self.arch.norm_elements) if self.norms_trained else 0
 
     def rms_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
         """Keeps an fp32 copy of its input, the scale of each of its `rows`, and what the weight multiplies."""
@@ -148,7 +153,7 @@ class Linears:
 
     def weighed(self, n: Tensor, b: float, name: str) -> Tensor:
         """The product of `n` and a norm's weight, in elements of `b` bytes; a trained weight keeps `n`."""
-        weight, scaled = self.norm_weight(name), n
+        trained, scaled = self.norms_trained, n
         if not self.arch.norm_fp32:
             n = self.cast(n, b, name)
         promoted = self.run.precision == "autocast-narrow"  # the weight is in fp32, and so is the product
@@ -157,9 +162,9 @@ class Linears:
             [n],
             n.width,
             4 if promoted else n.b,
-            saves=[n] if weight else [],
-            backward_scratch=n.size if weight else NOTHING,
-            weight=weight,
+            saves=[n] if trained else [],
+            backward_scratch=n.size if trained else NOTHING,
+            weight=self.norm_weight(name),
         )
         self.tape.returns(scaled)
         return out if promoted and not self.arch.norm_fp32 else self.cast(out, b, name)
