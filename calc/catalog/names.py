@@ -57,6 +57,10 @@ _ADAPTED = re.compile(r"AWQ|GPTQ|INT4|W4A16|4BIT")
 _WIDER = re.compile(r"GGUF|MLX|FP[48]|INT8|W8A|8BIT")
 
 
+# a hyphen between the numbers of a version: the second is no size, and no more than one digit
+_HYPHENED = re.compile(r"(?<=[0-9])-(?=[0-9](?![a-zA-Z0-9.]))")
+
+
 def adapted(form: str) -> bool:
     """True if an adapter trains beside weights of 4 bits that are stored in this form."""
     return bool(_ADAPTED.search(form)) and not _WIDER.search(form)
@@ -84,6 +88,11 @@ def lengthened(name: str) -> str:
     return " ".join(word for word in _UNREFUSING.sub("", words(name)).split() if word not in _SAME)
 
 
+def dotted(name: str) -> str:
+    """A name with points for the hyphens that stand for them in a version, as in llama-3-1-8b."""
+    return _HYPHENED.sub(".", name)
+
+
 def joined(name: str) -> str:
     """The words of a name in one: `deepseekmath7b`."""
     return words(name).replace(" ", "")
@@ -105,7 +114,9 @@ class Names:
 
     def alike(self, name: str) -> str | None:
         """The id of the model whose name this is in another spelling."""
-        return None if self.refusal(name) else self._spelled(name)
+        if self.refusal(name) or self.refusal(dotted(name)):
+            return None
+        return self._spelled(name) or self._spelled(dotted(name))
 
     def _spelled(self, name: str) -> str | None:
         """The id of the model with the words of this name, or with those of them that say most."""

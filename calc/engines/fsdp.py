@@ -31,6 +31,7 @@ from calc.models.architecture import (
     layer_tensors,
     passed_tensors,
     tensors,
+    vision_block,
     vision_tensors,
 )
 
@@ -274,7 +275,7 @@ class Fsdp(Holder):
             return []
         match where.segment:
             case "end" if where.seen:
-                return [self.reducing(sum(t.elements for t in vision_tensors(self.replica.arch, "blocks")))]
+                return [self.reducing(vision_block(self.replica.arch))]
             case "end" | "tower":
                 return [self.reducing(self.adapter_layer or self.layer(0))]
             case "layer" if where.layer < self.replica.arch.layers - 1:
@@ -314,7 +315,7 @@ class Fsdp(Holder):
                 return lines
             case "tower":
                 # the block that runs and the next one's buffer
-                block = sum(t.elements for t in vision_tensors(r.arch, "blocks"))
+                block = vision_block(r.arch)
                 return [*lines, communication.gathered(r.role, "vision blocks", block, c, 2 if r.ranks > 1 else 1)]
             case "gather":
                 # the buffer of the unit before, the layer's own, and the parameters copied out of it
@@ -402,7 +403,7 @@ class Fsdp(Holder):
         r = self.replica
         layers = [self.layer_of(spec) for spec, n in layer_kinds(r.arch) for _ in range(n)]
         if r.arch.vision:
-            layers += [sum(t.elements for t in vision_tensors(r.arch, "blocks"))] * r.arch.vision.blocks.layers
+            layers += [vision_block(r.arch)] * r.arch.vision.blocks.layers
         groups = tuple(-(-elements // r.ranks) for elements in (*layers, *self.outer))
         return (*groups, *self.adapters) if self.apart else groups
 

@@ -17,7 +17,7 @@ from calc.base.ledger import Line, total
 from calc.engines.fsdp import Fsdp
 from calc.engines.replica import Moments, Where
 from calc.memory import communication, gradients, weights
-from calc.models.architecture import Architecture, LayerSpec, Tensor, layer_parameters, vision_tensors
+from calc.models.architecture import Architecture, LayerSpec, Tensor, layer_parameters, vision_block
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Fsdp1(Fsdp):
             case "head" | "loss" | "norm":
                 layers = [r.arch.layers - 1] * (where.backward and not r.run.reentrant)
             case "tower":
-                block = sum([t.elements for t in vision_tensors(r.arch, "blocks")])
+                block = vision_block(r.arch)
                 copies = 2 if where.backward else 1
                 blocks = communication.gathered(r.role, "vision blocks", block, r.run.compute, copies)
                 return [*self.root(), blocks]

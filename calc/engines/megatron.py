@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import lcm
+from math import lcm, prod
 from typing import NamedTuple
 
 from calc.base.ledger import Line
@@ -167,14 +167,17 @@ class Megatron(Holder):
     @cached_property
     def _placeholders(self) -> list[Line]:
         r = self.replica
-        if not (self.fuses and r.optimizer and r.run.trained):
+        if not (self.fuses and r.optimizer):
             return []
+        head = (r.arch.vocab_part, r.arch.hidden)
+        if not r.run.trained:  # a copy of the head beside adapters, which make gradients of their own
+            return [gradients.placeholders(r.role, prod(head), r.weight_bytes)] if r.run.saves("lm_head") else []
         made = {(x.outputs, x.inputs) for spec, _ in layer_kinds(r.arch) for x in megatron_linears(r.arch, spec)}
         made |= {(x.outputs, x.inputs) for spec in r.arch.depths for x in megatron_linears(r.arch, spec)}
         if r.arch.depths:
             made.add((r.arch.hidden // r.arch.ranks, 2 * r.arch.hidden))
         if r.head == "lm" and r.arch.ends:
-            made.add((r.arch.vocab_part, r.arch.hidden))
+            made.add(head)
         return [gradients.placeholders(r.role, sum(n * m for n, m in made), r.weight_bytes)]
 
     def states(self) -> list[Line]:

@@ -15,6 +15,7 @@ from calc.memory.host import ROUNDED, HostAllocator
 from calc.memory.optimizer import Optimizer
 from calc.memory.run import Run
 from calc.models.architecture import Architecture, Head, Tensor, embedding_parameters
+from calc.models.lora import SAVED
 from calc.models.sound import Whisper
 
 
@@ -121,11 +122,11 @@ class Replica:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The tensors that are trained, by the bytes of their elements: adapters, or all weights, and `saved` ones."""
-        beside = len(self.run.adapter.saved) if self.run.adapter else 0
-        own = self.trained_tensors[: len(self.trained_tensors) - beside]
+        copies = tuple([t for t in self.trained_tensors if t.name.endswith(SAVED)])
+        own = tuple([t for t in self.trained_tensors if not t.name.endswith(SAVED)])
         first = Part(self.trainable - self.saved, self.grad_bytes, self.step_bytes, own)
         b = self.saved_bytes
-        return (first, Part(self.saved, b, b, self.trained_tensors[len(own) :])) if self.saved else (first,)
+        return (first, Part(self.saved, b, b, copies)) if self.saved else (first,)
 
     def packed(self, shards: int = 1) -> Line:
         """The model in four bits, over `shards` GPUs, or in eight, whole."""

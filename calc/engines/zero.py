@@ -125,6 +125,8 @@ class Zero(Holder):
             lines.append(weights.weights(r.role, r.parameters, r.weight_bytes, shards, "weights#zero"))
         if r.adapter and not self.parameters_on_host:
             lines.append(weights.adapter(r.role, r.adapter, r.adapter_bytes, shards))
+            if r.saved:
+                lines.append(weights.saved(r.role, r.saved, r.saved_bytes, shards))
         return [*lines, *self.tables()]
 
     @property
@@ -212,9 +214,9 @@ class Zero(Holder):
         """
         r = self.replica
         within = where.backward and where.segment == "layer"
-        stays = within and self.recomputes and r.arch.tied and r.head == "lm"
+        stays = within and self.recomputes and r.arch.tied and r.head == "lm" and not r.saved
         module = r.embedding if stays or where.segment == "end" else self.layer_largest(where.layer)
-        elements = self.stored(r.parameters, r.arch.layers) + r.adapter
+        elements = self.stored(r.parameters + self.copied, r.arch.layers) + r.adapter
         kept = _linears(r.arch, where.layer) if self.keeps_weights and r.optimizer else 0
         if within or where.segment == "end":
             begun = where.layer + 1 if within else 0  # layers whose backward is not over
@@ -226,6 +228,17 @@ class Zero(Holder):
             elements = sum(t.elements * t.count for t in vision_tensors(r.arch))
         elements *= r.ranks > 1 or self.offload_parameters
         return communication.live_parameters(r.role, elements, self.config.max_live, module, B, kept)
+
+    @property
+    def copied(self) -> int:
+        """Elements that copies of modules add to what is gathered: a copied module itself does not run.
+
+        One copy each of a tied embedding and head are two tables in place of one (peft 0.21 `utils/other.py`,
+        `ModulesToSaveWrapper.forward`).
+        """
+        r = self.replica
+        tables = sum(r.run.saves(name) for name in ("embed_tokens", "lm_head"))
+        return r.embedding * (tables > 0 and r.arch.tied and r.head == "lm")
 
     def layer_largest(self, layer: int) -> int:
         """Elements of the largest tensor in a layer, as stored."""

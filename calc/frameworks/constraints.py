@@ -10,7 +10,7 @@ from calc.base.units import GB
 from calc.base.versions import at_least
 from calc.models.architecture import BEFORE, parameters
 from calc.models.kernels import SDPA_FLASH_HEAD, replaced
-from calc.models.lora import HEAD, adapts_experts
+from calc.models.lora import HEAD, NORMS, adapts_experts
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS, Generates
 
@@ -21,6 +21,7 @@ HYBRID = ("verl", "megatron", "megatron-swift")
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
 # trainers that run PEFT's own linears, with which 8 bits and DoRA are modelled: Unsloth has kernels of its own
 PLAIN_PEFT = ("own", *[name for name in ON_PEFT if name != "unsloth"])
+WHOLE_COPIES = ("none", "ddp", "zero1", "zero2", "zero3")  # sharding beside which modules are trained as copies
 QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
 ORTHOGONAL = ("own", "ms-swift", "llamafactory")  # trainers whose Muon, of PyTorch's operations, was read
 MASKS = ("megatron",)  # trainers whose data loader makes masks of all pairs of positions where it is asked to
@@ -689,13 +690,44 @@ def saved_fault(s: Scenario) -> Refusal | None:
     if not s.lora or not s.lora.modules_to_save:
         return None
     field, asked = "lora.modules_to_save", f"[{', '.join(s.lora.modules_to_save)}]"
+    if s.trainer == "megatron-swift":
+        return _megatron_copies_fault(s)
     if not _on_peft(s) or s.task == "ppo":
         return Refusal(field, f"{asked} with {_loop(s)}", "none; not modelled there")
-    if s.sharding not in ("none", "ddp") or s.together > 1:
-        return Refusal(field, f"{asked} with sharding {s.sharding}", "none, or with sharding none, ddp")
+    if s.sharding not in WHOLE_COPIES or s.together > 1:
+        return Refusal(
+            field, f"{asked} with sharding {s.sharding}", f"none, or with sharding {', '.join(WHOLE_COPIES)}"
+        )
     if s.precision == "fp16" and s.trainer != "unsloth":
         return Refusal(field, f"{asked} with precision 'fp16'", "none, or with bf16; copies in fp32 are not modelled")
-    return None
+    return _norms_fault(s) if NORMS in s.lora.modules_to_save else None
+
+
+def _megatron_copies_fault(s: Scenario) -> Refusal | None:
+    """The reason why Megatron-core's embedding and head have no copies, or are not modelled so, in one line, or None.
+
+    A head that shares the embedding's weight has none of its own to copy (`output_layer` of GPTModel).
+    """
+    assert s.lora
+    barred = {
+        f"task {s.task}": s.task not in ("pretrain", "sft"),
+        f"pipeline_parallel {s.pipeline_parallel}": s.pipeline_parallel > 1,
+        NORMS: NORMS in s.lora.modules_to_save,
+        "tied embeddings": s.architecture.tied,
+    }
+    asked = f"[{', '.join(s.lora.modules_to_save)}] with trainer megatron-swift"
+    return _barred("lora.modules_to_save", asked, "none", barred)
+
+
+def _norms_fault(s: Scenario) -> Refusal | None:
+    """The reason why copies of all norms are not modelled, in one line, or None: of layers whose norms run alone."""
+    arch = s.architecture
+    barred = {
+        f"trainer {s.trainer}": s.trainer in ("llamafactory", "unsloth"),
+        f"compile {s.compile}": s.compile not in ("none", "loss"),
+        f"model {s.model}": arch.vision is not None or any(spec.mixer != "attention" for spec in arch.specs),
+    }
+    return _barred("lora.modules_to_save", NORMS, "none, or others", barred)
 
 
 def head_fault(s: Scenario) -> Refusal | None:

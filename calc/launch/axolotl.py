@@ -7,6 +7,7 @@ from typing import Any
 
 from calc.launch import hugging_face, shell
 from calc.launch.shell import ATTENTION, Launch, LaunchError
+from calc.models.lora import module_names
 from calc.scenario.scenario import Scenario
 
 FIRST = "0.19"
@@ -91,7 +92,11 @@ def settings(s: Scenario) -> dict[str, Any]:
             **({"lora_target_linear": True} if linear else {"lora_target_modules": list(s.lora.targets)}),
             **({"peft_init_lora_weights": s.lora.init} if s.lora.init != "random" else {}),
             **({"peft_use_dora": True} if s.lora.dora else {}),
-            **({"lora_modules_to_save": list(s.lora.modules_to_save)} if s.lora.modules_to_save else {}),
+            **(
+                {"lora_modules_to_save": module_names(s.architecture, s.lora.modules_to_save)}
+                if s.lora.modules_to_save
+                else {}
+            ),
             "peft_autocast_adapter_dtype": s.lora.dtype == "fp32",
             "lora_mlp_kernel": False,
             "lora_qkv_kernel": False,

@@ -21,6 +21,7 @@ DEGREES = {
     "expert_parallel": "expert_model_parallel_size",
     "expert_tensor_parallel": "expert_tensor_parallel_size",
 }
+MODULES = {"embed_tokens": "word_embeddings", "lm_head": "output_layer"}  # their names in Megatron-core's GPTModel
 
 STATES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
@@ -46,6 +47,8 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option("--lora_rank", s.lora.rank)
         yield option("--lora_dropout", s.lora.dropout)
         yield option("--target_modules", *([s.lora.targets] if isinstance(s.lora.targets, str) else s.lora.targets))
+        if s.lora.modules_to_save:
+            yield option("--modules_to_save", *[MODULES[name] for name in s.lora.modules_to_save])
     if s.images:
         yield option("--freeze_vit", True)
         yield option("--freeze_aligner", True)

@@ -17,6 +17,7 @@ from calc.base.versions import at_least
 from calc.launch import shell
 from calc.launch.hugging_face import DEEPSPEED, deepspeed, device, grouping, mixed, optim, reentrant, synchronised, yaml
 from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own
+from calc.models.lora import module_names
 from calc.scenario.scenario import Scenario
 
 FIRST = "0.19"  # the first with grpo's --reward_funcs
@@ -123,7 +124,7 @@ def adapters(s: Scenario) -> Iterator[Words]:
         if s.lora.dora:
             yield option("--use_dora", True)
         if s.lora.modules_to_save:
-            yield option("--lora_modules_to_save", *s.lora.modules_to_save)
+            yield option("--lora_modules_to_save", *module_names(s.architecture, s.lora.modules_to_save))
         if s.task == "rm":
             yield option("--lora_task_type", "SEQ_CLS")
 

@@ -24,6 +24,7 @@ from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory import padded_experts
 from calc.memory.compiled import Fused, graph
 from calc.memory.compressed import CompressedAttention
+from calc.memory.crossing import CrossAttention
 from calc.memory.expert_loop import ExpertLoop
 from calc.memory.kda import ChannelDelta
 from calc.memory.lightning import Lightning
@@ -38,7 +39,7 @@ from calc.models.lora import adapted
 from calc.models.mixers import AltUp, Hyper
 
 
-class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttention):
+class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttention, CrossAttention):
     """Writes the operations of one decoder layer, the final norm or a head on a tape."""
 
     def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
@@ -447,17 +448,22 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttenti
             f = self.feed_forward(self.norm(self.input, norms.mlp) if norms.mlp else n)
             self.add(self.add(self.input, a, "attention: add"), f, "mlp: add")
             return self.tape
-        a = self.scaled(self.norm(a, norms.attention_output), "attention")
+        a = self.delivered(self.norm(a, norms.attention_output), "attention")
         x = self.add(self.input, a, "attention: add")
         f = self.feed_forward(self.norm(x, norms.mlp))
+        f = self.of_rows(f) if self.spec.mixer == "cross" else f
         if self.arch.experts_beside and self.spec.mlp == "experts":
             f = self.beside(x, f)
-        y = self.add(x, self.scaled(self.norm(f, norms.mlp_output), "mlp"), "mlp: add")
+        y = self.add(x, self.delivered(self.norm(f, norms.mlp_output), "mlp"), "mlp: add")
         if self.arch.layer_inputs:
             y = self.with_own_input(y)
         if self.arch.output_scaled:
             self.tape.op("output: scale", [y], y.width, y.b, view=True)
         return self.tape
+
+    def delivered(self, x: Tensor, name: str) -> Tensor:
+        """A block's output as it is added to the residual stream: scaled, or weighed by a number of the layer's own."""
+        return self.weighed_output(x, name) if self.spec.weighed else self.scaled(x, name)
 
     def of_normed_sums(self, norms: Norms) -> Tape:
         """OPT 350M's layer: both blocks read the residual stream, and what they add to it is normed with it.
@@ -677,6 +683,8 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttenti
                 return self.attention(n)
             case "compressed":
                 return self.compressed_attention(n)
+            case "cross":
+                return self.cross_attention(n)
             case "delta":
                 return self.channel_delta(n) if self.arch.delta and self.arch.delta.low else self.delta_rule(n)
             case "lightning":

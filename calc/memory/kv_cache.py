@@ -88,7 +88,7 @@ def cached(arch: Architecture, spec: LayerSpec, tensor_parallel: int = 1) -> int
             assert arch.compressed
             keys = arch.head_dim + (arch.compressed.indexer.head_dim if spec.pools == "sparse" else 0)
             return keys // arch.compressed.rate(spec.pools) if spec.pools else 0
-        case "delta" | "lightning" | "ssm" | "conv" | "none":
+        case "cross" | "delta" | "lightning" | "ssm" | "conv" | "none":  # generation with images is not modelled
             return 0  # at most a state of fixed size
         case other:
             assert_never(other)

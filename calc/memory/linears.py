@@ -14,7 +14,7 @@ from calc.memory import dora
 from calc.memory.run import ROWWISE, Run, biased, dimensions, elements, marks, short, symbol
 from calc.memory.weights import SCALE
 from calc.models.architecture import PROJECTIONS, SCALES, Architecture, LayerSpec
-from calc.models.lora import HEAD, adapted
+from calc.models.lora import HEAD, NORMS, adapted
 
 WIDTH = of(h=1)  # the residual stream
 # linears that PEFT leaves, as Llama 4's router, which returns two tensors, and those that get no adapters here
@@ -89,6 +89,15 @@ class Linears:
         }  # fmt: skip
         return kinds[self.arch.norm](x, name, rows) if name else x
 
+    @property
+    def norms_trained(self) -> bool:
+        """True if norms are trained: with the model, or as copies beside adapters."""
+        return self.run.trained or self.run.saves(NORMS)
+
+    def norm_weight(self, name: str) -> int:
+        """Elements of a norm's weight that get a gradient, 0 where it is frozen."""
+        return self.elements.get(name, self.arch.norm_elements) if self.norms_trained else 0
+
     def rms_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
         """Keeps an fp32 copy of its input, the scale of each of its `rows`, and what the weight multiplies."""
         return self.weighed(self.unweighed(self.cast(x, 4, name), name, rows), x.b, name)
@@ -112,7 +121,7 @@ class Linears:
         It runs in the input's type. A weight's gradient is first a row for each of the card's processors, in fp32: a
         few MiB, left out (liger-kernel 0.8.5 `ops/rms_norm.py:449,526,674`).
         """
-        weight = self.elements.get(name, self.arch.norm_elements) if self.run.trained else 0
+        weight = self.norm_weight(name)
         over = [x] if "norm in place" in self.run.replaced else []
         return self.tape.op(name, [x], x.width, x.b, saves=[x, Tensor(rows, 4)], aliases=over, weight=weight)
 
@@ -144,7 +153,7 @@ class Linears:
 
     def weighed(self, n: Tensor, b: float, name: str) -> Tensor:
         """The product of `n` and a norm's weight, in elements of `b` bytes; a trained weight keeps `n`."""
-        trained, scaled = self.run.trained, n
+        trained, scaled = self.norms_trained, n
         if not self.arch.norm_fp32:
             n = self.cast(n, b, name)
         promoted = self.run.precision == "autocast-narrow"  # the weight is in fp32, and so is the product
@@ -155,7 +164,7 @@ class Linears:
             4 if promoted else n.b,
             saves=[n] if trained else [],
             backward_scratch=n.size if trained else NOTHING,
-            weight=self.elements.get(name, self.arch.norm_elements) if trained else 0,
+            weight=self.norm_weight(name),
         )
         self.tape.returns(scaled)
         return out if promoted and not self.arch.norm_fp32 else self.cast(out, b, name)
@@ -166,7 +175,7 @@ class Linears:
         Nemotron's, which adds 1 to the weight, leaves autocast with its input in 16 bits.
         """
         x = self.cast(x, self.c if self.arch.norm == "one-plus" else 4, name) if self.autocast else x
-        weight = self.elements.get(name, self.arch.norm_elements) if self.run.trained else 0
+        weight = self.norm_weight(name)
         return self.tape.op(name, [x], x.width, x.b, saves=[x, Tensor(rows, 8)], weight=weight)
 
     def bare_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
@@ -340,7 +349,7 @@ class Linears:
         assert adapter is not None
         dims = {**dimensions(self.arch), **self.widths}
         rank = adapter.rank if self.elements.get(name, 1) else 0  # no gradients: an earlier use has made them
-        inputs, outputs = (int(amount(t.width, dims).tokens / self.row_share) for t in (x, y))
+        inputs, outputs = (round(amount(t.width, dims).tokens / self.row_share) for t in (x, y))
         if adapter.dora:
             return dora.scaled(self, name, x, y, dora.Sides(inputs, outputs, rank))
         label = f"{name}: LoRA"

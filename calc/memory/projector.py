@@ -13,7 +13,7 @@ from math import prod
 
 from calc.autograd.polynomial import Segment
 from calc.autograd.tape import NOTHING, Size, Tensor, of
-from calc.memory import activations
+from calc.memory import activations, tiles
 from calc.memory.linears import WIDTH
 from calc.memory.run import Run, dimensions, symbol
 from calc.models.vision import Merger, MergerKind, Tower
@@ -52,8 +52,8 @@ class Projector(activations.Program):
         self.tower, self.merger, self.below = tower, merger, below
         self.looks = below is not None and below.trained
         patches = tower.merge**2
-        self.token = Size({"": 1 / patches})  # one row a token
-        self.row_share = 1 / patches
+        self.row_share = tower.filling / patches
+        self.token = Size({"": self.row_share})  # one row a token
         modules = elements(tower, merger)
         self.named, *names = [*modules] if merger.norm else ["", *modules]  # the norm's name
         self.names = tuple(names)
@@ -121,6 +121,10 @@ class Projector(activations.Program):
     def flat(self, x: Tensor) -> Tensor:
         """The patches side by side, behind the tower's norm."""
         return self.side_by_side(self.last_norm(x))
+
+    def stacked(self, x: Tensor) -> Tensor:
+        """Several blocks' outputs side by side, without the patches that fill a square up."""
+        return tiles.stacked(self, self.tower, x)
 
     def linears(self, x: Tensor) -> Tensor:
         """The output of several blocks is joined by a copy, whose gradient theirs are views of.
@@ -214,7 +218,7 @@ class Projector(activations.Program):
     def token_of(self, x: Tensor) -> Tensor:
         """The last linear, or a matrix that is no module's."""
         project = self.whole if self.merger.kind in ("pooled", "queries") else self.linear
-        return project(self.names[-1], x, of(out=1))
+        return project(self.names[-1], x, of(out=self.tower.filling))
 
     def arranged(self, x: Tensor) -> Tensor:
         """Rows end with newlines, and what lay in windows is put into the old order."""
@@ -246,6 +250,7 @@ WAYS: Mapping[MergerKind, Callable[[Projector, Tensor], Tensor]] = {
     "convolved": Projector.by_convolution,
     "flat": Projector.flat,
     "each": Projector.last_norm,
+    "stacked": Projector.stacked,
     "linears": Projector.linears,
     "pooled": Projector.pooled,
     "averaged": Projector.averaged,

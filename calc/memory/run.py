@@ -79,6 +79,17 @@ class Adapter:
         return bool(self.dora) and self.b == 4 and ends
 
 
+class Crossing(NamedTuple):
+    """The patches to which layers of the language model attend: `tokens` of them in a sequence.
+
+    `share`: patches for each of the text's tokens. `differentiable`: gradients reach what made them.
+    """
+
+    tokens: int
+    share: float
+    differentiable: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """The settings with which a model's layers run: number format, what is trained, and which kernel attends."""
@@ -120,6 +131,7 @@ class Run:
     again: frozenset[Recomputed] = frozenset()  # parts of Megatron-core's layers that are run again for backward
     single: bool = False  # one sequence at a time, where attention reads that in place (`Architecture.views_one`)
     sees: bool = False  # tokens of images take the places that are theirs in a copy of the embedded ones
+    crossing: Crossing | None = None  # the patches to which layers attend, where the job reads images so
     fed: bool = False  # the embedded tokens need a gradient, for adapters in a vision tower before them
     deterministic: bool = False  # PyTorch's deterministic algorithms, with which experts' outputs are summed otherwise
     keeps_wide: bool = False  # tensors that Transformers loads in fp32 beside others in 16 bits stay so

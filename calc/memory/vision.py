@@ -13,9 +13,10 @@ from functools import lru_cache
 
 from calc.autograd.polynomial import Segment
 from calc.autograd.tape import NOTHING, Size, Tensor, of
-from calc.memory import activations
+from calc.memory import activations, tiles
 from calc.memory.linears import WIDTH
 from calc.memory.run import Run, dimensions, symbol
+from calc.models.architecture import LayerSpec
 from calc.models.kernels import replaced_in_tower
 from calc.models.vision import Tower
 
@@ -44,6 +45,8 @@ def running(
     kernel = "efficient" if kernel == "math" else kernel  # a tower's heads are in no groups
     if tower.framed and not run.packaged:
         kernel = "masked" if count % ROW or run.compute != run.weight else "efficient"
+    if tower.crossed:  # a product has made its mask, in the products' type
+        kernel = "efficient"
     if short and not run.packaged:
         kernel = "masked"
     if tower.sliced and not run.packaged:
@@ -59,9 +62,9 @@ def running(
 
 
 @lru_cache(maxsize=1024)
-def block(run: Run, *, first: bool, counted: bool) -> Segment:
-    """One block of the tower; `first`: its input needs no gradient, `counted`: its input is a checkpoint."""
-    return activations.layer(run, run.arch.specs[0], first=first, counted=counted)
+def block(run: Run, spec: LayerSpec, *, first: bool, counted: bool) -> Segment:
+    """A block of the tower; `first`: its input needs no gradient, `counted`: its input is a checkpoint."""
+    return activations.layer(run, spec, first=first, counted=counted)
 
 
 @lru_cache(maxsize=1024)
@@ -115,6 +118,8 @@ def patches(run: Run, tower: Tower, *, embeds: bool, joins: bool = False) -> Seg
         y = tape.op("positions: weigh", [y], rows, 4, saves=[shares])
         y = program.cast(tape.op("positions: sum", [y], WIDTH, 4), b, "positions")
         x = tape.op("positions: add", [x, y], WIDTH, b, aliases=[x, y])
+    elif tower.crossed:
+        x = tiles.placed(program, tower, x)
     elif tower.classes:
         x = tape.op("patches: join class", [x], WIDTH, x.b, weight=hidden if trained else 0)
         to = x.b if tower.flattened else run.residual

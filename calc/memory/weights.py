@@ -52,9 +52,9 @@ def decomposed(role: str, init: Literal["pissa", "olora"], m: int, n: int) -> Li
     )
 
 
-def saved(role: str, count: int, b: int) -> Line:
-    """The copies of embedding and head that PEFT trains whole beside adapters, `count` elements of `b` bytes."""
-    return Line("adapter", role, b * count, "b·A_w", {"b": b, "A_w": count}, "weights#saved")
+def saved(role: str, count: int, b: int, shards: int = 1) -> Line:
+    """The copies of modules that PEFT trains whole beside adapters, `count` elements of `b` bytes."""
+    return Line("adapter", role, b * count // shards, "b·A_w/N", {"b": b, "A_w": count, "N": shards}, "weights#saved")
 
 
 def tables(role: str, arch: Architecture, positions: int, b: int) -> Line:

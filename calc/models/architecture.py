@@ -50,6 +50,8 @@ class Norms(NamedTuple):
 BESIDE = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
 LATENT = ("fc1_latent_proj", "fc2_latent_proj")  # the linears before and after routed experts of their own width
 SCALES = {"attention": "lambda_1", "mlp": "lambda_2"}  # of both blocks' outputs
+# the numbers whose tanh multiplies these, in a layer that attends to images, and in a block of a tower
+GATES = {"attention": ("cross_attn_attn_gate", "gate_attn"), "mlp": ("cross_attn_mlp_gate", "gate_ffn")}
 PROJECTIONS = ("project_in", "project_out")  # of a narrower embedding to the layers, and from these to the head
 BLOCKS = ("attn_hc", "ffn_hc")  # the modules of both blocks' hyper-connections
 BEFORE = Norms()  # one before attention, one before the MLP
@@ -83,6 +85,7 @@ class Names(NamedTuple):
 
 NAMES = Names()
 DELTA = "linear_attn"  # the module of a gated delta rule
+CROSS = "cross_attn"  # the module of attention to images
 
 
 class ConfigError(ValueError):
@@ -104,19 +107,22 @@ class LayerSpec(NamedTuple):
     """The kind of one decoder layer: how positions see each other, and what follows.
 
     `mixer`: `attention` over the keys and values of all heads, over `latent` ones (MLA), or over a window and
-    `compressed` ones before it; a gated `delta` rule, `lightning` attention, a state space, `ssm`, or a short
-    convolution, `conv`, which pass a state on from position to position; `both`
-    attention and a state space, beside each other; or `none`. `mlp`: `dense`, or routed `experts`, or `none`.
+    `compressed` ones before it; `cross` attention to the keys and values of images' patches; a gated `delta` rule,
+    `lightning` attention, a state space, `ssm`, or a short convolution, `conv`, which pass a state on from position to
+    position; `both` attention and a state space, beside each other; or `none`. `mlp`: `dense`, or routed `experts`, or
+    `none`.
+
     `slides`: attention sees the last `sliding_window` tokens alone. `rotated`: positions are rotary. `broad`: its heads
     are the architecture's `Broad` ones. `borrows`: keys and values are those of a lower layer. `sparse`: of the MLP's
     gates only those far above their mean pass (Gemma 3n). `chooses`: where attention is sparse, the layer chooses the
     keys that its queries see, and not one below it. `width`: of a dense MLP where layers differ; 0: the architecture's.
     `pools`: where attention is compressed, the way in which positions become entries; empty: it has its window alone.
+    `weighed`: the tanh of a number multiplies the output of either block (Llama 3.2 Vision).
     """
 
-    mixer: Literal["attention", "latent", "compressed", "delta", "lightning", "ssm", "both", "conv", "none"] = (
-        "attention"
-    )
+    mixer: Literal[
+        "attention", "latent", "compressed", "cross", "delta", "lightning", "ssm", "both", "conv", "none"
+    ] = "attention"
     mlp: Literal["dense", "experts", "none"] = "dense"
     slides: bool = False
     rotated: bool = True
@@ -126,6 +132,7 @@ class LayerSpec(NamedTuple):
     chooses: bool = True
     width: int = 0
     pools: Pools = ""
+    weighed: bool = False
 
     @property
     def shapes(self) -> LayerSpec:
@@ -138,7 +145,12 @@ class LayerSpec(NamedTuple):
             chooses=self.chooses,
             width=self.width,
             pools=self.pools,
+            weighed=self.weighed,
         )
+
+
+# a layer that attends to images alone (Llama 3.2 Vision)
+CROSSING = LayerSpec("cross", rotated=False, weighed=True)
 
 
 @dataclass(frozen=True)
@@ -383,6 +395,11 @@ class Architecture:
     def attends(self) -> bool:
         """True if some layers have keys and values of their heads, and not latent ones alone."""
         return any(spec.mixer in ("attention", "both") for spec, _ in layer_kinds(self))
+
+    @property
+    def crosses(self) -> int:
+        """The number of layers that attend to images alone, where the job reads some."""
+        return sum([number for spec, number in layer_kinds(self) if spec.mixer == "cross"])
 
     @property
     def recurrent(self) -> int:
@@ -654,10 +671,12 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
                 yield from norm(f"{a}.{names.k_norm}", keys if whole else arch.head_dim, "attn")
 
     arch = arch.at(spec)
+    if spec.mixer == "cross":  # queries and keys are normed head by head, whatever the others are
+        arch = replace(arch, qk_norm="heads", names=arch.names._replace(attention=CROSS))
     names, a = arch.names, arch.names.attention
     h, heads, queries, keys = arch.hidden, arch.heads, arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     match spec.mixer:
-        case "attention":
+        case "attention" | "cross":
             yield from attention()
         case "latent":
             assert arch.mla
@@ -730,6 +749,9 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
     if arch.layer_scaled:
         for name in SCALES.values():
             yield tensor(name, (h,), "norm", "norm")
+    if spec.weighed:
+        for gates in GATES.values():
+            yield tensor(gates[spec.mixer != "cross"], (1,), "norm", "norm")
     if arch.hyper:
         for block in BLOCKS:
             yield tensor(f"{block}.fn", (arch.hyper.weights, arch.hyper.streams * h), "stream", "norm")
@@ -797,18 +819,9 @@ def tensors(arch: Architecture, *, head: Head = "lm") -> tuple[Tensor, ...]:
 def passed_tensors(arch: Architecture) -> tuple[Tensor, ...]:
     """The tensors of the layers that text without images passes over: they are loaded, and get no gradients.
 
-    Heads of queries and keys are normed, and the tanh of a number weighs either block (transformers 5.23
-    `models/mllama/modeling_mllama.py`, `MllamaCrossAttentionDecoderLayer`).
+    Transformers 5.23 `models/mllama/modeling_mllama.py`, `MllamaCrossAttentionDecoderLayer`.
     """
-    if not arch.passed:
-        return ()
-    own = _layer(replace(arch, qk_norm="heads"), LayerSpec())
-    layer = f"{arch.names.model}.{arch.names.layers}.*"
-    named = [
-        t._replace(name=t.name.replace(f".{arch.names.attention}.", ".cross_attn."), count=arch.passed) for t in own
-    ]
-    gates = (f"{layer}.cross_attn_{block}_gate" for block in ("attn", "mlp"))
-    return (*named, *[Tensor(gate, (1,), arch.passed, "norm", "norm") for gate in gates])
+    return tuple([t._replace(count=arch.passed) for t in _layer(arch, CROSSING)]) if arch.passed else ()
 
 
 def _depths(arch: Architecture) -> Iterable[Tensor]:
@@ -883,8 +896,11 @@ def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ..
     tower = arch.vision
     if tower is None:
         return ()
-    spec, count = layer_kinds(tower.blocks)[0]
-    blocks = tuple(t._replace(count=count, module="vision") for t in layer_tensors(tower.blocks, spec))
+    blocks = tuple([
+        t._replace(name=tower.placed(t.name, spec), count=count, module="vision")
+        for spec, count in layer_kinds(tower.blocks)
+        for t in layer_tensors(tower.blocks, spec)
+    ])  # fmt: skip
 
     def named(tensors: Iterable[tuple[str, tuple[int, ...], str]], count: int = 1) -> tuple[Tensor, ...]:
         return tuple([Tensor(f"{tower.prefix}{name}", shape, count, kind, "vision") for name, shape, kind in tensors])
@@ -908,9 +924,22 @@ def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ..
             return projector
 
 
+def vision_block(arch: Architecture) -> int:
+    """Elements of the largest block of a vision tower; 0 without one."""
+    tower = arch.vision
+    return max([layer_parameters(tower.blocks, spec) for spec, _ in layer_kinds(tower.blocks)]) if tower else 0
+
+
 def language(arch: Architecture) -> Architecture:
     """The layers of the language model that text runs through, alone."""
     return replace(arch, vision=None, passed=0) if arch.vision or arch.passed else arch
+
+
+def passing(arch: Architecture) -> Architecture:
+    """The model over text without images, which passes over layers that attend to these."""
+    if not arch.crosses:
+        return arch
+    return replace(arch, specs=tuple([s for s in arch.specs if s.mixer != "cross"]), passed=arch.crosses)
 
 
 @lru_cache(maxsize=4096)

@@ -225,6 +225,8 @@ _LLAVA = Sight(
     dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
     taken=-2, kind="clip_vision_model", only=_LLAVA_ONLY,
 )  # fmt: skip
+# `supported_aspect_ratios` of `MllamaVisionConfig`: columns and rows of squares
+_RATIOS = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1))
 # `image_grid_pinpoints` of `LlavaNextConfig` and of `LlavaOnevisionConfig`: heights and widths
 _CUT = dict(grids=((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)), newline="image_newline")
 _ONEVISION = tuple([(384 * down, 384 * right) for down in range(1, 7) for right in range(1, 7)])
@@ -275,6 +277,18 @@ SEEING: Mapping[str, Sight] = {
     ),
     "llava": _LLAVA,
     "llava_next": _LLAVA_NEXT,
+    "mllama": Sight(
+        "mllama_text_model",
+        dict(num_hidden_layers=32, num_global_layers=8, hidden_size=1280, hidden_act="gelu", intermediate_size=5120,
+             attention_heads=16, num_channels=3, patch_size=14, image_size=448, attention_bias=False, max_num_tiles=4,
+             vision_output_dim=7680, intermediate_layers_indices=(3, 7, 15, 23, 30), supported_aspect_ratios=_RATIOS),
+        dict(**_PLAIN, o_bias=False, names=Names("model.vision_model.transformer", up="fc1", down="fc2")),
+        dict(hooked=True, embedding="vision_model.patch_embedding", classes="vision_model.class_embedding",
+             first_norm="vision_model.layernorm_pre", last_norm="vision_model.layernorm_post", limits=Pixels(1, 10**9),
+             merger=Merger("multi_modal_projector", "", ("",), "stacked")),
+        dict(depth="num_hidden_layers", num_heads="attention_heads", in_channels="num_channels"),
+        apart=True,
+    ),
     # image_embedding_phi3_v.py beside the weights of Phi-3-vision-128k-instruct, with the sizes of CLIP ViT-L/14-336;
     # `num_crops` of the published `preprocessor_config.json` of Phi-3.5-vision-instruct
     "phi3_v": replace(

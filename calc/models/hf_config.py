@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import isqrt
 from typing import Any, Literal
 
-from calc.models.architecture import BEFORE, Architecture, ConfigError, LayerSpec, Names, Norms
+from calc.models.architecture import BEFORE, CROSSING, Architecture, ConfigError, LayerSpec, Names, Norms
 from calc.models.compressed_config import POOLS, compressed, pools
 from calc.models.config_keys import MODELLED
 from calc.models.families import (
@@ -43,7 +43,7 @@ MLP_KINDS = ("dense", "sparse")  # in `mlp_layer_types`
 CONV_KINDS = ("full_attention", "conv")  # of families with short convolutions
 DELTA_KINDS = ("full_attention", "linear_attention")  # of families with gated delta rules
 Merging = Callable[[int, Mapping[str, Any]], int]
-Mixer = Literal["attention", "latent", "compressed", "delta", "lightning", "ssm", "both", "conv", "none"]
+Mixer = Literal["attention", "latent", "compressed", "cross", "delta", "lightning", "ssm", "both", "conv", "none"]
 # the kinds of a family's layers with state spaces, by the names that configs have for them
 SSM_KINDS: Mapping[str, tuple[Mixer, Literal["dense", "experts", "none"]]] = {
     "mamba": ("ssm", "none"), "linear_attention": ("ssm", "none"), "attention": ("attention", "none"),
@@ -218,6 +218,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         )
     )
     passed = _passed(read, layers) if read.known("cross_attention_layers") else ()
+    if images:
+        specs, passed = tuple([CROSSING if n in passed else spec for n, spec in enumerate(specs)]), ()
     specs = tuple([spec for n, spec in enumerate(specs) if n not in passed])
     if not facts.get("experts") and any(spec.mlp == "experts" for spec in specs):
         raise ConfigError(family.experts, 0, "an integer from 1, as there are layers of experts")
@@ -284,7 +286,7 @@ def _seeing(config: Mapping[str, Any]) -> Architecture:
     tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
     tied = {} if sight.ties and inner.get("tie_word_embeddings") is True else tied
     named = inner.get("model_type") if "text_config" in config else None
-    arch = from_config({**inner, **tied, "model_type": named if named in FAMILIES else sight.text})
+    arch = from_config({**inner, **tied, "model_type": named if named in FAMILIES else sight.text}, images=True)
     vision = config.get("vision_config", {} if sight.coded else None)
     if not isinstance(vision, Mapping):
         raise ConfigError("vision_config", vision, f"a mapping, the vision tower of {family}")
@@ -327,10 +329,11 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
     merged, one_each = _merging(family, read, wrong), sight.tower["merger"].one_each
     if not all(type(index) is int and 0 <= index < depth for index in _listed(deep)) or len(deep) > arch.layers:
         raise wrong("deepstack_visual_indexes", deep, f"indices of blocks, below depth = {depth}, one a layer at most")
+    globals_, crossed = _globals(read, depth, hidden, wrong) if read.known("num_global_layers") else ((), {})
     blocks = Architecture(
         family=family,
         hidden=hidden,
-        specs=(LayerSpec(rotated="rotation" in sight.blocks),) * depth,
+        specs=(*(LayerSpec(rotated="rotation" in sight.blocks),) * depth, *globals_),
         heads=heads,
         kv_heads=heads,
         head_dim=hidden // heads,
@@ -355,13 +358,31 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         edge=edge,
         between=_between(config, sight, read, arch.hidden),
         deep=tuple(deep),
-        taken=taken,
         unread=read.integer("depth") - depth,
         head="vision_tower.head" if "vision_use_head" in given and read.boolean("vision_use_head") else "",
         sound=_sound(config.get("audio_config"), arch.hidden, whisper=sight.whisper),
         standardised="standardize" in given and read.boolean("standardize"),
-        **{**sight.tower, **(_cut(config, sight, edge) if "grids" in sight.tower else {})},
+        **{"taken": taken, **sight.tower, **crossed, **(_cut(config, sight, edge) if "grids" in sight.tower else {})},
     )
+
+
+def _globals(
+    read: Reader, depth: int, hidden: int, wrong: Callable[[str, object, str], ConfigError]
+) -> tuple[tuple[LayerSpec, ...], dict[str, Any]]:
+    """The blocks of Llama 3.2 Vision's second transformer, and the fields of a Tower that say what is beside them."""
+    number, tiles = read.integer("num_global_layers"), read.integer("max_num_tiles")
+    taken = read.value("intermediate_layers_indices")
+    if not all(type(index) is int and 0 <= index < depth for index in _listed(taken)) or not _listed(taken):
+        raise wrong("intermediate_layers_indices", taken, f"indices of blocks, below num_hidden_layers = {depth}")
+    if (out := read.integer("vision_output_dim")) != (only := hidden * (len(taken) + 1)):
+        raise wrong("vision_output_dim", out, f"{only}, the outputs of so many blocks")
+    shapes = _listed(read.value("supported_aspect_ratios"))
+    if not shapes or not all(
+        len(pair := _listed(shape)) == 2 and all(type(n) is int for n in pair) for shape in shapes
+    ):
+        raise wrong("supported_aspect_ratios", read.value("supported_aspect_ratios"), "a list of columns and rows")
+    fields = dict(crossed=number, ratios=len(shapes) + 1, tiles=tiles, taken=(*[n + 1 for n in taken], depth + number))
+    return (LayerSpec(rotated=False, weighed=True),) * number, fields
 
 
 def _sound(given: object, inner: int, *, whisper: bool) -> Sound | None:

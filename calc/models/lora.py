@@ -7,6 +7,7 @@ from functools import lru_cache
 from math import prod
 
 from calc.models.architecture import (
+    CROSSING,
     Architecture,
     ConfigError,
     LayerSpec,
@@ -16,6 +17,7 @@ from calc.models.architecture import (
     layer_kinds,
     layer_tensors,
     linears,
+    tensors,
     vision_tensors,
 )
 
@@ -41,6 +43,8 @@ BY_INPUTS = ("linear_proj", "linear_fc2", "out_proj")  # linears that tensor-par
 UNCUT = ("linear_q_down_proj", "linear_kv_down_proj")
 PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")  # of an adapter; only DoRA has the last
 HEAD = "lm_head"  # a linear below no layer, which is adapted where it is named alone
+NORMS = "all-norm"  # every norm of the model, as ms-swift names them (4.6 `swift/pipelines/train/tuner.py`)
+SAVED = ".modules_to_save"  # the end of a copy's name
 
 
 def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str]) -> int:
@@ -160,17 +164,32 @@ def head_matrices(arch: Architecture, rank: int, targets: str | Sequence[str]) -
 
 
 def saved_modules(arch: Architecture, names: Sequence[str]) -> tuple[Tensor, ...]:
-    """The copies of embedding and head that PEFT trains whole beside adapters, a tied one of each."""
-    kinds = {"embed_tokens": ("embedding", "embed"), "lm_head": ("head", "head")}
+    """The copies that PEFT trains whole beside adapters, in the order of the module, a tied one of each table.
+
+    An embedding or a head that another pipeline stage has is not copied here.
+    """
     shape = (arch.vocab_part, arch.outer)
-    return tuple([Tensor(f"{name}.modules_to_save", shape, 1, *kinds[name]) for name in names])
+    found = [Tensor(f"embed_tokens{SAVED}", shape, 1, "embedding", "embed")] * ("embed_tokens" in names)
+    found += saved_norms(arch) if NORMS in names else []
+    return (*found, *[Tensor(f"{HEAD}{SAVED}", shape, 1, "head", "head")] * (HEAD in names))
+
+
+def saved_norms(arch: Architecture) -> list[Tensor]:
+    """Copies of all norms of a model."""
+    return [t._replace(name=f"{t.name}{SAVED}") for t in tensors(arch) if t.kind == "norm"]
+
+
+def module_names(arch: Architecture, names: Sequence[str]) -> list[str]:
+    """The names of modules that PEFT matches, in place of the word for all norms."""
+    norms = [t.name.removesuffix(".weight").rpartition(".")[2] for t in tensors(arch) if t.kind == "norm"]
+    return list(dict.fromkeys([m for name in names for m in (norms if name == NORMS else [name])]))
 
 
 def passed_parameters(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> int:
     """The elements of both matrices in layers that text passes over, which get no gradients."""
     if not arch.passed:
         return 0
-    return arch.passed * sum(sum(map(prod, shapes(arch, one, rank))) for one in adapted(arch, LayerSpec(), targets))
+    return arch.passed * sum(sum(map(prod, shapes(arch, one, rank))) for one in adapted(arch, CROSSING, targets))
 
 
 @lru_cache(maxsize=4096)
@@ -187,7 +206,7 @@ def vision_matrices(arch: Architecture, rank: int, part: Seeing) -> tuple[Tensor
 @lru_cache(maxsize=4096)
 def _lora_elements(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> int:
     """The elements of both matrices, over every Linear that `targets` names."""
-    layers = (*layer_kinds(arch), *[(LayerSpec(), arch.passed)] * (arch.passed > 0))
+    layers = (*layer_kinds(arch), *[(CROSSING, arch.passed)] * (arch.passed > 0))
     found = [(count, linear) for spec, count in layers for linear in adaptable(arch, spec)]
     names = adaptable_names(arch)
     if isinstance(targets, str) and targets != "all-linear":

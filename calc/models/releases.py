@@ -85,7 +85,7 @@ SHARE_TABLES: Mapping[str, str] = {
 # release from 4.19 to 4.57, and in 4.46.0, 4.47.0 and 4.48.0 to 4.48.2.
 SHARE_LOSS: Mapping[str, str] = {
     "bloom": "4.48.3", "falcon": "4.48.3", "gpt2": "4.48.3", "gpt_neox": "4.49", "granite": "4.48",
-    "granitemoe": "4.48.3", "mistral": "4.48", "mpt": "4.48.3", "opt": "4.48.3", "stablelm": "4.48.3",
+    "granitemoe": "4.48.3", "mistral": "4.48", "mllama": "4.52", "mpt": "4.48.3", "opt": "4.48.3", "stablelm": "4.48.3",
     "starcoder2": "4.47",
 }  # fmt: skip
 # Families with a loss of their own that takes logits in the type that they have, up to a release that casts them.
@@ -93,6 +93,9 @@ NARROW_LOSS: Mapping[str, str] = {
     **dict.fromkeys(("bloom", "falcon", "gpt2", "gpt_neox", "mpt", "opt", "stablelm"), "5"),
     "llama": "4.31",
 }
+# The first release in which blocks of a vision tower are never run again, by family: `MllamaVisionEncoder` was once
+# checkpointed with the layers (`modeling_mllama.py` of 4.54.1 and 4.55.4).
+TOWER_ONCE: Mapping[str, str] = {"mllama": "4.55"}
 # Families whose own code, which lies beside their weights, takes logits in the type that they have.
 OWN_LOSS = ("baichuan",)
 # Families whose own model casts logits in every release (`modeling_mllama.py`, `MllamaForCausalLM.forward`, and
@@ -156,6 +159,11 @@ def logits_cast(family: str, transformers: str) -> Literal["model", "loss", ""]:
     if since(transformers, SHARE_LOSS.get(family, "4.46")):
         return "loss"
     return "model" if since(transformers, NARROW_LOSS.get(family, "0")) else ""
+
+
+def tower_again(family: str, transformers: str) -> bool:
+    """True if activation checkpointing runs the blocks of that family's vision tower again in that release."""
+    return family not in TOWER_ONCE or not at_least(transformers, TOWER_ONCE[family])
 
 
 def with_scores(arch: Architecture, transformers: str) -> Architecture:

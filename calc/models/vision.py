@@ -2,7 +2,7 @@
 
 Read in transformers 5.23 `{configuration,modeling}_*.py` of `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,
 internvl,glm4v,idefics3,llama4,llava,llava_next,llava_onevision,smolvlm,mistral3,paligemma,pixtral,clip,gemma4,
-aya_vision}`.
+aya_vision,mllama}`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, assert_never
 from calc.models.sound import Sound
 
 if TYPE_CHECKING:
-    from calc.models.architecture import Architecture
+    from calc.models.architecture import Architecture, LayerSpec
 
+EIGHTH = 8  # patches of a square of Llama 3.2 Vision are filled up to a multiple of it
 
 # What a projector does with the patches of a token, `merge`² neighbours:
 # - mlp: a norm, then two linears read them side by side, a GELU between (Qwen-VL)
@@ -25,16 +26,20 @@ if TYPE_CHECKING:
 # - convolved: a convolution makes a token, then come a linear, PyTorch's own norm, and an MLP with a gate (GLM-4V)
 # - flat: one linear reads them side by side, without a norm (Idefics 3)
 # - each: one linear makes a token of each patch (PaliGemma)
+# - stacked: one linear reads the outputs of several blocks side by side, those before the last in one copy, and makes a
+#   row of each patch, to which layers of the language model attend (Llama 3.2 Vision)
 # - linears: two linears, without a norm (LLaVA, Pixtral 12B, Phi-3 Vision)
 # - pooled: one matrix multiplies their average, behind a norm (Gemma 3)
 # - averaged: one linear reads their average, behind a norm without weights (Gemma 4)
 # - inner: linears of the tower's own read them side by side before the one linear (Llama 4)
 # - queries: learned queries, a token each, attend to all patches of a slice (MiniCPM-V)
 MergerKind = Literal[
-    "mlp", "narrow", "halved", "unfolded", "convolved", "flat", "each", "linears", "pooled", "averaged", "inner",
-    "queries",
+    "mlp", "narrow", "halved", "unfolded", "convolved", "flat", "each", "stacked", "linears", "pooled", "averaged",
+    "inner", "queries",
 ]  # fmt: skip
-BIASED: frozenset[MergerKind] = frozenset({"mlp", "narrow", "halved", "each", "linears"})  # linears have a bias
+BIASED: frozenset[MergerKind] = frozenset(
+    {"mlp", "narrow", "halved", "each", "stacked", "linears"}
+)  # linears have a bias
 
 
 class Merger(NamedTuple):
@@ -62,7 +67,7 @@ class Merger(NamedTuple):
     @property
     def one_each(self) -> bool:
         """True if it makes a token of what the tower makes of each patch."""
-        return self.kind in ("each", "linears")
+        return self.kind in ("each", "stacked", "linears")
 
 
 class Pixels(NamedTuple):
@@ -117,7 +122,11 @@ class Tower:
     them run, those without a part of the image, too, and four patches become a token, before whose linears each row of
     tokens ends with one parameter and both pictures are parted by another (Phi-3 Vision). `sliced`: the side of the
     square that a slice of an image has about as many pixels as, of its own shape; without FlashAttention's package
-    patches of a slice attend by eager attention (MiniCPM-V). `sound`:
+    patches of a slice attend by eager attention (MiniCPM-V). `crossed`: layers of the language model attend to what the
+    projector makes, of which none lies among the text; an image always has `tiles` squares, empty ones, too, which see
+    each other under a mask, each filled up to a multiple of eight patches; a square's patches get positions of their
+    own and rows of `ratios` tables by the image's shape, and the last `crossed` blocks are a transformer of their own
+    behind a norm, whose outputs numbers weigh; no block is run again (Llama 3.2 Vision). `sound`:
     the part that hears, which is loaded and not run.
     """
 
@@ -162,6 +171,8 @@ class Tower:
     resized: bool = False
     crops: int = 0
     sliced: int = 0
+    crossed: int = 0
+    ratios: int = 0
     standardised: bool = False
     sound: Sound | None = None
     video_limits: Pixels | None = None
@@ -174,7 +185,17 @@ class Tower:
     @property
     def alone(self) -> bool:
         """True if patches see those of their own image, or slice, in a product of scores that counts."""
-        return self.filled or self.sliced > 0
+        return self.filled or self.sliced > 0 or self.crossed > 0
+
+    @property
+    def filling(self) -> float:
+        """Patches of a square, its own token included, over those to which it is filled up."""
+        rows = self.positions + bool(self.classes)
+        return rows / (-(-rows // EIGHTH) * EIGHTH) if self.crossed else 1.0
+
+    def placed(self, name: str, spec: LayerSpec) -> str:
+        """The name of a block's tensor, in the transformer to which blocks of the kind `spec` belong."""
+        return name.replace(".transformer.", ".global_transformer.") if self.crossed and spec.weighed else name
 
     @property
     def deep_merger(self) -> Merger:
@@ -203,7 +224,9 @@ class Tower:
             )
         if self.patch_bias:
             yield f"{self.embedding}.bias", (h,), "bias"
-        if self.classes:
+        if self.crossed:
+            yield from self.by_shape(h)
+        elif self.classes:
             one = () if self.flattened or self.taken else (1,)
             yield self.classes, (*one, *one, h), "patches"
             yield self.table + ".weight" * bool(self.taken), (*one, self.positions + 1, h), "patches"
@@ -211,11 +234,26 @@ class Tower:
             yield self.table, (2, self.positions, h), "patches"
         elif self.positions:
             yield f"{self.table}.weight", (self.positions, h), "patches"
-        for norm in filter(None, (self.first_norm, self.last_norm * (not self.taken))):
+        for norm in filter(None, (self.first_norm, self.last_norm * (not self.taken or self.crossed > 0))):
             yield from self.normed(norm)
         if name := self.merger.convolution:
             yield f"{name}.weight", (self.out, h, self.merge, self.merge), "patches"
             yield f"{name}.bias", (self.out,), "bias"
+
+    def by_shape(self, h: int) -> Iterable[tuple[str, tuple[int, ...], str]]:
+        """The same of a square's own token, and of what is added to its patches, some of it by the image's shape."""
+        rows, position = self.positions + 1, "vision_model.gated_positional_embedding"
+        yield self.classes, (h,), "patches"
+        yield f"{position}.gate", (1,), "patches"
+        yield f"{position}.embedding", (rows, h), "patches"
+        yield f"{position}.tile_embedding.weight", (self.ratios, self.tiles * rows * h), "patches"
+        for when in ("pre", "post"):
+            yield f"vision_model.{when}_tile_positional_embedding.gate", (1,), "patches"
+            yield (
+                f"vision_model.{when}_tile_positional_embedding.embedding.weight",
+                (self.ratios, self.tiles * h),
+                "patches",
+            )
 
     @property
     def unfolds(self) -> bool:
@@ -231,7 +269,7 @@ class Tower:
     def idle(self) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """Name, shape and kind of each tensor behind the blocks that gets no gradients."""
         h, wide = self.blocks.hidden, self.blocks.intermediate
-        if self.taken:
+        if self.taken and not self.crossed:
             yield from self.normed(self.last_norm)
         if self.head:
             yield f"{self.head}.probe", (1, 1, h), "patches"
@@ -275,9 +313,10 @@ class Tower:
         if merger.norm and (self.blocks.norm_bias or merger.kind in ("narrow", "convolved")):
             yield f"{merger.name}.{merger.norm}.bias", (normed,), "norm"
         for name, inputs, outputs in self.products(merger):
-            yield f"{merger.name}.{name}.weight", (outputs, inputs), "linear"
+            own = f"{merger.name}.{name}".removesuffix(".")
+            yield f"{own}.weight", (outputs, inputs), "linear"
             if merger.biased:
-                yield f"{merger.name}.{name}.bias", (outputs,), "bias"
+                yield f"{own}.bias", (outputs,), "bias"
 
     def resampler(self, merger: Merger) -> Iterable[tuple[str, tuple[int, ...], str]]:
         """The same of one with learned queries; products within attention are no modules (`nn.MultiheadAttention`)."""
@@ -309,7 +348,7 @@ class Tower:
                 sizes = [(width, h), (h, out), (out, out)]
             case "convolved":
                 sizes = [(out, out), (out, wide), (out, wide), (wide, out)]
-            case "flat" | "each":
+            case "flat" | "each" | "stacked":
                 sizes = [(width, out)]
             case "linears":
                 sizes = [(width, out), (out, out)]

@@ -35,7 +35,7 @@ from calc.models.architecture import (
     layer_tensors,
     tensors,
 )
-from calc.models.lora import adapter_matrices
+from calc.models.lora import SAVED, adapter_matrices
 from calc.replay.zero3_partitions import NORM, Partitioned, Stored, partitioned
 from calc.step.compiled_model import SORTING
 from calc.step.instants import LASTING, SORTED_TOKENS, Batch, stashed_at_head
@@ -536,11 +536,13 @@ def _trained(r: Replica) -> Iterator[Tensor]:
         yield from _in_order(r.arch, r.head)
     if r.optimizer and r.run.adapter:
         saved = r.parts[-1].tensors if r.saved else ()
-        adapters = {spec: [*_adapters(r, spec)] for spec in set(r.arch.specs)}
+        inside = [t for t in saved if ".*." in t.name]
+        names = {spec: {f"{t.name}{SAVED}" for t in layer_tensors(r.arch, spec)} for spec in set(r.arch.specs)}
+        layers = {spec: [*_adapters(r, spec), *[t for t in inside if t.name in own]] for spec, own in names.items()}
         yield from [t for t in saved if t.kind == "embedding"]
         for spec in r.arch.specs:
-            yield from adapters[spec]
-        yield from [t for t in saved if t.kind != "embedding"]
+            yield from layers[spec]
+        yield from [t for t in saved if t.kind != "embedding" and t not in inside]
 
 
 def _width(r: Replica, t: Tensor, usual: int) -> int:

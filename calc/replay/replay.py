@@ -190,7 +190,7 @@ def _partitioned(engine: Zero) -> bool:
 
     Stages 1 and 2 have the optimizer on the GPU, and stage 1 runs in one stream. Stage 3 has its weights on the GPU and
     streams of its own: no measured job has shown a replay right yet in which gathers and reductions share the stream
-    that computes.
+    that computes. Nor is it known when copies that are trained beside frozen modules are gathered there.
     """
     r = engine.replica
     if engine.scaled or r.leaves:
@@ -200,7 +200,7 @@ def _partitioned(engine: Zero) -> bool:
     if engine.stage < 3:
         beside = engine.overlaps and engine.stage == 1
         return not (engine.plain_bf16 or beside or engine.offload_optimizer)
-    return engine.overlaps and not (engine.keeps_weights or engine.offload_parameters or r.quantised)
+    return engine.overlaps and not (engine.keeps_weights or engine.offload_parameters or r.quantised or r.saved)
 
 
 def _flattened(engine: Fsdp1) -> bool:

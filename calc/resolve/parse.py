@@ -24,7 +24,7 @@ from calc.frameworks import constraints
 from calc.frameworks.base import Framework
 from calc.frameworks.registry import FRAMEWORKS, framework, plan, refusal
 from calc.frameworks.releases import READ, bitsandbytes
-from calc.models.architecture import Architecture, ConfigError
+from calc.models.architecture import Architecture, ConfigError, passing
 from calc.models.releases import CODE_BESIDE
 from calc.models.vision import Tower
 from calc.resolve import released
@@ -496,7 +496,7 @@ def _lengths(given: Mapping[str, Any]) -> Lengths | None:
 
 def _modelled(module: Framework, values: Mapping[str, Any], architecture: Architecture) -> Architecture:
     """The model as the framework has it, and as its adapters are."""
-    found = module.modelled(architecture, values)
+    found = module.modelled(architecture if "images.width" in values else passing(architecture), values)
     return replace(found, adapters="scaled") if values["lora.dora"] and values["method"] != "full" else found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from calc.models.vision import Tower
+from calc.models.vision import EIGHTH, Tower
 from calc.scenario.words import Freeze
 
 WIDEST = 200  # the longer side over the shorter, which the processor does not exceed
@@ -104,7 +104,12 @@ class Images:
         if tower.filled:
             return self.max_pixels // tower.patch**2
         height, width = self.resized(tower)
-        return (height // tower.patch) * (width // tower.patch) + bool(tower.classes)
+        number = (height // tower.patch) * (width // tower.patch) + bool(tower.classes)
+        return -(-number // EIGHTH) * EIGHTH if tower.crossed else number
+
+    def read(self, tower: Tower) -> int:
+        """Patches of one sample to which layers of the language model attend."""
+        return self.count * tower.tiles * (tower.positions + 1) if tower.crossed else 0
 
     def short(self, tower: Tower) -> bool:
         """True if images are filled up, as their shape leaves some of the patches over."""
@@ -159,6 +164,8 @@ class Images:
         squares long (`models/idefics3/image_processing_idefics3.py`, `resize_for_vision_encoder`, `split_images`).
         """
         width, height = self.shape(tower)
+        if tower.crossed:
+            return tower.tiles
         if tower.crops:
             return tower.crops + 1
         if tower.sliced:
@@ -241,6 +248,8 @@ class Images:
 
     def tokens(self, tower: Tower) -> int:
         """Tokens of one sample that stand for its images."""
+        if tower.crossed:
+            return self.count
         if tower.sliced:
             return self.count * self.frames * self.tiles(tower) * tower.merger.queries
         if tower.crops:

@@ -220,6 +220,8 @@ def seen(images: Images, values: Mapping[str, Any], tower: Tower) -> None:
         raise Objection(Refusal("attention", "'eager' with images", "flash, sdpa; the tower's scores are not modelled"))
     if values["context_parallel"] > 1:
         raise Objection(Refusal("context_parallel", f"{values['context_parallel']} with images", "1; not modelled"))
+    if tower.crossed and values["packing"]:
+        raise Objection(Refusal("packing", "true with images", f"false; {values['model']} has a mask of each sample"))
     if images.min_pixels > images.most(tower):
         raise Objection(Refusal("images.min_pixels", images.min_pixels, f"at most max_pixels = {images.max_pixels}"))
     if max(images.width, images.height) > WIDEST * min(images.width, images.height):
@@ -300,7 +302,8 @@ def serving_fault(s: Scenario, given: Mapping[str, Any]) -> Refusal | None:
     """The reason that the rollout cannot run where it is, in one line, or None."""
     if not s.rollout:
         return None
-    if s.architecture.compressed and s.rollout.engine != "none":
+    unmade = s.architecture.compressed or s.architecture.crosses
+    if unmade and s.rollout.engine != "none":
         given_engine = f"{s.rollout.engine!r} for the family {s.architecture.family}"
         return Refusal("rollout.engine", given_engine, "none; generation is not modelled there")
     if s.rollout.max_tokens_per_gpu and not (s.role("actor") or s).max_tokens_per_gpu:
@@ -658,7 +661,7 @@ def flash_faults(architecture: Architecture, gpu: GPU) -> Iterator[str]:
     narrow = architecture.attention_sinks and architecture.value_dim
     if (architecture.slopes or architecture.compressed or narrow) and not architecture.megatron:
         yield f"FlashAttention-2 does not run for models of the family {architecture.family}: take eager"
-    elif architecture.passed:  # `_supports_flash_attn` of `MllamaPreTrainedModel` is false
+    elif architecture.passed or architecture.crosses:  # `_supports_flash_attn` of `MllamaPreTrainedModel` is false
         yield f"Transformers has no code with FlashAttention for the family {architecture.family}: take sdpa"
     # transformers 5.15 `modeling_gpt_oss.py`, _compatible_flash_implementations; build.toml of the kernel
     elif architecture.attention_sinks and not architecture.megatron and gpu.architecture not in SINKS:

@@ -21,7 +21,7 @@ from calc.models.architecture import (
     layer_parameters,
     layer_tensors,
 )
-from calc.models.lora import adapter_matrices, head_matrices
+from calc.models.lora import NORMS, adapter_matrices, head_matrices, saved_modules
 from calc.scenario.words import Checkpointing
 
 # Bytes that the embedding's backward takes for each element of the gradient, where it sorts tokens: see
@@ -113,16 +113,17 @@ def stack(
         order.append(kinds.setdefault((own, counted, received), len(kinds)))
     table = embedding_parameters(arch)
     embedding = table * arch.embeds * (run.trained or run.saves("embed_tokens"))
-    norm = arch.final_elements * (run.trained and arch.ends)
+    norm = arch.final_elements * ((run.trained or run.saves(NORMS)) and arch.ends)
     width = arch.outer * run.trained if path.kind == "scalar" else table * run.head.trained
     beside = sum(t.elements for t in head_matrices(arch, adapter.rank, adapter.targets)) if adapter else 0
+    outside = sum(t.elements for t in saved_modules(arch, adapter.saved) if ".*." not in t.name) if adapter else 0
     head_trained = (width + beside) * arch.ends
     dims = dict(dimensions(arch, run.adapter.rank if run.adapter else 0))
     blocks = []
     for (own, counted, received), kind in kinds.items():
         count = order.count(kind)
         weights = layer_parameters(arch, own.spec) if within.trained else 0
-        adapters = (trained - table * len(adapter.saved) - beside) // arch.layers if adapter else 0
+        adapters = (trained - outside - beside) // arch.layers if adapter else 0
         segment = activations.layer(
             own.run(within), own.spec, first=own.first, counted=counted, received=received,
             selective=checkpointing == "selective", reentrant=run.reentrant and checkpointing == "full",

@@ -29,7 +29,7 @@ from calc.memory import weights
 from calc.memory.host import HostAllocator
 from calc.memory.megatron_adapters import EIGHT_BITS
 from calc.memory.optimizer import Optimizer, PrecisionAware
-from calc.memory.run import WIDENING, WIDTHS, Adapter, Format, Kernel, Narrow, Recipe, Run
+from calc.memory.run import WIDENING, WIDTHS, Adapter, Crossing, Format, Kernel, Narrow, Recipe, Run
 from calc.memory.runtime import process, symmetric
 from calc.memory.weights import EightBits, Experts
 from calc.models.architecture import (
@@ -164,6 +164,11 @@ def adapter_bytes(s: Scenario) -> int:
     return 2 if s.lora.dtype == "bf16" and own else 4
 
 
+def upcasts(s: Scenario, role: Role) -> bool:
+    """True if copies of modules are fp32; DeepSpeed makes all of a model bf16 (0.19.2 `runtime/engine.py:1570`)."""
+    return role.upcasts and s.sharded.family != "zero"
+
+
 def adapter_of(s: Scenario, role: Role) -> Adapter:
     """The adapters that the job trains."""
     assert s.lora
@@ -175,7 +180,7 @@ def adapter_of(s: Scenario, role: Role) -> Adapter:
     used = 2 if gathers else adapter_bytes(s)
     saved = s.lora.modules_to_save
     # a copy in fp16 is made fp32: the loss scaler steps no fp16
-    wide = 4 if s.precision == "fp16" or role.upcasts else FORMATS[s.layout][0]
+    wide = 4 if s.precision == "fp16" or upcasts(s, role) else FORMATS[s.layout][0]
     # `base_result` came with peft 0.14 (tuners/lora/dora.py)
     dora: Literal["", "once", "twice"] = ""
     if s.lora.dora:
@@ -191,7 +196,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
     precision = TAPES[s.layout]
     if role.wrapped and precision == "bf16":
         # autocast leaves an embedding as it is: with a copy in fp32 so is all that is added to its output
-        wide = adapter is not None and "embed_tokens" in adapter.saved and role.upcasts
+        wide = adapter is not None and "embed_tokens" in adapter.saved and upcasts(s, role)
         # nor does it square, exponentiate or run LayerNorm in bf16, and a 4-bit linear returns the type it is given
         # (bitsandbytes 0.50.2 nn/modules.py, Linear4bit.forward: inp_dtype), to be added to the stream
         widens = arch.activation in WIDENING and "activation" not in replaced(s.kernels, arch.family)
@@ -229,7 +234,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         keeps_wide=bool(arch.kept_wide) and s.layout == "bf16" and s.sharded.family in ("none", "ddp"),
         exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
         single=max(role.rows, role.scoring_rows) == 1 and arch.views_one,
-        sees=s.images is not None and arch.vision is not None,
+        sees=s.images is not None and arch.vision is not None and not arch.vision.crossed,
         fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank) or "embed_tokens" in adapter.saved),
         quantised=s.method == "qlora",
         int8=s.load_in_8bit,
@@ -301,6 +306,16 @@ def wide_elements(s: Scenario, arch: Architecture) -> int:
     return max(0, weights.left_wide(arch, parameters(arch), s.checkpoint_gb * GB, experts=experts, nested=nested))
 
 
+def reading(s: Scenario, run: Run, length: int) -> Run:
+    """The settings of a model whose layers attend to the patches of images, beside sequences of `length`."""
+    arch = run.arch
+    if not (s.images and arch.vision and arch.vision.crossed):
+        return run
+    tokens, rank = s.images.read(arch.vision), run.adapter.rank if run.adapter else 0
+    makes = (run.trained and s.images.freeze != "vision") or bool(rank and seeing_adapters(s, arch, rank))
+    return replace(run, crossing=Crossing(tokens, tokens / length, makes))
+
+
 def masked(s: Scenario, arch: Architecture, length: int) -> bool:
     """True if SDPA gets a mask: the window is no longer than a rank's sequences, or the family always has one."""
     window, seen = arch.sliding_window, length // s.context_parallel
@@ -324,10 +339,11 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         seeing = seeing_adapters(s, arch, rank)
         vision = sum(t.elements * t.count for t in seeing)
         copies = saved_modules(arch, run.adapter.saved)
-        saved = sum(t.elements for t in copies)
+        saved = sum(t.elements * t.count for t in copies)
         elements = lora_parameters(arch, rank, targets) * run.adapter.count + vision + saved
         idle = passed_parameters(arch, rank, targets)
-        changed = (*adapter_tensors(arch, run.adapter), *seeing, *copies)
+        first = [t for t in copies if t.kind == "embedding"]
+        changed = (*first, *adapter_tensors(arch, run.adapter), *seeing, *[t for t in copies if t not in first])
         count -= 0 if role.keeps_originals else saved
         grad, stepped = each, stepped if master else each
         master = master if each == 2 else 0

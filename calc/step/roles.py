@@ -93,7 +93,7 @@ class Roles(Memo):
         plain = not config and s.sharded.family in ("none", "ddp")
         return step(
             r.role,
-            r.run,
+            placement.reading(s, r.run, batch.length),
             r.path,
             r.trainable,
             batch,

@@ -18,6 +18,7 @@ from calc.engines.megatron import Megatron
 from calc.engines.replica import TrainingEngine, Where
 from calc.engines.rollout import STARTING, Starting
 from calc.memory import kv_cache, runtime
+from calc.models.releases import tower_again
 from calc.models.slices import chunk, part
 from calc.step import peaks, placement, schedule_1f1b, schedule_megatron
 from calc.step.instants import Batch, Instant, Step
@@ -240,7 +241,8 @@ class Stages:
         scored = self.roles.step(placed.scorer.replica, placed.s, self.roles.batch(placed.s, placed.role.scoring_rows))
         if seen := self.seen(placed, placed.role.scoring_rows):
             run = peaks.peak(placed.scorer, scored, scored.plan.scoring)
-            return peaks.largest([seen.forward(placed.scorer, grad=False), peaks.beside(seen.pixels(), run)])
+            images = [*seen.pixels(), *seen.read()]
+            return peaks.largest([seen.forward(placed.scorer, grad=False), peaks.beside(images, run)])
         instants = [i for i in scored.plan.scoring if not (there and i.where == FIRST)]
         run = peaks.peak(placed.scorer, scored, instants)
         if not placed.role.caches:
@@ -338,13 +340,15 @@ class Stages:
         instants = own.plan.forward if placed.trained else own.plan.scoring
         kept, cached = waiting, list[Line]()
         if seen:
-            kept = [*waiting, *(seen.kept() if placed.trained else seen.pixels())]
+            kept = [*waiting, *(seen.kept() if placed.trained else [*seen.pixels(), *seen.read()])]
             cached = [] if own.plan.layout.stack.wrapped else seen.copies()
         forward = [peaks.beside([*kept, *cached], peaks.peak(engine, own, instants))]
         if seen:
             forward.append(peaks.beside(waiting, seen.forward(engine, grad=placed.trained)))
         if inside:
-            forward.append(peaks.beside(seen.saved() if seen else [], self.within(placed, own, inside)))
+            forward.append(
+                peaks.beside([*seen.saved(), *seen.read()] if seen else [], self.within(placed, own, inside))
+            )
         yield "forward", *peaks.largest(forward)
         if placed.trained:
             yield "backward", *self._backward(engine, own, waiting, seen)
@@ -357,15 +361,19 @@ class Stages:
         """The peak instant of backward: of the language model while a tower waits, of the tower, of the embedding."""
         if seen is None:
             return peaks.beside(waiting, peaks.peak(engine, own, own.backward()))
-        over = [i for i in own.backward() if i.where.segment in ("end", "reduce")]
+        early = ("end",) if seen.tower.crossed else ()  # its tokens are embedded after the images
+        over = [i for i in own.backward() if i.where.segment in ("end", "reduce") and i.where.segment not in early]
         trained, looks = seen.trained, seen.looks
         over = [i._replace(where=i.where._replace(above=i.where.above + trained, seen=looks)) for i in over]
         before = [i for i in own.backward() if i.where.segment not in ("end", "reduce")]
-        layers = {min(i.where.layer, len(seen.tower.deep)) for i in before}  # of those above them all are alike
+        embedded = [i for i in own.backward() if i.where.segment in early]
         found = []
-        for layer in sorted(layers):
-            there = [i for i in before if min(i.where.layer, len(seen.tower.deep)) == layer]
-            found.append(peaks.beside([*waiting, *seen.kept(), *seen.above(layer)], peaks.peak(engine, own, there)))
+        for made in sorted({seen.made(i.where.layer) for i in before}, reverse=True):
+            there = [i for i in before if seen.made(i.where.layer) == made]
+            found.append(peaks.beside([*waiting, *seen.kept(), *seen.above(made)], peaks.peak(engine, own, there)))
+        if embedded:
+            beside = [*waiting, *seen.pixels(), *seen.saved(), *seen.above(seen.made(-1))]
+            found.append(peaks.beside(beside, peaks.peak(engine, own, embedded)))
         found += [peaks.beside(waiting, moment) for moment in seen.backward(engine, own.plan.layout.stack)]
         if over:
             found.append(peaks.beside([*waiting, *seen.pixels()], peaks.peak(engine, own, over)))
@@ -380,11 +388,15 @@ class Stages:
         r, images = placed.engine.replica, placed.s.images
         if not (images and r.arch.vision):
             return None
-        switched = placed.s.checkpointing != "none" and at_least(placed.s.versions.get("transformers", "5"), "5")
+        transformers = placed.s.versions.get("transformers", "5")
+        switched = placed.s.checkpointing != "none" and at_least(transformers, "5")
         hooked = placed.trained and placed.role.hooks and (switched or r.arch.megatron)
         if images.checkpointing is None:
             images = replace(images, checkpointing=placed.s.checkpointing != "none")
-        return Seen(r.role, r.arch, r.arch.vision, r.run, images, rows, hooked)
+        if not tower_again(r.arch.family, transformers):
+            images = replace(images, checkpointing=False)
+        pairs = self.roles.batch(placed.s, rows).tokens * images.read(r.arch.vision)
+        return Seen(r.role, r.arch, r.arch.vision, r.run, images, rows, hooked, pairs)
 
     def _step(self, placed: Placed) -> Step:
         """The step of a role that trains."""

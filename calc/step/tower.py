@@ -1,7 +1,8 @@
 """A vision tower in a step: the tensors it keeps while the language model runs, and the instants of its own passes.
 
 Its forward comes before the first layer's and its backward after it, before that of the embedding, which was called
-earlier (transformers 5.23 `models/qwen2_5_vl/modeling_qwen2_5_vl.py`, `Qwen2_5_VLModel.forward`, and its siblings').
+earlier, except by Llama 3.2 Vision (transformers
+5.23 `models/qwen2_5_vl/modeling_qwen2_5_vl.py`, `Qwen2_5_VLModel.forward`, and its siblings').
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from calc.autograd.polynomial import NO_BYTES, Amount, Segment, Shot, amount
 from calc.base.ledger import Line, total
 from calc.engines.replica import TrainingEngine, Where
-from calc.memory import vision
+from calc.memory import tiles, vision
 from calc.memory.projector import projector
 from calc.memory.run import Run
 from calc.models.architecture import TOWER, Architecture, Seeing, vision_tensors
@@ -40,6 +41,7 @@ class Seen:
     images: Images
     rows: int
     hooked: bool = False
+    pairs: int = 0  # tokens of the text by patches of their own images, where layers attend to these
 
     @property
     def count(self) -> int:
@@ -82,7 +84,8 @@ class Seen:
     @property
     def length(self) -> int:
         """Patches that see each other: of all images, or of one."""
-        return self.images.row(self.tower) if self.tower.alone else self.count
+        squares = self.tower.tiles if self.tower.crossed else 1
+        return squares * self.images.row(self.tower) if self.tower.alone else self.count
 
     @property
     def again(self) -> bool:
@@ -117,6 +120,7 @@ class Seen:
     @property
     def _dims(self) -> dict[str, int]:
         between = self.between.dims if self.tower.deep else {}
+        between = self.middle.dims if self.tower.crossed else between
         return {**self.patches.dims, **self.projector.dims, **between}
 
     def pixels(self) -> list[Line]:
@@ -133,11 +137,14 @@ class Seen:
     def mask(self) -> list[Line]:
         """The mask of one row of all images' patches, which lets those of one see each other, or of a filled tower.
 
-        A framed tower's is in the weights' type, the others' are bytes.
+        A framed tower's is in the weights' type, that of all squares of an image in the products'; others are bytes.
         """
         if self.tower.filled and self.own.kernel == "masked":
             values = {"P_v": self.count, "S": self.length}
             return [Line("activations", self.role, self.count * self.length, "P_v·S", values, SOURCE)]
+        if self.tower.crossed:
+            b, values = self.own.compute, {"P_v": self.count, "S": self.length}
+            return [Line("activations", self.role, b * self.count * self.length, f"{b}·P_v·S", values, SOURCE)]
         if not (self.tower.framed or self.tower.resized) or self.own.packaged:
             return []
         b = self.own.weight if self.tower.framed else 1
@@ -164,9 +171,15 @@ class Seen:
         lines = [*between, self.line("activations", self.patches.saved), *(self.mask if self.keeps_mask else [])]
         if self.again:
             return [*lines, self.line("checkpoints", self.stream, layers)]
+        above = max(0, layers - (self.tower.blocks.layers - self.tower.crossed)) if self.tower.crossed else 0
+        layers -= above
         if layers and not self.embeds:
             lines, layers = [*lines, self.line("activations", self.lowest.saved)], layers - 1
-        return [*lines, self.line("activations", self.segment.saved, layers)] if layers else lines
+        lines += [self.line("activations", self.segment.saved, layers)] if layers else []
+        if above:
+            lines += [self.line("activations", self.middle.saved)]
+            lines += [self.line("activations", self.block(top=True).saved, above)]
+        return lines
 
     @property
     def stream(self) -> Amount:
@@ -187,13 +200,23 @@ class Seen:
 
     @property
     def segment(self) -> Segment:
-        """One block."""
-        return vision.block(self.own, first=not self.passes, counted=self.again)
+        """One block, of the first transformer where there are two."""
+        return self.block(top=False)
+
+    def block(self, *, top: bool) -> Segment:
+        """One block, the `top` one or the lowest."""
+        spec = self.tower.blocks.specs[-1 if top else 0]
+        return vision.block(self.own, spec, first=not self.passes, counted=self.again)
 
     @property
     def lowest(self) -> Segment:
         """The lowest block over frozen patches, beside whose linears there are adapters: its input has no gradient."""
-        return vision.block(self.own, first=True, counted=False)
+        return vision.block(self.own, self.tower.blocks.specs[0], first=True, counted=False)
+
+    @property
+    def middle(self) -> Segment:
+        """The norm between two transformers."""
+        return tiles.between(self.own, self.tower, first=not self.passes)
 
     @property
     def projector(self) -> Segment:
@@ -220,23 +243,47 @@ class Seen:
     def waiting(self, layers: int) -> list[Line]:
         """The output of those of the lowest `layers` blocks that the projector reads, too, where nothing else holds it.
 
-        That of the last block of all is the projector's input.
+        That of the last block of all is the projector's input. Two transformers return the outputs of all their blocks.
         """
+        if self.tower.crossed:
+            number = min(layers, self.tower.blocks.layers - 1)
+            return [self.line("temporary", self.stream, number)] if number else []
         number = sum(taken <= layers for taken in self.tower.taken if taken < self.tower.blocks.layers)
         return [self.line("temporary", self.stream, number)] if number else []
 
     def joined(self, layer: int) -> list[Line]:
         """The gradient of all blocks' output that the projector reads, while backward is in `layer` and comes to more.
 
-        That of the last block's output is a view of it.
+        That of the last block's output is a view of it, but for two transformers, whose last one is not among these.
         """
         taken, last = self.tower.taken, layer == self.tower.blocks.layers - 1
         more = any(number <= layer for number in taken)
-        return [self.line("temporary", self.stream, len(taken) - last)] if more else []
+        number = len(taken) - 1 if self.tower.crossed else len(taken) - last
+        return [self.line("temporary", self.stream, number)] if more else []
 
     def kept(self) -> list[Line]:
         """Everything that lies on the GPU while the language model runs, until the tower's backward."""
-        return [*self.pixels(), *self.saved()]
+        return [*self.pixels(), *self.saved(), *self.read()]
+
+    def read(self) -> list[Line]:
+        """The patches to which layers of the language model attend, and the mask that says which of them a token sees.
+
+        Variables of the model refer to both until its forward ends, and its layers keep both for backward.
+        """
+        if not self.tower.crossed:
+            return []
+        b, values = self.run.weight, {"T·N_v": self.pairs}
+        return [
+            self.line("activations", self.features_of),
+            Line("activations", self.role, b * self.pairs, f"{b}·T·N_v", values, SOURCE),
+        ]
+
+    @property
+    def features_of(self) -> Amount:
+        """The projector's output, of which no row is of a patch that fills a square up."""
+        b = self.run.compute
+        width = b * self.tower.out * self.tower.filling
+        return Amount(width, 0, 0, 0, 0, f"T·({b * self.tower.filling:g}·out)")
 
     def saved(self) -> list[Line]:
         """Tensors that the tower keeps for backward beside the pixels."""
@@ -253,12 +300,21 @@ class Seen:
         amount = casts(self.own, self.tower.blocks.specs) if self.again else NO_BYTES
         return [self.line("temporary", amount)] if amount.fixed else []
 
-    def above(self, layer: int) -> list[Line]:
-        """Gradients that the language model's backward has made for the tower when it comes to `layer`.
+    def made(self, layer: int) -> int:
+        """The number of gradients that the language model's backward has made for the tower when it comes to `layer`.
 
-        These are gradients of the output of `deep` blocks, which was added to the lowest layers' output.
+        These are gradients of the output of `deep` blocks, which was added to the lowest layers' output, or the sum of
+        what layers that attend to patches have made.
         """
-        return self.features(max(0, len(self.tower.deep) - layer)) if self.keeps else []
+        if self.tower.crossed:
+            return int(any(spec.mixer == "cross" for spec in self.arch.specs[layer + 1 :]))
+        return max(0, len(self.tower.deep) - layer)
+
+    def above(self, made: int) -> list[Line]:
+        """So many of these gradients."""
+        if not (self.keeps and made):
+            return []
+        return [self.line("temporary", self.features_of)] if self.tower.crossed else self.features(made)
 
     def alive(self, shot: Shot) -> list[Line]:
         """The lines of one instant: saved for backward, and temporaries."""
@@ -281,7 +337,7 @@ class Seen:
 
         runs = grad and self.passes and not self.again
         found = [*moments("patches", self.patches, grad and self.passes, [])]
-        found += moments("vision block", self.segment, runs, under(depth - 1, self.deep(depth - 1)))
+        found += moments("vision block", self.block(top=True), runs, under(depth - 1, self.deep(depth - 1)))
         if self.tower.deep:
             last = len(self.tower.deep) - 1
             found += moments("projector", self.between, grad and self.keeps, under(self.tower.deep[-1] + 1, last))
@@ -294,6 +350,7 @@ class Seen:
         The gradients of deep blocks' output wait for theirs.
         """
         done, beside = stack.layers_trained, self.pixels()
+        done += stack.embedding_own if self.tower.crossed else 0
 
         def there(above: int, shot: Shot | None = None) -> list[Line]:
             here, making = (shot.gradients, shot.making) if shot else (0, 0)
@@ -321,15 +378,15 @@ class Seen:
         if not self.passes:
             return
         for layer in dict.fromkeys((depth - 1, 0)):
-            left = self.deep(layer)
+            segment, left = self.block(top=layer > 0), self.deep(layer)
             below = [*self.below(layer + self.again, left), *self.features(left), *self.joined(layer)]
-            for shot in self.segment.again if self.again else ():
-                waiting = self.line("temporary", self.segment.waiting)
+            for shot in segment.again if self.again else ():
+                waiting = self.line("temporary", segment.waiting)
                 yield (
                     f"recompute vision block: {shot.name}",
                     [*beside, *below, waiting, *self.alive(shot), *there(over(layer + 1, left))],
                 )
-            for shot in self.segment.backward:
+            for shot in segment.backward:
                 yield (
                     f"vision block: {shot.name}",
                     [*beside, *below, *self.alive(shot), *there(over(layer + 1, left), shot)],

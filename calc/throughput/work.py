@@ -175,6 +175,8 @@ def attended(arch: Architecture, spec: LayerSpec) -> int:
             assert arch.compressed
             entries = 1 / arch.compressed.rate(spec.pools) if spec.pools else 0
             return round(2 * arch.heads * arch.head_dim * (1 + entries))
+        case "cross":  # what reads images is left out, as the tower is
+            return 0
         case "delta" | "lightning" | "ssm" | "conv" | "none":
             return 0
         case other:

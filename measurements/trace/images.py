@@ -87,6 +87,8 @@ def _side(config: Any) -> int:
         return int(eyes.patch_size)
     if config.model_type == "llama4":
         return int(eyes.patch_size / eyes.pixel_shuffle_ratio)
+    if config.model_type == "mllama":
+        return int(eyes.image_size)
     return int(eyes.image_size // config.mm_tokens_per_image**0.5)
 
 
@@ -109,6 +111,8 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
     if hasattr(config, "downsample_ratio") or config.model_type == "aya_vision":
         tile = _tile(eyes)
         return {"pixel_values": torch.zeros(count * _tiles(case, tile), eyes.num_channels, tile, tile, device=DEVICE)}
+    if config.model_type == "mllama":
+        return _squares(case, eyes, rows)
     if config.model_type == "llama4":  # whose processor makes pixels of bf16
         tile, b = eyes.image_size, torch.float32 if case.prec == "fp32" else torch.bfloat16
         squares = count * _tiles(case, tile, SQUARES)
@@ -160,6 +164,21 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
     }
 
 
+def _squares(case: Case, eyes: Any, rows: int) -> dict[str, Any]:
+    """Llama 3.2 Vision's pixels, of as many squares for every image, and the masks that its processor makes."""
+    edge, squares = eyes.image_size, eyes.max_num_tiles
+
+    def whole(*shape: int) -> torch.Tensor:
+        return torch.ones(rows, *shape, dtype=torch.long, device=DEVICE)
+
+    return {
+        "pixel_values": torch.zeros(rows, case.images, squares, eyes.num_channels, edge, edge, device=DEVICE),
+        "aspect_ratio_ids": whole(case.images),
+        "aspect_ratio_mask": whole(case.images, squares),
+        "cross_attention_mask": whole(case.seq, case.images, squares),
+    }
+
+
 def _tile(eyes: Any) -> int:
     """The side of a square, which InternVL's config gives in either direction."""
     return int(eyes.image_size if isinstance(eyes.image_size, int) else eyes.image_size[0])
@@ -197,6 +216,8 @@ def _features(case: Case, config: Any) -> int:
 def tokens(case: Case, model: Any, rows: int) -> int:
     """Tokens of `rows` samples that stand for images: those that a mask over all tokens picks."""
     config = _of(model)
+    if config.model_type == "mllama":
+        return rows * case.images
     if config.model_type in CUT:
         return rows * case.images * _features(case, config)
     if hasattr(config, "downsample_ratio") or config.model_type == "aya_vision":

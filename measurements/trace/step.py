@@ -24,7 +24,8 @@ LOGPROB = {"fp32": "log-softmax-fp32", "trl": "selective", "lse": "logsumexp"}
 FORWARD = (
     "input_ids", "position_ids", "attention_mask", "labels", "shift_labels", "pixel_values", "image_grid_thw",
     "image_sizes", "batch_num_images", "pixel_values_videos",
-    "token_type_ids", "image_position_ids", "mm_token_type_ids",
+    "token_type_ids", "image_position_ids", "mm_token_type_ids", "aspect_ratio_ids", "aspect_ratio_mask",
+    "cross_attention_mask",
 )  # fmt: skip
 
 

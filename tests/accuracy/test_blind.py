@@ -118,6 +118,8 @@ def test_later_rounds_figures_are_those_of_whole_jobs() -> None:
     assert blind.figure("fourteenth_inside") == "9 of 11"
     assert (blind.figure("fifteenth_count"), blind.figure("fifteenth_median")) == ("4", "21.9 %")
     assert blind.figure("fifteenth_inside") == "4 of 4"
+    assert (blind.figure("sixteenth_count"), blind.figure("sixteenth_median")) == ("1", "0.2 %")
+    assert blind.figure("sixteenth_inside") == "1 of 1"
 
 
 def test_jobs_that_are_said_as_a_whole_are_missed_by_no_more_than_today() -> None:
@@ -134,8 +136,8 @@ def test_nine_in_ten_figures_of_whole_jobs_lie_inside_the_range() -> None:
 
 def test_the_tables_hold_every_figure_and_every_job() -> None:
     summary, verdicts, rows, unsaid = (made() for made in blind.TABLES)
-    first = [48, 25, 47, 39, 23, 35, 65, 15, 27, 47, 70, 16, 12, 20, 4]
-    assert [row[2].value for row in summary.rows[-16:]] == [*first, len(rows.rows)]
+    first = [48, 25, 47, 39, 23, 35, 65, 15, 27, 47, 70, 16, 12, 20, 4, 1]
+    assert [row[2].value for row in summary.rows[-17:]] == [*first, len(rows.rows)]
     assert len(rows.rows) == sum(bool(r["measured_bytes"]) for r in RECORDS)
     assert len(unsaid.rows) == len(blind.unsaid_jobs())
     assert sum(row[2].value for row in verdicts.rows) == sum(not r["measured_bytes"] for r in RECORDS)

@@ -20,7 +20,7 @@ from calc.memory.optimizer import Optimizer
 from calc.memory.run import Adapter, Recipe, Run
 from calc.memory.weights import EightBits
 from calc.models.architecture import Architecture, LayerSpec, parameters, tensors
-from calc.models.lora import lora_parameters
+from calc.models.lora import lora_parameters, saved_modules
 from calc.models.mixers import Mla
 from calc.models.slices import part
 from calc.step.placement import adapter_tensors
@@ -121,6 +121,21 @@ def test_adapters_alone_have_buffers_and_states() -> None:
     assert total(found.states()) == 4 * count + 12 * count // 8
     ((_, lines),) = found.stepping()
     assert total(lines) == 0
+
+
+def test_a_copied_head_has_buffers_as_adapters_do_and_owes_autograd_one_gradient() -> None:
+    """The small GPT's head, V·512 elements: 2 + 4 B in the buffers, 12 B over the ranks, and an empty gradient of 2."""
+    base = engine(8, fuses=True)
+    run = replace(base.replica.run, trained=False, adapter=Adapter(8, "all-linear", False, 2, saved=("lm_head",)))
+    (copy,) = saved_modules(GPT, ["lm_head"])
+    assert copy.elements == GPT.vocab_part * 512
+    found = replace(base, replica=replace(base.replica, run=run, adapter=1, trained_tensors=(copy,)))
+    buffer = -(-copy.elements // 128) * 128
+    assert total(found.weights()) == 2 * (base.replica.parameters + buffer)
+    assert total(found.states()) == 4 * buffer + 12 * buffer // 8
+    assert total(found.placeholders()) == 2 * copy.elements
+    alone = replace(found.replica, run=replace(run, adapter=Adapter(8, "all-linear", False, 2)))
+    assert not replace(found, replica=alone).placeholders()
 
 
 def test_only_what_is_not_added_in_place_makes_a_gradient_beside_the_buffer() -> None:

@@ -179,6 +179,17 @@ def test_modules_saved_beside_adapters_have_gradients_and_states_of_their_own() 
     assert plain(method="lora", lora=own).replica.saved == 0
 
 
+def test_norms_saved_beside_adapters_are_trained_in_every_layer() -> None:
+    """Llama 3 8B has 65 norms of 4,096 elements; their copies follow the copy of the embedding."""
+    own: dict[str, object] = {"rank": 8, "targets": ["q_proj"], "dtype": "fp32"}
+    e = plain(method="lora", lora={**own, "modules_to_save": ["embed_tokens", "all-norm"]})
+    adapters, copies = 32 * 8 * (4096 + 4096), VH + 65 * 4096
+    assert total(e.weights(), "adapter") == 4 * adapters + 2 * copies
+    assert total(e.states(), "optimizer_states") == 8 * adapters + 4 * copies
+    ((_, lines),) = e.stepping()
+    assert total(lines, "gradients") == 4 * adapters + 2 * copies
+
+
 def test_llamafactory_trains_copies_of_modules_in_fp32_unless_adapters_are_in_bf16() -> None:
     """`param.data.to(torch.float32)` of all that is trained (llamafactory 0.9.4 `model/adapter.py:314`), so 4 + 4 + 8.
 

@@ -362,6 +362,29 @@ def test_a_tied_head_stays_beside_layers_that_are_run_again(checkpointing: str, 
     assert at(e.at(Where("layer", 27, True)), "communication#zero-3") == 2 * (10**9 + last)
 
 
+SAVED = {"rank": 8, "targets": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}
+ADAPTED = {"framework": "torch", "trainer": "transformers", "method": "lora", "lora": SAVED, "gpus": 8}
+
+
+@pytest.mark.parametrize(("sharding", "shards"), [("zero2", 1), ("zero3", 8)])
+def test_copies_of_modules_are_trained_and_cut_as_adapters_are(sharding: str, shards: int) -> None:
+    """Embedding and head of Llama 3 8B beside adapters of rank 8 on q: 2 bytes, and 12 over the ranks; P is frozen."""
+    e = engine(**ADAPTED, model="llama-3-8b", sharding=sharding)
+    trained = 32 * 8 * (4096 + 4096) + 2 * VH
+    assert total(e.weights(), "adapter") == 2 * trained // shards
+    assert total(e.weights(), "weights") == 2 * P // shards
+    assert total(e.resident(), "master_weights", "optimizer_states") == 12 * trained // 8
+
+
+def test_both_copies_of_a_tied_table_are_gathered_where_the_table_itself_does_not_run() -> None:
+    """Llama 3.2 1B is smaller than the window: all of it, a second table and the adapters of 16 layers."""
+    e = engine(**ADAPTED, model="llama-3.2-1b", sharding="zero3")
+    elements = 1_235_814_400 + 128_256 * 2048 + 16 * 8 * (2048 + 2048)
+    window = 10**9 + 2048 * 8192
+    assert at(e.at(Where("layer", 15, False)), "communication#zero-3") == 2 * min(elements, window)
+    assert e.copied == 128_256 * 2048  # type: ignore[attr-defined]
+
+
 def test_without_deepspeeds_linear_what_was_gathered_stays_until_backward() -> None:
     """Llama 2 7B: with one layer the window and its linears, 202,375,168; with all of them the whole model.
 

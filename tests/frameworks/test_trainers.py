@@ -523,8 +523,13 @@ def test_what_is_trained_at_the_ends_is_refused_where_it_is_not_modelled() -> No
         ("own", {"lora": {**named, **saved}}, "lora.targets: given lm_head with lora.modules_to_save lm_head"),
         (
             "ms-swift",
-            {"lora": saved, "gpus": 2, "sharding": "zero2"},
+            {"lora": saved, "gpus": 2, "sharding": "fsdp2"},
             "lora.modules_to_save: given .lm_head. with shard",
+        ),
+        (
+            "llamafactory",
+            {"lora": {"modules_to_save": ["all-norm"]}},
+            "lora.modules_to_save: given all-norm with trainer llamafactory",
         ),
         ("torchtune", {"lora": {"init": "olora"}}, "lora.init: given 'olora' with trainer torchtune"),
         ("torchtune", {"lora": {"dora": True}}, "lora.dora: given true with trainer torchtune"),

@@ -124,7 +124,9 @@ def test_the_blocks_of_a_vision_tower_have_the_norms_that_liger_patches_and_no_m
         run = Run(arch, "bf16", "flash", replaced=replaced(library, arch.family))
         own = running(run, arch.vision, trained=True)
         merged = projector(own, arch.vision, arch.vision.merger, first=False)
-        kept[library] = [part.saved.bytes(patches, 0) for part in (block(own, first=False, counted=False), merged)]
+        kept[library] = [
+            part.saved.bytes(patches, 0) for part in (block(own, own.arch.specs[0], first=False, counted=False), merged)
+        ]
     (block_eager, projector_eager), (block_liger, projector_liger) = kept.values()
     assert block_eager - block_liger == 2 * 4 * 1280 * patches
     assert projector_eager == projector_liger

@@ -119,11 +119,17 @@ def test_a_block_by_hand() -> None:
     assert arch.vision
     run = vision.running(Run(arch), arch.vision, trained=True)
     h, i, heads = 160, 220, 2
-    assert vision.block(run, first=False, counted=False).saved.tokens == 16 * h + 8 * i + 8 + 14 * h + 4 * heads
+    assert (
+        vision.block(run, run.arch.specs[0], first=False, counted=False).saved.tokens
+        == 16 * h + 8 * i + 8 + 14 * h + 4 * heads
+    )
     arch = model(*SIZES["2 small"])
     assert arch.vision
     run, i = vision.running(Run(arch), arch.vision, trained=True), 640
-    assert vision.block(run, first=False, counted=False).saved.tokens == 8 * h + 16 + 14 * h + 4 * heads + 6 * i
+    assert (
+        vision.block(run, run.arch.specs[0], first=False, counted=False).saved.tokens
+        == 8 * h + 16 + 14 * h + 4 * heads + 6 * i
+    )
 
 
 def test_checkpointing_keeps_inputs_of_blocks() -> None:

@@ -63,7 +63,9 @@ def test_a_block_keeps_what_its_operations_do(packaged: bool, kept: int) -> None
     """
     run = vision.running(Run(published(MODEL), packaged=packaged), tower(), trained=True, count=1024)
     norms = 2 * 2 * 4  # mean and deviation of two norms, in fp32 on a GPU
-    assert vision.block(run, first=False, counted=False).saved.bytes(1024, 1024) / 1024 == kept + norms
+    assert (
+        vision.block(run, run.arch.specs[0], first=False, counted=False).saved.bytes(1024, 1024) / 1024 == kept + norms
+    )
 
 
 def test_blocks_are_not_run_again() -> None:

@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision over text: layers that text passes over, which are loaded, adapted and never trained."""
+"""Llama 3.2 Vision: over text, layers that text passes over, which are loaded and adapted; and with images."""
 
 from __future__ import annotations
 
@@ -32,6 +32,39 @@ def arch(name: str = "llama-3.2-11b-vision") -> Architecture:
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())
 def test_every_parameter_is_counted(name: str, count: int) -> None:
     assert parameters(arch(name)) == count
+
+
+@pytest.mark.parametrize(("name", "count"), {"11b": 10_670_220_835, "90b": 88_593_355_323}.items())
+def test_every_parameter_of_the_tower_is_counted(name: str, count: int) -> None:
+    """As Transformers 5.23 counts `MllamaForConditionalGeneration` on the meta device, of squares of 560 pixels."""
+    seeing = load().models[f"llama-3.2-{name}-vision"].seeing
+    assert seeing
+    assert parameters(seeing) == count
+    assert (seeing.passed, seeing.crosses) == (0, seeing.layers // 5)
+
+
+def test_a_tower_beside_text_leaves_its_layers_out() -> None:
+    """They are loaded with the tower, and text passes over them."""
+    both = parse(JOB | {"framework": "torch", "vision_tower": True}).architecture
+    assert (both.passed, both.crosses) == (8, 0)
+    assert parameters(both) == 10_670_220_835
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("vision_output_dim", 6400), ("intermediate_layers_indices", [32]), ("supported_aspect_ratios", [[1]])],
+)
+def test_another_tower_is_refused(field: str, value: object) -> None:
+    config = {"model_type": "mllama", "text_config": arch_config(), "vision_config": {field: value}}
+    with pytest.raises(ConfigError, match=rf"^vision_config\.{field}: "):
+        from_config(config, images=True)
+
+
+def test_rollouts_with_images_are_refused() -> None:
+    job = JOB | {"task": "grpo", "framework": "trl", "images": {"width": 560, "height": 560}}
+    job = {name: value for name, value in job.items() if name != "seq_len"}
+    with pytest.raises(ValueError, match=r"rollout\.engine: .*allowed: none; generation is not modelled there"):
+        parse(job)
 
 
 def test_layers_that_attend_to_images_alone_do_not_run() -> None:

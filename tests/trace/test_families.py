@@ -196,6 +196,11 @@ SEEN: dict[str, dict[str, Any]] = {
         "model_type": "pixtral", "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4,
         "intermediate_size": 640, "patch_size": 28,
     },
+    "mllama": {
+        "num_hidden_layers": 3, "num_global_layers": 2, "hidden_size": 320, "attention_heads": 4,
+        "intermediate_size": 640, "image_size": 448, "patch_size": 28, "vision_output_dim": 960,
+        "intermediate_layers_indices": [0, 1],
+    },
     "idefics3": SQUARE,
     "smolvlm": SQUARE,
     "glm4v": {**EYES, "image_size": 336},
@@ -241,6 +246,9 @@ def seeing(family: str) -> dict[str, Any]:
     elif family == "llama4":
         outer = {"image_token_index": 16383}
         inner["model_type"] = "llama4_text"
+    elif family == "mllama":
+        outer = {"image_token_index": 16383}
+        inner["model_type"] = "mllama_text_model"
     elif family == "mistral3":
         outer = {"image_token_index": 16383, "tie_word_embeddings": False, "spatial_merge_size": 2}
         inner["model_type"] = "mistral"

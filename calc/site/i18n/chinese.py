@@ -2171,6 +2171,7 @@ REFUSALS = {
     "with torch and trainer {names!}": "用 torch，且 trainer 为 {names}",
     "false; it has none that is modelled": "false；它没有已模拟的视觉塔",
     "false; images.freeze says if it is trained": "false；是否训练由 images.freeze 说明",
+    "false; {model} has a mask of each sample": "false；{model} 的每个样本各有掩码",
     "one with the student's, {n#}": "与学生词表相同的模型，{n}",
     "1, or with sharding megatron": "1，或与 sharding megatron 一起",
     "1, or with expert_parallel above 1": "1，或在 expert_parallel 大于 1 时",
