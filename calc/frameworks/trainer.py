@@ -151,9 +151,14 @@ def own_loss(s: Scenario) -> Path:
 
     The cast to fp32 is in most models up to 4.45 and in the loss since; some have none before. Up to 4.48 logits were
     shifted by one position, which copies them unless there is a single sequence; since then labels are shifted.
+
+    fms-acceleration's plugin casts and shifts them in any release, and writes the gradient over the shifted ones
+    (fms_acceleration_foak 0.3 and 0.7 `kernels/unsloth/cross_entropy_loss.py`).
     """
     transformers = s.versions["transformers"]
     cast = logits_cast(s.architecture.family, transformers)
+    if s.kernels == "foak":
+        return Path("flash", head_fp32=True, shift_copy=s.rows > 1, in_place=True)
     shifts = s.rows > 1 and not at_least(transformers, "4.49")
     return Path("cross-entropy", head_fp32=cast == "model", uncast=not cast, shift_copy=shifts)
 

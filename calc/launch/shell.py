@@ -252,6 +252,8 @@ def common_notes(s: Scenario) -> Iterator[str]:
         yield f"checkpoint_gb {s.checkpoint_gb:g} is the size of the files that are loaded, which no flag sets"
     if s.kernels == "xielu":
         yield "kernels xielu: install github.com/nickjbrowning/XIELU, which Transformers then takes by itself"
+    if s.kernels == "foak":
+        yield "kernels foak: fms-acceleration-foak with fast_loss, fast_rms_layernorm and fast_rope_embeddings"
     if s.pinned_max_round_threshold_mb:
         yield (
             "pinned_max_cached_size_mb stands beside pinned_max_round_threshold_mb with the same size: without it "

@@ -50,7 +50,18 @@ LIGER_TOWERS: Mapping[str, tuple[Replaced, ...]] = {
 }
 # `_xielu_cuda` of github.com/nickjbrowning/XIELU, in which Transformers runs `XIELUActivation` where it is installed
 XIELU: Mapping[str, tuple[Replaced, ...]] = {"apertus": ("activation",)}
-LIBRARIES: Mapping[str, Mapping[str, tuple[Replaced, ...]]] = {"eager": {}, "liger": LIGER, "xielu": XIELU}
+# The plugin of fms-acceleration for fused operations and kernels (0.3 to 0.7), with `fast_rms_layernorm` and
+# `fast_rope_embeddings` (fms_acceleration_foak `models/*.py`, `kernels/unsloth/{rms_layernorm,rope_embedding}.py`): a
+# norm keeps its input and a number a row, and its gradient and a rotation's are written over the output's.
+FOAK: Mapping[str, tuple[Replaced, ...]] = dict.fromkeys(
+    ("llama", "mistral", "mixtral", "granite"), ("norm in place", "rotation")
+)
+LIBRARIES: Mapping[str, Mapping[str, tuple[Replaced, ...]]] = {
+    "eager": {},
+    "liger": LIGER,
+    "foak": FOAK,
+    "xielu": XIELU,
+}
 
 
 @cache

@@ -11,8 +11,10 @@ from tapes import arch, backward_of, frozen, passing, tape
 
 from calc.autograd.lifetimes import Lifetimes
 from calc.autograd.tape import total
+from calc.base.plan import Path
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
+from calc.frameworks.torch.torch import loss_path
 from calc.memory.projector import projector
 from calc.memory.run import Adapter, Run, dimensions
 from calc.memory.vision import block, running
@@ -60,6 +62,26 @@ def test_the_kernel_of_apertus_activation_keeps_its_input_and_returns_its_type()
     job = {"model": "apertus-8b", "task": "sft", "gpu": "h200"}
     notes = {kernels: " ".join(estimate(parse(job | {"kernels": kernels})).notes) for kernels in ("eager", "xielu")}
     assert "kernels xielu says how much" in notes["eager"] and "xielu" not in notes["xielu"]
+
+
+def test_the_plugin_of_fms_acceleration_leaves_the_mlp_alone() -> None:
+    """Llama 3 8B with Liger's norms and rotation, and its own MLP, which also keeps the activation: 2i.
+
+    Counted in fms_acceleration_foak 0.3.2 `kernels/unsloth/{rms_layernorm,rope_embedding}.py`.
+    """
+    kept = tape("llama-3-8b", replaced=replaced("foak", "llama")).saved()
+    assert terms(kept, arch("llama-3-8b")) == form("8h + 4q + 4kv + 8i + 4H + 8")
+    assert not replaced("foak", "qwen3")
+
+
+@pytest.mark.parametrize(("rows", "copied"), [(1, False), (4, True)])
+def test_the_plugins_cross_entropy_writes_its_gradient_over_shifted_fp32_logits(rows: int, *, copied: bool) -> None:
+    """`FastForCausalLMLoss` (0.7.2 `kernels/unsloth/cross_entropy_loss.py`): a single row is a view."""
+    job = {"model": "llama-3-8b", "task": "sft", "gpu": "h200", "seq_len": 512, "micro_batch": rows, "loss": "full"}
+    s = parse(job | {"trainer": "transformers", "kernels": "foak"})
+    assert loss_path(s) == Path("flash", head_fp32=True, shift_copy=copied, in_place=True)
+    with pytest.raises(ScenarioError, match="kernels: given 'foak'"):
+        parse(job | {"model": "qwen3-8b", "kernels": "foak"})
 
 
 def test_routed_experts_stay_as_they_are_beside_the_norms_kernels() -> None:

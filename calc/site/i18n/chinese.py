@@ -1046,6 +1046,9 @@ ADVICE = {
     "xIELU is taken to run in PyTorch's operations; its kernel keeps far less: kernels xielu says how much": (
         "xIELU 按 PyTorch 的逐个算子计算；它的 kernel 保留的张量少得多：设 kernels 为 xielu 即可看到"
     ),
+    "kernels foak: fms-acceleration-foak with fast_loss, fast_rms_layernorm and fast_rope_embeddings": (
+        "kernels foak：安装 fms-acceleration-foak，并打开 fast_loss、fast_rms_layernorm 与 fast_rope_embeddings"
+    ),
     "kernels xielu: install github.com/nickjbrowning/XIELU, which Transformers then takes by itself": (
         "kernels xielu：安装 github.com/nickjbrowning/XIELU，Transformers 随后会自动使用它"
     ),
