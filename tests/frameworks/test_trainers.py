@@ -428,6 +428,17 @@ def test_torchtunes_configurations_say_which_models_have_units_at_their_ends(
     assert torchtune.keeps(parse({**job, **fields}))["ends"] == expected
 
 
+@pytest.mark.parametrize(("version", "sharding"), [("0.2.1", "fsdp1"), ("0.3.0", "fsdp2")])
+def test_torchtunes_recipes_were_wrapped_by_fsdp_1_before_0_3(version: str, sharding: str) -> None:
+    """recipes/lora_finetune_distributed.py: `FSDP(model, lora_fsdp_wrap_policy(...))` in 0.2.1, `shard_model` since."""
+    job = {"model": "llama-3-8b", "task": "sft", "framework": "torch", "trainer": "torchtune", "gpu": "a100-80-sxm"}
+    several = {**job, "gpus": 2, "method": "lora", "versions": {"torchtune": version}}
+    s = parse(several)
+    assert s.sharding == sharding and s.lora and s.lora.units == "own"
+    with pytest.raises(ScenarioError, match=f"allowed: none, {sharding}$"):
+        parse({**several, "sharding": "fsdp1" if sharding == "fsdp2" else "fsdp2"})
+
+
 @pytest.mark.parametrize(
     ("trainer", "sharding", "bucket", "persistent", "overlaps"),
     [

@@ -74,6 +74,7 @@ UNITS_WITH_ADAPTERS = ("llama-3-70b", "llama-3.1-70b", "qwen2.5-32b", "qwen2.5-7
 SPREAD_ENDS = "0.5.0"
 WIDE_NORMS = "0.5.0"
 DROPS = "0.3.0"  # the first release that shifts labels, and drops the logits before backward
+SHARDS = "0.3.0"  # the first whose recipes wrap layers in FSDP 2 (recipes/lora_finetune_distributed.py)
 # Families built of `TransformerSelfAttentionLayer` with its own rotation, of pairs or of Qwen's halves.
 ROTATED: Mapping[str, Literal["", "stacked"]] = {
     "llama": "stacked", "mistral": "stacked", "qwen2": "",
@@ -100,7 +101,7 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of its configurations for `task`, by dotted key."""
     version, libraries = shared.release("torchtune", RELEASES, given)
     adapters = given.get("method", "full") != "full"
-    sharding = shared.sharded(given, "fsdp2")
+    sharding = shared.sharded(given, sharded(str(given.get("versions.torchtune", version))))
     several = sharding != "none"
     tables = (ADAPTERS, SPREAD if several else NOTHING) if adapters else (NOTHING if several else SINGLE,)
     values = stated(task, version, DEFAULTS, *tables)
@@ -116,6 +117,11 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def sharded(version: str) -> str:
+    """The sharding of the recipes for several GPUs: FSDP 1 before 0.3.0, with adapters as units of their own."""
+    return "fsdp2" if at_least(version, SHARDS) else "fsdp1"
+
+
 def stepped_once(given: Mapping[str, Any], usual: Mapping[str, int]) -> bool:
     """True if a step has one micro batch, so that `optimizer_in_bwd` can be on, as it is for one GPU."""
     return int(given.get("global_batch", usual["global_batch"])) == usual["global_batch"]
@@ -124,7 +130,8 @@ def stepped_once(given: Mapping[str, Any], usual: Mapping[str, int]) -> bool:
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why torchtune's recipes cannot run `s`, in one line, or None."""
     fixed: dict[str, tuple[str, ...]] = {
-        "sharding": ("none", "fsdp2"),
+        # a task that it does not run fills in no release
+        "sharding": ("none", sharded(s.versions.get("torchtune", SHARDS))),
         "precision": ("bf16", "fp32"),
         "kernels": ("eager",),
         "loss": ("full", "chunked"),
