@@ -143,6 +143,9 @@ def compared(every: Iterable[Kept], revision: str) -> list[tuple[Kept, Compared]
 
 
 def _summed(pairs: Sequence[tuple[Kept, Compared]]) -> dict[str, str]:
+    """Their median, 90th percentile and number inside the range; `none` of no pairs, as in a part of the catalog."""
+    if not pairs:
+        return dict.fromkeys(("median", "p90", "inside"), "none")
     errors = sorted(abs(one.error(of)) for one, of in pairs)
     inside = [one.inside(of) for one, of in pairs if of.ranged]
     return {
