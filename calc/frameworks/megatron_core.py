@@ -13,7 +13,10 @@ from calc.models.architecture import Architecture, ConfigError
 from calc.scenario.scenario import Scenario
 
 # families whose layers are Megatron-core's own, by number and order of their tensors
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3",
+    "glm4_moe", "gpt_oss",
+)  # fmt: skip
 # and those whose attention is a gated delta rule in most layers (`experimental_attention_variant gated_delta_net`)
 LINEAR = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 SEEING = ("qwen3_5_text", "qwen3_5_moe_text")  # of which checkpoints have a vision tower
@@ -52,6 +55,14 @@ def modelled(
     specs = tuple(spec._replace(slides=False) for spec in arch.specs)
     delta = arch.delta and replace(arch.delta, by_head=by_head)
     return replace(arch, modeling=layers, adapters=adapters, sliding_window=None, specs=specs, delta=delta)
+
+
+def with_depths(arch: Architecture, depths: int) -> Architecture:
+    """The model with `depths` of multi-token prediction, whose layers are of the last one's kind.
+
+    Megatron-LM d98e8a64dd `megatron/core/models/gpt/gpt_layer_specs.py`, `get_gpt_mtp_block_spec`.
+    """
+    return replace(arch, depths=arch.specs[-1:] * depths) if depths else arch
 
 
 def computed(s: Scenario) -> str:

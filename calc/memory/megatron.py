@@ -15,11 +15,11 @@ from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.megatron_adapters import BF16
 from calc.memory.megatron_delta import MegatronDelta
 from calc.memory.megatron_experts import MegatronExperts
-from calc.memory.megatron_linears import MASK
+from calc.memory.megatron_scores import MegatronScores
 from calc.memory.megatron_ssm import MegatronStateSpace
 
 
-class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
+class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace, MegatronScores):
     """Writes one of Megatron-core's layers, or its final norm."""
 
     def layer(self) -> Tape:
@@ -59,7 +59,7 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
             queries, keys = self.head_norm(queries, "q_norm", of(H=1)), self.head_norm(keys, "k_norm", of(K=1))
         if self.spec.rotated:
             queries, keys = self.rotated(queries, "q"), self.rotated(keys, "k")
-        if self.run.kernel == "eager":
+        if self.run.whole_scores:
             context = self.unfused(queries, keys, values)
         else:
             if not plain:
@@ -70,6 +70,9 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
             # one compiled kernel with a sigmoid in fp32 (`_apply_output_gate`)
             context = tape.op("attention: gate", [context, gate], of(q=1), BF16, saves=[context, gate])
         y = self.row("linear_proj", context, self.trained_elements("o_proj"))
+        if self.arch.o_bias and self.arch.expert_bias:
+            # by itself, as experts' biases go with no fused kernel (`bias_dropout_fusion` of `TEGroupedMLP`)
+            y = self.tape.op("attention: bias", [y], self.stream, BF16, aliases=[y])
         return self.added(x, y, "attention")
 
     def projected(self, n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -119,7 +122,7 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
         queries, keys, values = self.up(down, compressed, rotary)
         tape.returns(n)
         end = len(tape.ops)
-        context = (self.unfused if self.run.kernel == "eager" else self.fused)(queries, keys, values)
+        context = (self.unfused if self.run.whole_scores else self.fused)(queries, keys, values)
         self.behind("mla_up_proj", first, end)
         y = self.row("linear_proj", context, self.trained_elements("o_proj"))
         self.behind("layernorm", begins, normed)
@@ -143,11 +146,6 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
         queries = tape.op("q: rotate", [q], of(q=1), BF16)
         keys = tape.op("k: join", [kv, rotary], of(q=1), BF16)
         return queries, keys, self.apart(tape.op("v", [kv], of(o=1), BF16, view=True), "v")
-
-    @property
-    def context(self) -> Size:
-        """The width of attention's output over all heads."""
-        return of(o=1) if self.arch.mla else of(q=1)
 
     def rotated(self, x: Tensor, name: str) -> Tensor:
         """Rotation in one kernel; the plain one joins sequences again, and keeps a cosine and a sine of each position.
@@ -216,22 +214,6 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
             out = self.context * BF16
             return both * (2 * n) + q.size + out * 2, both * (4 * n) + q.size * 2 + out * 2
         return both * n + self.context * (BF16 * n), both * 5 + q.size
-
-    def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Scores, a fused softmax that keeps its output, dropout, and the product with the values.
-
-        Keys and values are written out for every query where heads share them.
-        """
-        tape, scores = self.tape, Size({"H·S": 1})
-        if self.arch.grouped:
-            k, v = (tape.op(f"{n}: repeat", [t], of(q=1), BF16) for n, t in (("k", k), ("v", v)))
-        x = tape.op("scores", [q, k], scores, BF16, saves=[q, k])
-        p = tape.op("softmax", [x], scores, BF16, saves_out=True)
-        tape.returns(x)
-        if self.run.training and self.arch.attention_dropout:
-            p = tape.op("probabilities: dropout", [p], scores, BF16, saves=[Tensor(scores, MASK)])
-        mixed = tape.op("values", [p, v], self.context, BF16, saves=[p, v])
-        return tape.op("attention: contiguous", [mixed], self.context, BF16)
 
     def feed_forward(self, x: Tensor, norm: str) -> Tensor:
         """The MLP block, from the residual stream to the residual stream: an MLP, or routed experts, and shared ones.

@@ -56,7 +56,7 @@ class MegatronExperts(MegatronLinears):
         """
         tape, each, best = self.tape, self.picked("E"), self.picked("k")
         name = self.arch.router.rpartition(".")[2]
-        weight = self.elements[name] if self.run.trained else 0
+        weight = self.trained_elements(name)
         logits = tape.op("router", [x], each, BF16, saves=[x], weight=weight, multiplies=True)
         scores = Tensor(each, FP32)  # of the load-balancing loss, over all experts
         chosen = tape.op("router: top k", [logits], best, BF16, saves=[Tensor(best, INDEX), scores])
@@ -70,19 +70,20 @@ class MegatronExperts(MegatronLinears):
         The gate of SwiGLU is fused with the weight; other activations are three operations, each of which keeps what it
         reads.
         """
-        tape, trained = self.tape, self.run.trained
+        tape = self.tape
         weight = [Tensor(self.picked("k", received), BF16)]
         inner, low = self.picked("k·j", received), self.picked("k·r", received)
         first = inner * 2 if self.arch.gated else inner
         names = ("gate_up_proj" if self.arch.gated else "up_proj", "down_proj")
-        up, down = (self.elements[f"experts_{name}"] * trained for name in names)
+        up, down = (self.trained_elements(f"experts_{name}", f"experts_{name}_bias") for name in names)
         pair = tape.op("experts: fc1", [tokens], first, BF16, saves=self.read(tokens), weight=up,
                        scratch=self.narrowed(whole), backward_scratch=self.narrowed(first) * 2,
                        multiplies=True)  # fmt: skip
         pair = self.adapted_by("experts_linear_fc1", tokens, pair, low)
         first_op = len(tape.ops)
         if self.arch.gated:
-            act = tape.op("experts: activation", [pair], inner, BF16, saves=[pair, *weight])
+            read = self.clamped(pair, inner) if self.arch.experts_clamped else pair
+            act = tape.op("experts: activation", [read], inner, BF16, saves=[read, *weight])
         else:
             act = tape.op("experts: activation", [pair], inner, BF16, saves=[pair])
             act = tape.op("experts: weigh", [act], inner, BF16, saves=[act, *weight])
@@ -92,4 +93,22 @@ class MegatronExperts(MegatronLinears):
                       backward_scratch=self.narrowed(whole) * 2, multiplies=True)  # fmt: skip
         out = self.adapted_by("experts_linear_fc2", act, out, low)
         self.behind("moe_act", first_op, end, weight)
-        return out
+        return self.with_bias(out, weight) if self.arch.expert_bias else out
+
+    def clamped(self, pair: Tensor, inner: Size) -> Tensor:
+        """Gates and ups, clamped one by one, which keep their halves, and joined again (`fused_bias_geglu.py`)."""
+        halves = self.tape.split("experts: gate, up", pair, [inner, inner])
+        kept = [self.tape.op(f"experts: clamp {n}", [x], inner, BF16, saves=[x], backward_scratch=inner)
+                for n, x in zip(("gate", "up"), halves, strict=True)]  # fmt: skip
+        return self.tape.op("experts: join", kept, inner * 2, BF16)
+
+    def with_bias(self, out: Tensor, weight: list[Tensor]) -> Tensor:
+        """Each expert's bias times each of its tokens' probabilities, added in fp32 (`TEGroupedMLP._apply_bias`).
+
+        Parts of all experts are there before they are joined; probabilities of a router in fp32 widen both.
+        """
+        wide = self.tape.op("experts: bias", [out], out.width, FP32, saves=weight)
+        joined = self.tape.op("experts: join biased", [wide], out.width, FP32, aliases=[wide])
+        biased = self.tape.op("experts: bias to bf16", [joined], out.width, BF16)
+        self.tape.returns(out)
+        return biased

@@ -112,7 +112,7 @@ def megatron_linears(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
         above, _, name = t.name.partition(".*.")[2].removesuffix(".weight").rpartition(".")
         if t.kind not in ("linear", "expert") or name not in names:
             continue
-        outputs, inputs = t.shape[-2:]
+        outputs, inputs = t.shape[-2:] if t.kind == "linear" or not arch.experts_input_first else t.shape[:-3:-1]
         whole = f"{above}.{names[name]}"
         before = found[whole].outputs if whole in found else 0
         experts = t.shape[0] if t.kind == "expert" else 0
@@ -206,7 +206,7 @@ def vision_matrices(arch: Architecture, rank: int, part: Seeing) -> tuple[Tensor
 @lru_cache(maxsize=4096)
 def _lora_elements(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> int:
     """The elements of both matrices, over every Linear that `targets` names."""
-    layers = (*layer_kinds(arch), *[(CROSSING, arch.passed)] * (arch.passed > 0))
+    layers = (*layer_kinds(arch), *[(spec, 1) for spec in arch.depths], *[(CROSSING, arch.passed)] * (arch.passed > 0))
     found = [(count, linear) for spec, count in layers for linear in adaptable(arch, spec)]
     names = adaptable_names(arch)
     if isinstance(targets, str) and targets != "all-linear":

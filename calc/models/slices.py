@@ -41,7 +41,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         (arch.broad, "whose layers have heads of two sizes"),
         (arch.varied, "whose MLPs are of several widths"),
         (arch.delta and not megatron, "whose linear attention is gathered again"),
-        (arch.attention_sinks or arch.slopes or arch.lightning, "whose attention stays whole"),
+        ((arch.attention_sinks and not megatron) or arch.slopes or arch.lightning, "whose attention stays whole"),
         (arch.shared_experts and not megatron, "with shared experts"),
         (arch.altup or arch.hyper, "whose residual stream is of several"),
         (arch.vision and not megatron, "whose vision tower stays whole"),
