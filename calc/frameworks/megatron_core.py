@@ -15,15 +15,15 @@ from calc.scenario.scenario import Scenario
 # families whose layers are Megatron-core's own, by number and order of their tensors
 FAMILIES = (
     "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3",
-    "glm4_moe", "gpt_oss",
+    "glm4_moe", "gpt_oss", "llama4_text",
 )  # fmt: skip
 # and those whose attention is a gated delta rule in most layers (`experimental_attention_variant gated_delta_net`)
 LINEAR = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-SEEING = ("qwen3_5_text", "qwen3_5_moe_text")  # of which checkpoints have a vision tower
+SEEING = ("qwen3_5_text", "qwen3_5_moe_text", "llama4_text")  # of which checkpoints have a vision tower
 # Families whose language model has the layers of one of those, behind a vision tower that mcore-bridge leaves as
 # Transformers has it: whole, in 16 bits, on each rank of the first stage (1.6.5 `model/mm_gpts/utils.py`,
 # `HuggingFaceVit`, and `model/mm_gpt_model.py`)
-TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "internvl")
+TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "internvl", "llama4")
 
 
 @lru_cache(maxsize=64)  # a search asks for each way of cutting a model

@@ -54,17 +54,17 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace, Megatron
         n = self.normed(x, norm)
         queries, keys, values, gate = self.projected(n)
         tape.returns(n)
-        plain = not (self.arch.grouped or self.arch.qk_norm or self.spec.rotated)
-        if self.arch.qk_norm:
+        normed = self.arch.qk_norm not in ("", "bare") or (self.arch.qk_norm == "bare" and self.spec.rotated)
+        if normed:  # before the rotation, which leaves the length of what has no weights as it is (Llama 4)
             queries, keys = self.head_norm(queries, "q_norm", of(H=1)), self.head_norm(keys, "k_norm", of(K=1))
         if self.spec.rotated:
             queries, keys = self.rotated(queries, "q"), self.rotated(keys, "k")
         if self.run.whole_scores:
             context = self.unfused(queries, keys, values)
         else:
-            if not plain:
+            if self.arch.grouped or normed or self.spec.rotated:
                 # only where all three still lie in one tensor as the kernels know it (`get_qkv_layout`, sbh3d)
-                keys, values = self.apart(keys, "k", self.arch.qk_norm or self.spec.rotated), self.apart(values, "v")
+                keys, values = self.apart(keys, "k", normed or self.spec.rotated), self.apart(values, "v")
             context = self.fused(queries, keys, values)
         if gate:
             # one compiled kernel with a sigmoid in fp32 (`_apply_output_gate`)

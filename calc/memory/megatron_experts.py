@@ -72,6 +72,8 @@ class MegatronExperts(MegatronLinears):
         """
         tape = self.tape
         weight = [Tensor(self.picked("k", received), BF16)]
+        if self.arch.routing == "all":
+            tokens = self.weighed_before(tokens, received)
         inner, low = self.picked("k·j", received), self.picked("k·r", received)
         first = inner * 2 if self.arch.gated else inner
         names = ("gate_up_proj" if self.arch.gated else "up_proj", "down_proj")
@@ -94,6 +96,12 @@ class MegatronExperts(MegatronLinears):
         out = self.adapted_by("experts_linear_fc2", act, out, low)
         self.behind("moe_act", first_op, end, weight)
         return self.with_bias(out, weight) if self.arch.expert_bias else out
+
+    def weighed_before(self, tokens: Tensor, received: float) -> Tensor:
+        """What experts read, weighed before them in fp32 (`moe_apply_probs_on_input`): their outputs' weights are 1."""
+        weight = Tensor(self.picked("k", received), BF16)
+        wide = self.tape.op("experts: weigh input", [tokens], tokens.width, FP32, saves=[tokens, weight])
+        return self.tape.op("experts: input to bf16", [wide], tokens.width, BF16)
 
     def clamped(self, pair: Tensor, inner: Size) -> Tensor:
         """Gates and ups, clamped one by one, which keep their halves, and joined again (`fused_bias_geglu.py`)."""

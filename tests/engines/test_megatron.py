@@ -17,7 +17,7 @@ from calc.memory import activations
 from calc.memory.loss import head
 from calc.memory.megatron import MegatronLayer
 from calc.memory.optimizer import Optimizer
-from calc.memory.run import Adapter, Recipe, Run
+from calc.memory.run import Adapter, Kernel, Recipe, Run
 from calc.memory.weights import EightBits
 from calc.models.architecture import Architecture, LayerSpec, parameters, tensors
 from calc.models.lora import lora_parameters, saved_modules
@@ -178,6 +178,19 @@ def test_unfused_attention_keeps_probabilities_before_and_after_dropout() -> Non
     segment = activations.layer(Run(GPT, training=True, kernel="eager"), LayerSpec(rotated=False))
     assert segment.saved.pairs == 5 * 8
     assert segment.saved.tokens == 34 * 512 + 16
+
+
+@pytest.mark.parametrize("kernel", ["flash", "math"])
+def test_norms_without_weights_are_where_heads_rotate(kernel: Kernel) -> None:
+    """Llama 4's, of which mcore-bridge leaves out those of layers without rotary positions (`Llama4Loader`)."""
+    llama = replace(GPT, norm="rms", norm_bias=False, kv_heads=2)
+
+    def kept(qk_norm: str, rotated: bool) -> float:
+        run = Run(replace(llama, qk_norm=qk_norm), kernel=kernel)  # type: ignore[arg-type]
+        return activations.layer(run, LayerSpec(rotated=rotated)).saved.tokens
+
+    assert kept("bare", rotated=False) == kept("", rotated=False)
+    assert kept("bare", rotated=True) == kept("heads", rotated=True) > kept("", rotated=True)
 
 
 def test_latent_attention_keeps_its_low_ranks_before_and_after_their_norms() -> None:

@@ -731,6 +731,10 @@ def test_what_is_not_modelled_is_refused_in_one_line(fields: dict[str, Any], sai
         # 24 of attention 2·(64 + 8)·64·2880 with all biases and 64 sinks, router and bias, and 32/2 experts with theirs
         ("gpt-oss-20b", 2, 24 * (2 * 72 * 64 * 2880 + 80 * 64 + 2880 + 64 + 2 * 2880 + 32 * 2881
          + 16 * (3 * 2880**2 + 3 * 2880)) + (2 * 201_088 + 1) * 2880),
+        # 48 of attention 2·(40 + 8)·128·5120, norms, a router of 16, a shared expert and 16/4 of 3·5120·8192; the rows
+        # of 202,048, 64 added, so that 128 divide them: 1579 times
+        ("llama-4-scout", 4, 48 * (2 * 48 * 128 * 5120 + 2 * 5120 + 16 * 5120 + 5 * 3 * 5120 * 8192)
+         + (2 * 1579 * 128 + 1) * 5120),
     ],
 )  # fmt: skip
 def test_parameters_of_a_rank_that_has_some_of_the_experts(model: str, ranks: int, whole: int) -> None:

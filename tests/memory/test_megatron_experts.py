@@ -57,6 +57,11 @@ def test_biases_of_experts_are_weighed_in_fp32() -> None:
     assert max(at) >= (2 + 4 + 4) * 2 * 512
 
 
+def test_experts_whose_input_is_weighed_keep_it_before_and_after() -> None:
+    """`moe_apply_probs_on_input` (Llama 4): what was sent, 2·k·h, beside what is multiplied, and its weights, 2·k."""
+    assert saved(replace(MOE, routing="all")) - saved(MOE) == 2 * 2 * 512 + 2 * 2
+
+
 def test_adapters_of_experts_stored_input_first_have_the_shapes_of_others() -> None:
     first = replace(MOE, experts_input_first=True)
     for arch in (MOE, first):
