@@ -38,20 +38,26 @@ def modelled(
     by_head: bool = False,
     adapters: Literal["own", "whole", "shared"] = "own",
     towers: bool = False,
+    further: tuple[str, ...] = (),
 ) -> Architecture:
     """The model as Megatron-core has it: fused projections and norms, attention without a window.
 
     `linear`: the first release whose linear attention was read, if an older one runs; `by_head`: it is mcore-bridge's.
-    `adapters`: see `Architecture`. `towers`: its models may see.
+    `adapters`: see `Architecture`. `towers`: its models may see. `further`: families
+    whose layers are a library's own on Megatron-core.
     Raises ConfigError for a model with layers that were not read: of `field`, by whose value `given` Megatron trains
     and whose value would have to be `other`.
     """
     if linear and arch.delta:
         raise ConfigError(field, given, f"{other} for the family {arch.family}, or {linear}")
-    families = (*FAMILIES, *LINEAR, *(TOWERS if towers else ()))
+    families = (*FAMILIES, *LINEAR, *(TOWERS if towers else ()), *further)
     if arch.family not in families:
         known = f"Megatron-core's layers are modelled for {', '.join(families)}"
         raise ConfigError(field, given, f"{other} for the family {arch.family}; {known}")
+    if arch.layer_inputs or any(spec.borrows for spec in arch.specs):
+        raise ConfigError(
+            field, given, f"{other} for layers that borrow keys or have inputs of their own; not modelled"
+        )
     specs = tuple(spec._replace(slides=False) for spec in arch.specs)
     delta = arch.delta and replace(arch.delta, by_head=by_head)
     return replace(arch, modeling=layers, adapters=adapters, sliding_window=None, specs=specs, delta=delta)

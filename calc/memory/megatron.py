@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.megatron_adapters import BF16
+from calc.memory.megatron_beside import MegatronBeside
 from calc.memory.megatron_delta import MegatronDelta
-from calc.memory.megatron_experts import MegatronExperts
 from calc.memory.megatron_scores import MegatronScores
 from calc.memory.megatron_ssm import MegatronStateSpace
 
 
-class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace, MegatronScores):
+class MegatronLayer(MegatronBeside, MegatronDelta, MegatronStateSpace, MegatronScores):
     """Writes one of Megatron-core's layers, or its final norm."""
 
     def layer(self) -> Tape:
@@ -29,7 +29,7 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace, Megatron
             x = self.mixed(x, norms.attention)
         if self.spec.mlp != "none":
             self.feed_forward(x, norms.mlp)
-        return self.tape
+        return self.tape.renamed(self.marks)
 
     def mixed(self, x: Tensor, norm: str) -> Tensor:
         """The block in which positions see each other, from the residual stream to the residual stream."""
@@ -57,6 +57,8 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace, Megatron
         normed = self.arch.qk_norm not in ("", "bare") or (self.arch.qk_norm == "bare" and self.spec.rotated)
         if normed:  # before the rotation, which leaves the length of what has no weights as it is (Llama 4)
             queries, keys = self.head_norm(queries, "q_norm", of(H=1)), self.head_norm(keys, "k_norm", of(K=1))
+        if self.arch.values_normed:
+            values = self.values_norm(values)
         if self.spec.rotated:
             queries, keys = self.rotated(queries, "q"), self.rotated(keys, "k")
         if self.run.whole_scores:
@@ -64,12 +66,15 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace, Megatron
         else:
             if self.arch.grouped or normed or self.spec.rotated:
                 # only where all three still lie in one tensor as the kernels know it (`get_qkv_layout`, sbh3d)
-                keys, values = self.apart(keys, "k", normed or self.spec.rotated), self.apart(values, "v")
+                keys = self.apart(keys, "k", normed or self.spec.rotated)
+                values = self.apart(values, "v", self.arch.values_normed)
             context = self.fused(queries, keys, values)
         if gate:
             # one compiled kernel with a sigmoid in fp32 (`_apply_output_gate`)
             context = tape.op("attention: gate", [context, gate], of(q=1), BF16, saves=[context, gate])
         y = self.row("linear_proj", context, self.trained_elements("o_proj"))
+        if after := self.arch.norms.attention_output:
+            y = self.normed(y, after)
         if self.arch.o_bias and self.arch.expert_bias:
             # by itself, as experts' biases go with no fused kernel (`bias_dropout_fusion` of `TEGroupedMLP`)
             y = self.tape.op("attention: bias", [y], self.stream, BF16, aliases=[y])
@@ -83,6 +88,9 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace, Megatron
         """
         tape, q, kv = self.tape, of(q=1), of(kv=1)
         weight, heads = self.trained_elements("q_proj", "k_proj", "v_proj"), self.arch.kv_heads > 1
+        if self.arch.keys_as_values:  # one product makes both (Gemma 4)
+            queries, keys = tape.split("q, k", self.column("linear_qkv", n, of(q=1, kv=1), weight), [q, kv])
+            return self.in_groups(queries, "q", self.arch.grouped), keys, keys, None
         if not self.arch.output_gate:
             joined = self.column("linear_qkv", n, of(q=1, kv=2), weight)
             queries, keys, values = tape.split("q, k, v", joined, [q, kv, kv])
@@ -220,8 +228,12 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace, Megatron
 
         An MLP's norm is a part of its first product.
         """
-        if self.spec.mlp == "dense":
-            return self.added(x, self.part("mlp", x, lambda x: self.mlp(self.normed(x, norm), of(i=1))), "mlp")
+        after = self.arch.norms.mlp_output
+        if self.spec.mlp == "dense" or self.arch.experts_beside:
+            y = self.part("mlp", x, lambda x: self.mlp(self.normed(x, norm), of(i=1)))
+            if self.spec.mlp == "experts":
+                y = self.routed_beside(x, y)
+            return self.added(x, self.normed(y, after) if after else y, "mlp")
         first = len(self.tape.ops)
         n = self.normed(x, norm)
         end = len(self.tape.ops)
@@ -260,6 +272,8 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace, Megatron
 
     def activated(self, pair: Tensor, inner: Size, name: str) -> Tensor:
         """The activation as one kernel; a plain gated one is two operations, and keeps the activated half, too."""
+        if self.arch.gated and self.arch.activation != "silu":
+            return self.plain_gate(pair, inner, name)
         if not (self.arch.unfused and self.arch.gated):
             return self.tape.op(f"{name}: activation", [pair], inner, BF16, saves=[pair])
         gate, up = self.tape.split(f"{name}: gate, up", pair, [inner, inner])

@@ -24,10 +24,10 @@ class MegatronExperts(MegatronLinears):
         """A size for each token and expert that it is sent to, of the tokens that this rank's router sees."""
         return Size({symbol: times * self.run.share})
 
-    def experts(self, x: Tensor) -> Tensor:
-        """From the norm's output to the experts' weighted sum."""
+    def experts(self, x: Tensor, routed_by: Tensor | None = None) -> Tensor:
+        """From the norm's output to the experts' weighted sum; the router may read another tensor than they."""
         tape, received = self.tape, self.arch.expert_tensor * self.run.imbalance
-        probabilities = self.route(x)
+        probabilities = self.route(routed_by or x)
         places = [Tensor(self.picked("k"), INDEX), Tensor(self.picked("k"), INDEX)]
         sent = tape.op("experts: permute", [x, probabilities], self.picked(routed(self.arch)), BF16, saves=places)
         got = self.picked(routed(self.arch), self.run.imbalance)
@@ -62,7 +62,12 @@ class MegatronExperts(MegatronLinears):
         chosen = tape.op("router: top k", [logits], best, BF16, saves=[Tensor(best, INDEX), scores])
         weighed = tape.op("router: softmax", [chosen], best, FP32, saves_out=True)
         maps = [Tensor(each, 1), Tensor(each, BF16)]
-        return tape.op("router: scatter", [weighed], each, BF16, saves=maps)
+        probabilities = tape.op("router: scatter", [weighed], each, BF16, saves=maps)
+        if not self.arch.experts_beside:
+            return probabilities
+        scale = self.trained_elements("per_expert_scale")
+        saves = self.kept(probabilities)
+        return tape.op("router: scale of expert", [probabilities], each, BF16, saves=saves, weight=scale)
 
     def multiplied(self, tokens: Tensor, whole: Size, received: float) -> Tensor:
         """Two grouped products with the activation between, which weighs each token.
@@ -83,7 +88,9 @@ class MegatronExperts(MegatronLinears):
                        multiplies=True)  # fmt: skip
         pair = self.adapted_by("experts_linear_fc1", tokens, pair, low)
         first_op = len(tape.ops)
-        if self.arch.gated:
+        if self.arch.gated and self.arch.activation != "silu":
+            act = self.weighed_apart(self.plain_gate(pair, inner, "experts"), inner, weight)
+        elif self.arch.gated:
             read = self.clamped(pair, inner) if self.arch.experts_clamped else pair
             act = tape.op("experts: activation", [read], inner, BF16, saves=[read, *weight])
         else:
@@ -96,6 +103,21 @@ class MegatronExperts(MegatronLinears):
         out = self.adapted_by("experts_linear_fc2", act, out, low)
         self.behind("moe_act", first_op, end, weight)
         return self.with_bias(out, weight) if self.arch.expert_bias else out
+
+    def plain_gate(self, pair: Tensor, inner: Size, owner: str) -> Tensor:
+        """A gated activation that no kernel fuses (`mlp.py`, `glu`): a copy of the ups, to which a number is added.
+
+        Backward needs the gate's half of the product, the activated gate and that copy.
+        """
+        gate, up = self.tape.split(f"{owner}: gate, up", pair, [inner, inner])
+        activated = self.tape.op(f"{owner}: activation", [gate], inner, BF16, saves=[gate])
+        up = self.tape.op(f"{owner}: offset", [up], inner, BF16, aliases=[up])
+        return self.tape.op(f"{owner}: product", [activated, up], inner, BF16, saves=[activated, up])
+
+    def weighed_apart(self, act: Tensor, inner: Size, weight: list[Tensor]) -> Tensor:
+        """The product with the router's probabilities, in fp32 as these are, and cast back."""
+        wide = self.tape.op("experts: weigh", [act], inner, FP32, saves=[act, *weight])
+        return self.tape.op("experts: to bf16", [wide], inner, BF16)
 
     def weighed_before(self, tokens: Tensor, received: float) -> Tensor:
         """What experts read, weighed before them in fp32 (`moe_apply_probs_on_input`): their outputs' weights are 1."""

@@ -321,7 +321,7 @@ def test_stored_peaks_of_megatrons_own_tests() -> None:
 
 def test_plain_layers_keep_an_activated_half_more_and_cosines_of_each_position() -> None:
     """Gated: 2·i of silu's output beside pair and product; a cosine and a sine of D for queries and for keys, 2 B."""
-    gated = replace(GPT, gated=True, norm="rms", norm_bias=False, residual_dropout=False)
+    gated = replace(GPT, gated=True, activation="silu", norm="rms", norm_bias=False, residual_dropout=False)
     turned = replace(gated, positions=0, specs=(LayerSpec(),) * 12)
     plain = replace(turned, modeling="megatron-plain")
     assert saved(plain) - saved(turned) == 2 * gated.intermediate + 8 * gated.head_dim

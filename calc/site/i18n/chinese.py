@@ -2151,6 +2151,12 @@ REFUSALS = {
     "true; sequences are cut without their padding": "true；序列去掉填充后再切",
     "{allowed?}; not modelled": "{allowed}；没有模拟",
     "a list; not modelled": "一个列表；没有模拟",
+    "own for layers that borrow keys or have inputs of their own; not modelled": (
+        "有借用键或自己输入的层时为 own；没有模拟"
+    ),
+    "a divisor of the {n} key heads of some layers": "部分层的 {n} 个键头的约数",
+    "a divisor of the {n} groups of its state spaces": "状态空间 {n} 个组的约数",
+    "a divisor of the {n} heads of its state spaces": "状态空间 {n} 个头的约数",
     "{allowed?}; not modelled there": "{allowed}；那里没有模拟",
     "none; generation is not modelled there": "none；那里没有模拟生成",
     "full, or with trainer torchtitan its chunks": "full，或用 trainer torchtitan 的分块",

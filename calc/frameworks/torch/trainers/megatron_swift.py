@@ -51,6 +51,7 @@ ADAPTERS = Table(
 HANDED = {"dpo": 2, "kto": 4}
 # since when layers and adapters are mcore-bridge's: the first matrix beside a cut linear sees a rank's own positions
 BRIDGE = "4"
+GEMMA = ("gemma4_text", "gemma4")  # families whose layers are mcore-bridge's (1.6.5 `model/mm_gpts/gemma4.py`)
 
 
 def modelled(arch: Architecture, version: str, depths: int = 0) -> Architecture:
@@ -62,7 +63,7 @@ def modelled(arch: Architecture, version: str, depths: int = 0) -> Architecture:
     linear = "" if bridged else f"megatron-swift from {BRIDGE} on; before, ranks did not share it: not modelled"
     own = megatron_core.modelled(
         arch, "trainer", "own", given="megatron-swift", linear=linear, by_head=True,
-        adapters="own" if bridged else "whole", towers=True,
+        adapters="own" if bridged else "whole", towers=True, further=GEMMA if bridged else (),
     )  # fmt: skip
     return megatron_core.with_depths(own, depths)
 
