@@ -839,6 +839,8 @@ def depths_fault(s: Scenario) -> Refusal | None:
         return None
     if s.trainer not in MEGATRON:
         return Refusal(field, f"{asked} with {_loop(s)}", "null; not modelled")
+    if s.architecture.ssm:  # whose depths have several layers, which may be the same in each
+        return Refusal(field, f"{asked} for the family {s.architecture.family}", "null; not modelled")
     if s.lora and s.lora.targets == "all-linear":  # which has one beside what joins both streams, too
         return Refusal("lora.targets", f"'all-linear' with mtp_num_layers = {asked}", "a list; not modelled")
     if s.data_parallel_sharding_strategy != "no_shard":

@@ -19,6 +19,8 @@ FAMILIES = (
 )  # fmt: skip
 # and those whose attention is a gated delta rule in most layers (`experimental_attention_variant gated_delta_net`)
 LINEAR = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+# and those whose layers are one block each, many of them state spaces (`models/hybrid`)
+HYBRID = ("nemotron_h",)
 SEEING = ("qwen3_5_text", "qwen3_5_moe_text", "llama4_text")  # of which checkpoints have a vision tower
 # Families whose language model has the layers of one of those, behind a vision tower that mcore-bridge leaves as
 # Transformers has it: whole, in 16 bits, on each rank of the first stage (1.6.5 `model/mm_gpts/utils.py`,
@@ -58,7 +60,8 @@ def modelled(
         raise ConfigError(
             field, given, f"{other} for layers that borrow keys or have inputs of their own; not modelled"
         )
-    specs = tuple(spec._replace(slides=False) for spec in arch.specs)
+    # mcore-bridge 1.6.5 `config/parser.py`: position_embedding_type none where layers are state spaces
+    specs = tuple(spec._replace(slides=False, rotated=spec.rotated and not arch.ssm) for spec in arch.specs)
     delta = arch.delta and replace(arch.delta, by_head=by_head)
     return replace(arch, modeling=layers, adapters=adapters, sliding_window=None, specs=specs, delta=delta)
 

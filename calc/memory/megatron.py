@@ -246,7 +246,7 @@ class MegatronLayer(MegatronBeside, MegatronDelta, MegatronStateSpace, MegatronS
         shared = None
         if self.arch.shared_experts:
             shared = self.part("shared_experts", n, self.shared)
-        y = self.experts(n)
+        y = self.latent_experts(n) if self.arch.latent_experts else self.experts(n)
         if shared:
             y = self.tape.op("experts: add shared", [y, shared], self.stream, BF16, aliases=[y, shared])
         return y

@@ -13,6 +13,7 @@ from calc.autograd.tape import Size, Tensor
 from calc.memory.megatron_adapters import BF16
 from calc.memory.megatron_linears import MegatronLinears
 from calc.memory.run import routed
+from calc.models.architecture import LATENT
 
 FP32, INDEX = 4, 8
 
@@ -24,8 +25,18 @@ class MegatronExperts(MegatronLinears):
         """A size for each token and expert that it is sent to, of the tokens that this rank's router sees."""
         return Size({symbol: times * self.run.share})
 
-    def experts(self, x: Tensor, routed_by: Tensor | None = None) -> Tensor:
-        """From the norm's output to the experts' weighted sum; the router may read another tensor than they."""
+    def latent_experts(self, x: Tensor) -> Tensor:
+        """Experts of a width of their own, between two products that no rank shares; the router reads the stream."""
+        first, last = LATENT
+        own = Size({"l": self.run.share})
+        y = self.experts(self.whole_product(first, x, own, first), x, own)
+        return self.whole_product(last, y, self.stream, last)
+
+    def experts(self, x: Tensor, routed_by: Tensor | None = None, out: Size | None = None) -> Tensor:
+        """From the norm's output to the experts' weighted sum; the router may read another tensor than they.
+
+        `out`: the width of the sum, if not the stream's.
+        """
         tape, received = self.tape, self.arch.expert_tensor * self.run.imbalance
         probabilities = self.route(routed_by or x)
         places = [Tensor(self.picked("k"), INDEX), Tensor(self.picked("k"), INDEX)]
@@ -46,7 +57,7 @@ class MegatronExperts(MegatronLinears):
         tape.returns(sent, there)
         # `index_add_`, which is deterministic, keeps what it adds; `scatter_add_` does not (`unpermute`)
         added = [back] if self.run.deterministic else []
-        return tape.op("experts: unpermute", [back], self.stream, BF16, saves=added)
+        return tape.op("experts: unpermute", [back], out or self.stream, BF16, saves=added)
 
     def route(self, x: Tensor) -> Tensor:
         """The router: a number for each token and expert, the best of them, and the load-balancing loss's scores.

@@ -20,6 +20,7 @@ from calc.models.architecture import (
     tensors,
     vision_tensors,
 )
+from calc.models.architecture import LATENT as LATENT_EXPERTS
 
 # Megatron-core's linears by those of a checkpoint that it joins in one; latent attention's queries are `LATENT`
 JOINED: Mapping[str, str] = {
@@ -36,11 +37,13 @@ JOINED: Mapping[str, str] = {
     "gate_up_proj": "linear_fc1",
     "down_proj": "linear_fc2",
     **dict.fromkeys(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"), "in_proj"),
+    "in_proj": "in_proj",
     "out_proj": "out_proj",
+    **{name: name for name in LATENT_EXPERTS},
 }
 LATENT = {"q_proj": "linear_q_proj"}
 BY_INPUTS = ("linear_proj", "linear_fc2", "out_proj")  # linears that tensor-parallel ranks cut by their inputs
-UNCUT = ("linear_q_down_proj", "linear_kv_down_proj")
+UNCUT = ("linear_q_down_proj", "linear_kv_down_proj", *LATENT_EXPERTS)
 PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")  # of an adapter; only DoRA has the last
 HEAD = "lm_head"  # a linear below no layer, which is adapted where it is named alone
 NORMS = "all-norm"  # every norm of the model, as ms-swift names them (4.6 `swift/pipelines/train/tuner.py`)

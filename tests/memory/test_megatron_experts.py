@@ -49,6 +49,12 @@ def test_clamped_gates_and_ups_are_kept_before_and_after_they_are_joined() -> No
     assert saved(replace(MOE, experts_clamped=True)) - saved(MOE) == 4 * 2 * 256
 
 
+def test_experts_of_a_width_of_their_own_stand_between_two_products() -> None:
+    """Nemotron 3: what experts read is of l, not of h; the second product keeps their sum, 2·l; the first and the
+    router read one tensor."""
+    assert saved(replace(MOE, latent_experts=128)) - saved(MOE) == 2 * 2 * (128 - 512) + 2 * 128
+
+
 def test_biases_of_experts_are_weighed_in_fp32() -> None:
     """`_apply_bias`: the output, each expert's part and all parts joined: 2·k·h and twice 4·k·h, and nothing kept."""
     biased = activations.layer(Run(replace(MOE, expert_bias=True)), SPEC)

@@ -23,7 +23,8 @@ TASKS = ("pretrain", "sft")
 
 def modelled(arch: Architecture, depths: int = 0) -> Architecture:
     """The model as Megatron-core has it, with `depths` of multi-token prediction."""
-    return megatron_core.with_depths(megatron_core.modelled(arch, "trainer", "own"), depths)
+    own = megatron_core.modelled(arch, "trainer", "own", further=megatron_core.HYBRID)
+    return megatron_core.with_depths(own, depths)
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
