@@ -102,7 +102,7 @@ def architecture(a: Mapping[str, Any]) -> Architecture:
         mla=low,
         ssm=state_space(a) if mixed else None,
         norms=Norms("norm", mlp="") if mixed else BEFORE,
-        activation="gelu",
+        activation="silu" if gated else "gelu",
         residual_dropout=dropped,
         embedding_dropout=dropped,
         attention_dropout=a.get("attention-dropout", 0.1) > 0,

@@ -21,7 +21,7 @@ SWITCHES = {
 IGNORED = re.compile(
     r"^lr|min_lr|warmup|output|save|logging|eval|report_to|wandb|dataset|epoch|iters|seed|num_proc|num_workers|finetune|"
     r"weight_decay|adam_|clip_grad|use_hf|load|system|model_author|model_name|merge_lora|lora_alpha|beta|rpo_alpha|"
-    r"loss_type|(?:un)?desirable_weight|center_rewards|moe_(?:permute|grouped|shared|aux|router|z_loss)|attention_backend|"
+    r"loss_type|(?:un)?desirable_weight|center_rewards|moe_(?:permute|grouped|shared|aux|router|z_loss)|"
     r"log_|tensorboard|use_precision_aware|columns|truncation|stream|shuffle"
 )
 
@@ -52,6 +52,8 @@ def fields(flags: Flags) -> dict[str, Any]:
         ),
         "loss": None if fused is None else "fused" if fused else "full",
         "roles.reference.model": flags.text("ref_model"),
+        "mtp_num_layers": flags.integer("mtp_num_layers"),
+        "attention": {"unfused": "eager"}.get(flags.text("attention_backend") or ""),
         **_eight_bits(flags),
         **_hosted(flags),
         **_adapters(flags),

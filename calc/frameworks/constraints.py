@@ -831,13 +831,18 @@ def _loop(s: Scenario) -> str:
 def depths_fault(s: Scenario) -> Refusal | None:
     """The reason why no further tokens are predicted as is asked for, in one line, or None.
 
-    slime and verl build no such layers unless asked (`--mtp-num-layers`, `model.mtp.enable`), and so ms-swift.
+    slime and verl build no such layers unless asked (`--mtp-num-layers`, `model.mtp.enable`). ms-swift's `all-linear`
+    is every linear of Transformer Engine's but the head (3.12 `swift/megatron/utils/utils.py`, `find_all_linears`).
     """
     field, asked = "mtp_num_layers", s.mtp_num_layers
     if asked is None:
         return None
-    if s.trainer != "megatron":
+    if s.trainer not in MEGATRON:
         return Refusal(field, f"{asked} with {_loop(s)}", "null; not modelled")
+    if s.architecture.ssm:  # whose depths have several layers, which may be the same in each
+        return Refusal(field, f"{asked} for the family {s.architecture.family}", "null; not modelled")
+    if s.lora and s.lora.targets == "all-linear":  # which has one beside what joins both streams, too
+        return Refusal("lora.targets", f"'all-linear' with mtp_num_layers = {asked}", "a list; not modelled")
     if s.data_parallel_sharding_strategy != "no_shard":
         return Refusal(field, f"{asked} with Megatron-FSDP", "null; not modelled")
     return None

@@ -13,14 +13,19 @@ from calc.models.architecture import Architecture, ConfigError
 from calc.scenario.scenario import Scenario
 
 # families whose layers are Megatron-core's own, by number and order of their tensors
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3",
+    "glm4_moe", "gpt_oss", "llama4_text",
+)  # fmt: skip
 # and those whose attention is a gated delta rule in most layers (`experimental_attention_variant gated_delta_net`)
 LINEAR = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-SEEING = ("qwen3_5_text", "qwen3_5_moe_text")  # of which checkpoints have a vision tower
+# and those whose layers are one block each, many of them state spaces (`models/hybrid`)
+HYBRID = ("nemotron_h",)
+SEEING = ("qwen3_5_text", "qwen3_5_moe_text", "llama4_text")  # of which checkpoints have a vision tower
 # Families whose language model has the layers of one of those, behind a vision tower that mcore-bridge leaves as
 # Transformers has it: whole, in 16 bits, on each rank of the first stage (1.6.5 `model/mm_gpts/utils.py`,
 # `HuggingFaceVit`, and `model/mm_gpt_model.py`)
-TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "internvl")
+TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "internvl", "llama4")
 
 
 @lru_cache(maxsize=64)  # a search asks for each way of cutting a model
@@ -35,23 +40,38 @@ def modelled(
     by_head: bool = False,
     adapters: Literal["own", "whole", "shared"] = "own",
     towers: bool = False,
+    further: tuple[str, ...] = (),
 ) -> Architecture:
     """The model as Megatron-core has it: fused projections and norms, attention without a window.
 
     `linear`: the first release whose linear attention was read, if an older one runs; `by_head`: it is mcore-bridge's.
-    `adapters`: see `Architecture`. `towers`: its models may see.
+    `adapters`: see `Architecture`. `towers`: its models may see. `further`: families
+    whose layers are a library's own on Megatron-core.
     Raises ConfigError for a model with layers that were not read: of `field`, by whose value `given` Megatron trains
     and whose value would have to be `other`.
     """
     if linear and arch.delta:
         raise ConfigError(field, given, f"{other} for the family {arch.family}, or {linear}")
-    families = (*FAMILIES, *LINEAR, *(TOWERS if towers else ()))
+    families = (*FAMILIES, *LINEAR, *(TOWERS if towers else ()), *further)
     if arch.family not in families:
         known = f"Megatron-core's layers are modelled for {', '.join(families)}"
         raise ConfigError(field, given, f"{other} for the family {arch.family}; {known}")
-    specs = tuple(spec._replace(slides=False) for spec in arch.specs)
+    if arch.layer_inputs or any(spec.borrows for spec in arch.specs):
+        raise ConfigError(
+            field, given, f"{other} for layers that borrow keys or have inputs of their own; not modelled"
+        )
+    # mcore-bridge 1.6.5 `config/parser.py`: position_embedding_type none where layers are state spaces
+    specs = tuple(spec._replace(slides=False, rotated=spec.rotated and not arch.ssm) for spec in arch.specs)
     delta = arch.delta and replace(arch.delta, by_head=by_head)
     return replace(arch, modeling=layers, adapters=adapters, sliding_window=None, specs=specs, delta=delta)
+
+
+def with_depths(arch: Architecture, depths: int) -> Architecture:
+    """The model with `depths` of multi-token prediction, whose layers are of the last one's kind.
+
+    Megatron-LM d98e8a64dd `megatron/core/models/gpt/gpt_layer_specs.py`, `get_gpt_mtp_block_spec`.
+    """
+    return replace(arch, depths=arch.specs[-1:] * depths) if depths else arch
 
 
 def computed(s: Scenario) -> str:

@@ -74,6 +74,10 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option("--recompute_method", "uniform")
         yield option("--recompute_num_layers", 1)
     yield option("--cross_entropy_loss_fusion", s.loss == "fused")
+    if s.attention == "eager":
+        yield option("--attention_backend", "unfused")
+    if s.mtp_num_layers:
+        yield option("--mtp_num_layers", s.mtp_num_layers)
     hosted = s.offload.optimizer or s.offload.fraction > 0
     yield option("--optimizer_cpu_offload", hosted)
     if hosted:

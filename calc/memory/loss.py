@@ -56,9 +56,9 @@ class Head(Program):
         if self.arch.logits_scaled:
             x = self.tape.op("logits: scale", [x], x.width, x.b)
         if self.arch.softcap_logits and not path.caps:
-            x = self.tape.op("logits: over cap", [x], whole, x.b)
-            x = self.tape.op("logits: tanh", [x], whole, x.b, saves_out=True)
-            x = self.tape.op("logits: times cap", [x], whole, x.b)
+            x = self.tape.op("logits: over cap", [x], x.width, x.b)
+            x = self.tape.op("logits: tanh", [x], x.width, x.b, saves_out=True)
+            x = self.tape.op("logits: times cap", [x], x.width, x.b)
         self.tape.returns(self.input)
         if self.run.sequences:
             self.tape.hold(self.input)  # `last_hidden_state`, which the head itself keeps where it is not gathered

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
 from calc.memory.megatron_adapters import BF16
+from calc.memory.megatron_beside import MegatronBeside
 from calc.memory.megatron_delta import MegatronDelta
-from calc.memory.megatron_experts import MegatronExperts
-from calc.memory.megatron_linears import MASK
+from calc.memory.megatron_scores import MegatronScores
 from calc.memory.megatron_ssm import MegatronStateSpace
 
 
-class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
+class MegatronLayer(MegatronBeside, MegatronDelta, MegatronStateSpace, MegatronScores):
     """Writes one of Megatron-core's layers, or its final norm."""
 
     def layer(self) -> Tape:
@@ -29,7 +29,7 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
             x = self.mixed(x, norms.attention)
         if self.spec.mlp != "none":
             self.feed_forward(x, norms.mlp)
-        return self.tape
+        return self.tape.renamed(self.marks)
 
     def mixed(self, x: Tensor, norm: str) -> Tensor:
         """The block in which positions see each other, from the residual stream to the residual stream."""
@@ -54,22 +54,30 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
         n = self.normed(x, norm)
         queries, keys, values, gate = self.projected(n)
         tape.returns(n)
-        plain = not (self.arch.grouped or self.arch.qk_norm or self.spec.rotated)
-        if self.arch.qk_norm:
+        normed = self.arch.qk_norm not in ("", "bare") or (self.arch.qk_norm == "bare" and self.spec.rotated)
+        if normed:  # before the rotation, which leaves the length of what has no weights as it is (Llama 4)
             queries, keys = self.head_norm(queries, "q_norm", of(H=1)), self.head_norm(keys, "k_norm", of(K=1))
+        if self.arch.values_normed:
+            values = self.values_norm(values)
         if self.spec.rotated:
             queries, keys = self.rotated(queries, "q"), self.rotated(keys, "k")
-        if self.run.kernel == "eager":
+        if self.run.whole_scores:
             context = self.unfused(queries, keys, values)
         else:
-            if not plain:
+            if self.arch.grouped or normed or self.spec.rotated:
                 # only where all three still lie in one tensor as the kernels know it (`get_qkv_layout`, sbh3d)
-                keys, values = self.apart(keys, "k", self.arch.qk_norm or self.spec.rotated), self.apart(values, "v")
+                keys = self.apart(keys, "k", normed or self.spec.rotated)
+                values = self.apart(values, "v", self.arch.values_normed)
             context = self.fused(queries, keys, values)
         if gate:
             # one compiled kernel with a sigmoid in fp32 (`_apply_output_gate`)
             context = tape.op("attention: gate", [context, gate], of(q=1), BF16, saves=[context, gate])
         y = self.row("linear_proj", context, self.trained_elements("o_proj"))
+        if after := self.arch.norms.attention_output:
+            y = self.normed(y, after)
+        if self.arch.o_bias and self.arch.expert_bias:
+            # by itself, as experts' biases go with no fused kernel (`bias_dropout_fusion` of `TEGroupedMLP`)
+            y = self.tape.op("attention: bias", [y], self.stream, BF16, aliases=[y])
         return self.added(x, y, "attention")
 
     def projected(self, n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -80,6 +88,9 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
         """
         tape, q, kv = self.tape, of(q=1), of(kv=1)
         weight, heads = self.trained_elements("q_proj", "k_proj", "v_proj"), self.arch.kv_heads > 1
+        if self.arch.keys_as_values:  # one product makes both (Gemma 4)
+            queries, keys = tape.split("q, k", self.column("linear_qkv", n, of(q=1, kv=1), weight), [q, kv])
+            return self.in_groups(queries, "q", self.arch.grouped), keys, keys, None
         if not self.arch.output_gate:
             joined = self.column("linear_qkv", n, of(q=1, kv=2), weight)
             queries, keys, values = tape.split("q, k, v", joined, [q, kv, kv])
@@ -119,7 +130,7 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
         queries, keys, values = self.up(down, compressed, rotary)
         tape.returns(n)
         end = len(tape.ops)
-        context = (self.unfused if self.run.kernel == "eager" else self.fused)(queries, keys, values)
+        context = (self.unfused if self.run.whole_scores else self.fused)(queries, keys, values)
         self.behind("mla_up_proj", first, end)
         y = self.row("linear_proj", context, self.trained_elements("o_proj"))
         self.behind("layernorm", begins, normed)
@@ -143,11 +154,6 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
         queries = tape.op("q: rotate", [q], of(q=1), BF16)
         keys = tape.op("k: join", [kv, rotary], of(q=1), BF16)
         return queries, keys, self.apart(tape.op("v", [kv], of(o=1), BF16, view=True), "v")
-
-    @property
-    def context(self) -> Size:
-        """The width of attention's output over all heads."""
-        return of(o=1) if self.arch.mla else of(q=1)
 
     def rotated(self, x: Tensor, name: str) -> Tensor:
         """Rotation in one kernel; the plain one joins sequences again, and keeps a cosine and a sine of each position.
@@ -217,29 +223,17 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
             return both * (2 * n) + q.size + out * 2, both * (4 * n) + q.size * 2 + out * 2
         return both * n + self.context * (BF16 * n), both * 5 + q.size
 
-    def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Scores, a fused softmax that keeps its output, dropout, and the product with the values.
-
-        Keys and values are written out for every query where heads share them.
-        """
-        tape, scores = self.tape, Size({"H·S": 1})
-        if self.arch.grouped:
-            k, v = (tape.op(f"{n}: repeat", [t], of(q=1), BF16) for n, t in (("k", k), ("v", v)))
-        x = tape.op("scores", [q, k], scores, BF16, saves=[q, k])
-        p = tape.op("softmax", [x], scores, BF16, saves_out=True)
-        tape.returns(x)
-        if self.run.training and self.arch.attention_dropout:
-            p = tape.op("probabilities: dropout", [p], scores, BF16, saves=[Tensor(scores, MASK)])
-        mixed = tape.op("values", [p, v], self.context, BF16, saves=[p, v])
-        return tape.op("attention: contiguous", [mixed], self.context, BF16)
-
     def feed_forward(self, x: Tensor, norm: str) -> Tensor:
         """The MLP block, from the residual stream to the residual stream: an MLP, or routed experts, and shared ones.
 
         An MLP's norm is a part of its first product.
         """
-        if self.spec.mlp == "dense":
-            return self.added(x, self.part("mlp", x, lambda x: self.mlp(self.normed(x, norm), of(i=1))), "mlp")
+        after = self.arch.norms.mlp_output
+        if self.spec.mlp == "dense" or self.arch.experts_beside:
+            y = self.part("mlp", x, lambda x: self.mlp(self.normed(x, norm), of(i=1)))
+            if self.spec.mlp == "experts":
+                y = self.routed_beside(x, y)
+            return self.added(x, self.normed(y, after) if after else y, "mlp")
         first = len(self.tape.ops)
         n = self.normed(x, norm)
         end = len(self.tape.ops)
@@ -252,7 +246,7 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
         shared = None
         if self.arch.shared_experts:
             shared = self.part("shared_experts", n, self.shared)
-        y = self.experts(n)
+        y = self.latent_experts(n) if self.arch.latent_experts else self.experts(n)
         if shared:
             y = self.tape.op("experts: add shared", [y, shared], self.stream, BF16, aliases=[y, shared])
         return y
@@ -278,6 +272,8 @@ class MegatronLayer(MegatronExperts, MegatronDelta, MegatronStateSpace):
 
     def activated(self, pair: Tensor, inner: Size, name: str) -> Tensor:
         """The activation as one kernel; a plain gated one is two operations, and keeps the activated half, too."""
+        if self.arch.gated and self.arch.activation != "silu":
+            return self.plain_gate(pair, inner, name)
         if not (self.arch.unfused and self.arch.gated):
             return self.tape.op(f"{name}: activation", [pair], inner, BF16, saves=[pair])
         gate, up = self.tape.split(f"{name}: gate, up", pair, [inner, inner])

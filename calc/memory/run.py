@@ -145,7 +145,7 @@ class Run:
         arch = self.arch.at(spec)
         if arch is self.arch:
             return self
-        large = self.kernel in ("flash", "math") and arch.head_dim > SDPA_FLASH_HEAD
+        large = self.kernel in ("flash", "math") and arch.head_dim > SDPA_FLASH_HEAD and not arch.megatron
         return replace(self, arch=arch, kernel="efficient" if large else self.kernel)
 
     def alone(self, spec: LayerSpec) -> Run:

@@ -20,6 +20,7 @@ from calc.models.architecture import (
     tensors,
     vision_tensors,
 )
+from calc.models.architecture import LATENT as LATENT_EXPERTS
 
 # Megatron-core's linears by those of a checkpoint that it joins in one; latent attention's queries are `LATENT`
 JOINED: Mapping[str, str] = {
@@ -36,11 +37,13 @@ JOINED: Mapping[str, str] = {
     "gate_up_proj": "linear_fc1",
     "down_proj": "linear_fc2",
     **dict.fromkeys(("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"), "in_proj"),
+    "in_proj": "in_proj",
     "out_proj": "out_proj",
+    **{name: name for name in LATENT_EXPERTS},
 }
 LATENT = {"q_proj": "linear_q_proj"}
 BY_INPUTS = ("linear_proj", "linear_fc2", "out_proj")  # linears that tensor-parallel ranks cut by their inputs
-UNCUT = ("linear_q_down_proj", "linear_kv_down_proj")
+UNCUT = ("linear_q_down_proj", "linear_kv_down_proj", *LATENT_EXPERTS)
 PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")  # of an adapter; only DoRA has the last
 HEAD = "lm_head"  # a linear below no layer, which is adapted where it is named alone
 NORMS = "all-norm"  # every norm of the model, as ms-swift names them (4.6 `swift/pipelines/train/tuner.py`)
@@ -112,7 +115,7 @@ def megatron_linears(arch: Architecture, spec: LayerSpec) -> tuple[Linear, ...]:
         above, _, name = t.name.partition(".*.")[2].removesuffix(".weight").rpartition(".")
         if t.kind not in ("linear", "expert") or name not in names:
             continue
-        outputs, inputs = t.shape[-2:]
+        outputs, inputs = t.shape[-2:] if t.kind == "linear" or not arch.experts_input_first else t.shape[:-3:-1]
         whole = f"{above}.{names[name]}"
         before = found[whole].outputs if whole in found else 0
         experts = t.shape[0] if t.kind == "expert" else 0
@@ -206,7 +209,7 @@ def vision_matrices(arch: Architecture, rank: int, part: Seeing) -> tuple[Tensor
 @lru_cache(maxsize=4096)
 def _lora_elements(arch: Architecture, rank: int, targets: str | tuple[str, ...]) -> int:
     """The elements of both matrices, over every Linear that `targets` names."""
-    layers = (*layer_kinds(arch), *[(CROSSING, arch.passed)] * (arch.passed > 0))
+    layers = (*layer_kinds(arch), *[(spec, 1) for spec in arch.depths], *[(CROSSING, arch.passed)] * (arch.passed > 0))
     found = [(count, linear) for spec, count in layers for linear in adaptable(arch, spec)]
     names = adaptable_names(arch)
     if isinstance(targets, str) and targets != "all-linear":

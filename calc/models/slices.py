@@ -38,10 +38,10 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         (arch.ssm and not megatron, "with state spaces"),
         (arch.conv, "with convolutions"),
         (arch.positions and not megatron, "with learned positions"),
-        (arch.broad, "whose layers have heads of two sizes"),
+        (arch.broad and not megatron, "whose layers have heads of two sizes"),
         (arch.varied, "whose MLPs are of several widths"),
         (arch.delta and not megatron, "whose linear attention is gathered again"),
-        (arch.attention_sinks or arch.slopes or arch.lightning, "whose attention stays whole"),
+        ((arch.attention_sinks and not megatron) or arch.slopes or arch.lightning, "whose attention stays whole"),
         (arch.shared_experts and not megatron, "with shared experts"),
         (arch.altup or arch.hyper, "whose residual stream is of several"),
         (arch.vision and not megatron, "whose vision tower stays whole"),
@@ -57,8 +57,11 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         name = uneven[0]
         raise ConfigError("tensor_parallel", ranks, f"a divisor of the model's {name} = {getattr(arch, name)}")
     cut = {name: getattr(arch, name) // ranks for name in widths}
+    if arch.broad and arch.broad.kv_heads % ranks:
+        raise ConfigError("tensor_parallel", ranks, f"a divisor of the {arch.broad.kv_heads} key heads of some layers")
+    broad = arch.broad and arch.broad._replace(kv_heads=arch.broad.kv_heads // ranks)
     cut_delta, cut_ssm = arch.delta and _heads(arch.delta, ranks), arch.ssm and _groups(arch.ssm, ranks)
-    return replace(arch, ranks=ranks, delta=cut_delta, ssm=cut_ssm, **cut)
+    return replace(arch, ranks=ranks, delta=cut_delta, ssm=cut_ssm, broad=broad, **cut)
 
 
 def _groups(ssm: Ssm, ranks: int) -> Ssm:

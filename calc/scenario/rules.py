@@ -216,7 +216,8 @@ def seen(images: Images, values: Mapping[str, Any], tower: Tower) -> None:
         if tower.edge and f"images.{name}" in values and not (name == "frames" and tower.most):
             allowed = f"nothing; every image is resized to {tower.edge} pixels a side"
             raise Objection(Refusal(f"images.{name}", values[f"images.{name}"], allowed))
-    if values["attention"] == "eager":
+    # Megatron-core's attention is its layers' alone, and a tower has Transformers' default
+    if values["attention"] == "eager" and values["sharding"] != "megatron":
         raise Objection(Refusal("attention", "'eager' with images", "flash, sdpa; the tower's scores are not modelled"))
     if values["context_parallel"] > 1:
         raise Objection(Refusal("context_parallel", f"{values['context_parallel']} with images", "1; not modelled"))

@@ -98,6 +98,8 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
     match attention:
         case _ if arch.compressed:  # `_supports_sdpa`, `_supports_flash_attn` of `DeepseekV4PreTrainedModel`
             return "eager"
+        case "eager" if arch.megatron:  # whose rows are padded to a batch's longest: seldom a multiple of 8
+            return "math"
         case "eager" | "flash":
             return attention
         case "sdpa" if arch.attention_sinks or arch.slopes or arch.wide_scores:
@@ -115,7 +117,7 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
 @lru_cache(maxsize=1024)
 def adapter_tensors(arch: Architecture, adapter: Adapter) -> tuple[Tensor, ...]:
     """LoRA's two matrices beside each adapted linear, the head's first."""
-    rank, targets, kinds = adapter.rank, adapter.targets, layer_kinds(arch)
+    rank, targets, kinds = adapter.rank, adapter.targets, (*layer_kinds(arch), *[(spec, 1) for spec in arch.depths])
     layers = [t for spec, n in kinds for t in adapter_matrices(arch, spec, rank, targets, n * adapter.count)]
     return (*head_matrices(arch, rank, targets), *layers)
 

@@ -170,6 +170,20 @@ def test_an_older_command_of_megatron_swift_has_names_of_its_own() -> None:
     assert not found.unread
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--attention_backend unfused --padding_free false", {"attention": "eager", "padding_free": False}),
+        ("--attention_backend flash", {}),
+        ("--tuner_type lora --target_modules linear_qkv --mtp_num_layers 1", {"mtp_num_layers": 1}),
+    ],
+)
+def test_attention_without_a_kernel_and_further_depths_are_read_back(flags: str, said: dict[str, Any]) -> None:
+    found = read(f"megatron sft --model zai-org/GLM-4.5-Air --recompute_granularity full {flags}", CATALOG)
+    assert {"model": "glm-4.5-air", "checkpointing": "full", **said}.items() <= found.fields.items()
+    assert not found.unread and ("attention" in found.fields) is ("attention" in said)
+
+
 def test_an_older_command_names_megatrons_configuration() -> None:
     """Until 0.8 by `--config-name`, with `grad_offload` beside, which decides nothing, and overrides behind a plus."""
     text = (

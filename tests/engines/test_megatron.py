@@ -17,7 +17,7 @@ from calc.memory import activations
 from calc.memory.loss import head
 from calc.memory.megatron import MegatronLayer
 from calc.memory.optimizer import Optimizer
-from calc.memory.run import Adapter, Recipe, Run
+from calc.memory.run import Adapter, Kernel, Recipe, Run
 from calc.memory.weights import EightBits
 from calc.models.architecture import Architecture, LayerSpec, parameters, tensors
 from calc.models.lora import lora_parameters, saved_modules
@@ -180,6 +180,19 @@ def test_unfused_attention_keeps_probabilities_before_and_after_dropout() -> Non
     assert segment.saved.tokens == 34 * 512 + 16
 
 
+@pytest.mark.parametrize("kernel", ["flash", "math"])
+def test_norms_without_weights_are_where_heads_rotate(kernel: Kernel) -> None:
+    """Llama 4's, of which mcore-bridge leaves out those of layers without rotary positions (`Llama4Loader`)."""
+    llama = replace(GPT, norm="rms", norm_bias=False, kv_heads=2)
+
+    def kept(qk_norm: str, rotated: bool) -> float:
+        run = Run(replace(llama, qk_norm=qk_norm), kernel=kernel)  # type: ignore[arg-type]
+        return activations.layer(run, LayerSpec(rotated=rotated)).saved.tokens
+
+    assert kept("bare", rotated=False) == kept("", rotated=False)
+    assert kept("bare", rotated=True) == kept("heads", rotated=True) > kept("", rotated=True)
+
+
 def test_latent_attention_keeps_its_low_ranks_before_and_after_their_norms() -> None:
     """Beside the norm of the stream: 4·c_q, 4·c_kv and 2·rope with a scale of 4 each; q, k 4·q, v and output 4·o, 4·H.
 
@@ -308,7 +321,7 @@ def test_stored_peaks_of_megatrons_own_tests() -> None:
 
 def test_plain_layers_keep_an_activated_half_more_and_cosines_of_each_position() -> None:
     """Gated: 2·i of silu's output beside pair and product; a cosine and a sine of D for queries and for keys, 2 B."""
-    gated = replace(GPT, gated=True, norm="rms", norm_bias=False, residual_dropout=False)
+    gated = replace(GPT, gated=True, activation="silu", norm="rms", norm_bias=False, residual_dropout=False)
     turned = replace(gated, positions=0, specs=(LayerSpec(),) * 12)
     plain = replace(turned, modeling="megatron-plain")
     assert saved(plain) - saved(turned) == 2 * gated.intermediate + 8 * gated.head_dim

@@ -10,7 +10,7 @@ import pytest
 from calc.estimate.estimate import estimate, speed
 from calc.memory.megatron import MegatronLayer
 from calc.memory.optimizer import PrecisionAware
-from calc.models.architecture import ConfigError, LayerSpec
+from calc.models.architecture import ConfigError, LayerSpec, parameters
 from calc.models.slices import account_for, chunk, chunk_layers, part, stage
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
@@ -603,7 +603,7 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
         ({"trainer": "own", "sharding": "megatron"}, "sharding: given 'megatron' with torch, allowed: with torch and"),
         ({"framework": "trl", "trainer": "transformers", "sharding": "megatron"}, "sharding: given 'megatron'"),
         ({"framework": "openrlhf", "trainer": "own", "sharding": "megatron"}, "sharding: given 'megatron'"),
-        ({"model": "gpt-oss-20b"}, "trainer: given 'megatron', allowed: own for the family gpt_oss"),
+        ({"model": "gemma-2-9b"}, "trainer: given 'megatron', allowed: own for the family gemma2"),
         ({**HYBRID, "linear_attention": "torch"}, "linear_attention: given 'torch' with Megatron-core, allowed: fla"),
         (
             {**HYBRID, "tensor_parallel": 4, "context_parallel": 8, "gpus": 32},
@@ -619,7 +619,7 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             {"mtp_num_layers": 1, "data_parallel_sharding_strategy": "optim"},
             "mtp_num_layers: given 1 with Megatron-FSDP, allowed: null",
         ),
-        ({**SWIFT, "mtp_num_layers": 1}, "mtp_num_layers: given 1 with trainer megatron-swift, allowed: null"),
+        ({"trainer": "ms-swift", "mtp_num_layers": 1}, "mtp_num_layers: given 1 with trainer ms-swift, allowed: null"),
         (
             {**SEES, "images": {"width": 560, "height": 560, "freeze": "tower"}},
             "images.freeze: given 'tower' with trainer megatron-swift, allowed: vision; not modelled",
@@ -716,3 +716,27 @@ def test_what_is_not_modelled_is_refused_in_one_line(fields: dict[str, Any], sai
         parse(LLAMA | fields)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "whole"),
+    [
+        # 46 layers of attention 2·(96 + 8)·128·4096 with its biases (96 + 16)·128, norms, a dense MLP 3·4096·10944,
+        # in 45 of them a router, a shared expert and 128/4 routed ones of 3·4096·1408; 151,552 rows twice
+        ("glm-4.5-air", 4, 46 * (2 * (96 + 8) * 128 * 4096 + 112 * 128 + 2 * 4096) + 3 * 4096 * 10_944
+         + 45 * (128 * 4096 + 33 * 3 * 4096 * 1408) + (2 * 151_552 + 1) * 4096),
+        # 24 of attention 4·2048², biases 3·2048, norms, router and gate 61·2048, shared 3·2048·5632 and 60/4 routed
+        ("qwen1.5-moe-a2.7b", 4, 24 * (4 * 2048**2 + 5 * 2048 + 61 * 2048 + 3 * 2048 * (5632 + 15 * 1408))
+         + (2 * 151_936 + 1) * 2048),  # 151,936 rows are 1187 times 128
+        # 24 of attention 2·(64 + 8)·64·2880 with all biases and 64 sinks, router and bias, and 32/2 experts with theirs
+        ("gpt-oss-20b", 2, 24 * (2 * 72 * 64 * 2880 + 80 * 64 + 2880 + 64 + 2 * 2880 + 32 * 2881
+         + 16 * (3 * 2880**2 + 3 * 2880)) + (2 * 201_088 + 1) * 2880),
+        # 48 of attention 2·(40 + 8)·128·5120, norms, a router of 16, a shared expert and 16/4 of 3·5120·8192; the rows
+        # of 202,048, 64 added, so that 128 divide them: 1579 times
+        ("llama-4-scout", 4, 48 * (2 * 48 * 128 * 5120 + 2 * 5120 + 16 * 5120 + 5 * 3 * 5120 * 8192)
+         + (2 * 1579 * 128 + 1) * 5120),
+    ],
+)  # fmt: skip
+def test_parameters_of_a_rank_that_has_some_of_the_experts(model: str, ranks: int, whole: int) -> None:
+    s = parse(LLAMA | {"model": model, "trainer": "megatron-swift", "gpus": ranks, "expert_parallel": ranks})
+    assert parameters(part(s.architecture, 1, ranks)) == whole

@@ -272,6 +272,11 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         moe = ({"model": "qwen3-30b-a3b"},)
         yield from supervised("torch", ("sft",), *held, moe, spread)
         yield from supervised("torch", ("sft",), moe, spread, of, MACHINES, adapted[:1])
+        further = (
+            {"attention": "eager", "padding_free": False, "checkpointing": "full"},
+            {"mtp_num_layers": 2},
+        )
+        yield from supervised("torch", ("sft",), of, MACHINES, further)
     else:
         held = (METHODS, ({}, {"loss": "full"}), kept_or_not(), ({}, {"packing": True}), ({"lora.rank": 16}, {}), of)
         yield from supervised("torch", ("pretrain", "sft"), *held)

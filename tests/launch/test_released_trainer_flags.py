@@ -383,6 +383,8 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
             ("full", "uniform", 1): "full",
         }[recompute],
         "loss": "fused" if said["cross_entropy_loss_fusion"] else "full",
+        "attention": {"unfused": "eager"}.get(said.get("attention_backend", ""), "flash"),
+        "mtp_num_layers": said.get("mtp_num_layers"),
         "offload.optimizer": said["optimizer_cpu_offload"] and whole,
         "offload.fraction": 0 if whole else said.get("optimizer_offload_fraction", 0),
         "offload.masters": aware,

@@ -9,9 +9,12 @@ import pytest
 from calc.base.plan import Path
 from calc.memory import activations
 from calc.memory.loss import head
-from calc.memory.run import Run
+from calc.memory.run import Adapter, Run
 from calc.models.architecture import Architecture, LayerSpec, parameters, tensors
 from calc.models.slices import chunk, part, stage
+from calc.resolve.parse import parse
+from calc.scenario.scenario import ScenarioError
+from calc.step.placement import adapter_tensors
 
 H, V = 512, 1024
 PLAIN = Architecture(
@@ -59,3 +62,26 @@ def test_the_last_stage_alone_has_depths_and_a_copy_of_the_embedding() -> None:
 def test_tensor_parallel_ranks_cut_what_joins_both_streams(ranks: int) -> None:
     joins = [t for t in tensors(part(ONE, ranks)) if t.name == "mtp.layers.0.eh_proj.weight"]
     assert [t.shape for t in joins] == [(H // ranks, 2 * H)]
+
+
+SWIFT = {
+    "model": "glm-4.5-air", "task": "sft", "framework": "torch", "trainer": "megatron-swift", "gpu": "h100-sxm",
+    "gpus": 4, "tensor_parallel": 4, "sequence_parallel": True, "expert_parallel": 4, "method": "lora",
+    "checkpointing": "full", "packing": True,
+}  # fmt: skip
+
+
+def test_adapters_stand_in_a_depths_layer_too() -> None:
+    """GLM-4.5-Air: 46 layers, and one more; ranks of 2·(8 + 96/2 + 8)·128 and 4096 beside queries, keys and values."""
+    found = []
+    for depths in (None, 1):
+        s = parse(SWIFT | {"mtp_num_layers": depths, "lora": {"rank": 32, "targets": ["linear_qkv", "linear_proj"]}})
+        held = adapter_tensors(s.architecture, Adapter(32, s.lora.targets, dropout=False, b=2))  # type: ignore[union-attr]
+        found.append(sum(t.count * t.elements for t in held))
+    each = 32 * (4096 + (96 + 2 * 8) * 128) + 32 * (96 * 128 + 4096)
+    assert found == [46 * each, 47 * each]
+
+
+def test_every_linear_would_be_what_joins_both_streams_too() -> None:
+    with pytest.raises(ScenarioError, match=r"lora\.targets: given 'all-linear' with mtp_num_layers = 1"):
+        parse(SWIFT | {"mtp_num_layers": 1, "lora": {"rank": 32, "targets": "all-linear"}})

@@ -12,6 +12,7 @@ import pytest
 from calc.memory import activations
 from calc.memory.run import Run
 from calc.models.architecture import Architecture, ConfigError, LayerSpec, layer_tensors, parameters
+from calc.models.lora import megatron_linears
 from calc.models.slices import part
 
 DENSE = Architecture(
@@ -41,6 +42,37 @@ def test_an_activation_without_a_gate_is_weighed_on_its_own() -> None:
     """Input of the activation 2·k·j, its output 2·k·j, and their product with the weights 2·k·j."""
     plain, dense = replace(MOE, gated=False), replace(DENSE, gated=False)
     assert saved(plain) - saved(dense) == ROUTED + 2 * 2 * 512 + 6 * 2 * 256 + 2 * 2 - 4 * 1024
+
+
+def test_clamped_gates_and_ups_are_kept_before_and_after_they_are_joined() -> None:
+    """`weighted_bias_quick_geglu_impl`: both halves of the product, as before, and the activation's input, 4·k·j."""
+    assert saved(replace(MOE, experts_clamped=True)) - saved(MOE) == 4 * 2 * 256
+
+
+def test_experts_of_a_width_of_their_own_stand_between_two_products() -> None:
+    """Nemotron 3: what experts read is of l, not of h; the second product keeps their sum, 2·l; the first and the
+    router read one tensor."""
+    assert saved(replace(MOE, latent_experts=128)) - saved(MOE) == 2 * 2 * (128 - 512) + 2 * 128
+
+
+def test_biases_of_experts_are_weighed_in_fp32() -> None:
+    """`_apply_bias`: the output, each expert's part and all parts joined: 2·k·h and twice 4·k·h, and nothing kept."""
+    biased = activations.layer(Run(replace(MOE, expert_bias=True)), SPEC)
+    assert biased.saved.tokens == saved(MOE)
+    at = [shot.passing.tokens for shot in biased.forward]
+    assert max(at) >= (2 + 4 + 4) * 2 * 512
+
+
+def test_experts_whose_input_is_weighed_keep_it_before_and_after() -> None:
+    """`moe_apply_probs_on_input` (Llama 4): what was sent, 2·k·h, beside what is multiplied, and its weights, 2·k."""
+    assert saved(replace(MOE, routing="all")) - saved(MOE) == 2 * 2 * 512 + 2 * 2
+
+
+def test_adapters_of_experts_stored_input_first_have_the_shapes_of_others() -> None:
+    first = replace(MOE, experts_input_first=True)
+    for arch in (MOE, first):
+        fc1, fc2 = [x for x in megatron_linears(arch, SPEC) if x.experts]
+        assert (fc1.inputs, fc1.outputs, fc2.inputs, fc2.outputs) == (512, 2 * 256, 256, 512)
 
 
 def test_deterministic_sums_keep_what_they_add() -> None:

@@ -76,7 +76,8 @@ def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architect
         case "megatron":
             return megatron.modelled(architecture, int(values["mtp_num_layers"] or 0))
         case "megatron-swift":
-            return megatron_swift.modelled(architecture, str(values["versions.megatron-swift"]))
+            version, depths = str(values["versions.megatron-swift"]), int(values["mtp_num_layers"] or 0)
+            return megatron_swift.modelled(architecture, version, depths)
         case "litgpt":
             return litgpt.modelled(architecture)
         case "torchtitan":

@@ -1289,9 +1289,9 @@ CALCULATOR = {
     ),
     "Whether optimizer states and master weights live in host memory.": "优化器状态和主权重是否放在主机内存。",
     "Whether the weights live in host memory.": "权重是否放在主机内存。",
-    "Depths of multi-token prediction that Megatron-LM trains behind the last layer, a count; none where it is left "
+    "Depths of multi-token prediction that Megatron-core trains behind the last layer, a count; none where it is left "
     "open. Each has a layer, logits and a loss of its own: --mtp-num-layers.": (
-        "Megatron-LM 在最后一层之后训练的多 token 预测（MTP）深度数；留空则没有。"
+        "Megatron-core 在最后一层之后训练的多 token 预测（MTP）深度数；留空则没有。"
         "每个深度都有自己的一层、logits 和损失：--mtp-num-layers。"
     ),
     "Share of the trained parameters whose Adam steps on the host, where their master weights and states stay, by "
@@ -2153,6 +2153,13 @@ REFUSALS = {
     "false; no plan is known": "false；没有已知的方案",
     "true; sequences are cut without their padding": "true；序列去掉填充后再切",
     "{allowed?}; not modelled": "{allowed}；没有模拟",
+    "a list; not modelled": "一个列表；没有模拟",
+    "own for layers that borrow keys or have inputs of their own; not modelled": (
+        "有借用键或自己输入的层时为 own；没有模拟"
+    ),
+    "a divisor of the {n} key heads of some layers": "部分层的 {n} 个键头的约数",
+    "a divisor of the {n} groups of its state spaces": "状态空间 {n} 个组的约数",
+    "a divisor of the {n} heads of its state spaces": "状态空间 {n} 个头的约数",
     "{allowed?}; not modelled there": "{allowed}；那里没有模拟",
     "none; generation is not modelled there": "none；那里没有模拟生成",
     "full, or with trainer torchtitan its chunks": "full，或用 trainer torchtitan 的分块",

@@ -7,7 +7,6 @@ in Megatron-LM d98e8a64dd, `megatron/training/{arguments,training}.py` beside wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from math import lcm
 from typing import Any
 
@@ -23,12 +22,9 @@ TASKS = ("pretrain", "sft")
 
 
 def modelled(arch: Architecture, depths: int = 0) -> Architecture:
-    """The model as Megatron-core has it, with `depths` of multi-token prediction.
-
-    Their layers are of the last one's kind (`models/gpt/gpt_layer_specs.py`, `get_gpt_mtp_block_spec`).
-    """
-    own = megatron_core.modelled(arch, "trainer", "own")
-    return replace(own, depths=own.specs[-1:] * depths) if depths else own
+    """The model as Megatron-core has it, with `depths` of multi-token prediction."""
+    own = megatron_core.modelled(arch, "trainer", "own", further=megatron_core.HYBRID)
+    return megatron_core.with_depths(own, depths)
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,19 +51,21 @@ ADAPTERS = Table(
 HANDED = {"dpo": 2, "kto": 4}
 # since when layers and adapters are mcore-bridge's: the first matrix beside a cut linear sees a rank's own positions
 BRIDGE = "4"
+GEMMA = ("gemma4_text", "gemma4")  # families whose layers are mcore-bridge's (1.6.5 `model/mm_gpts/gemma4.py`)
 
 
-def modelled(arch: Architecture, version: str) -> Architecture:
-    """The model as Megatron-core has it, with mcore-bridge's linear attention.
+def modelled(arch: Architecture, version: str, depths: int = 0) -> Architecture:
+    """The model as Megatron-core has it, with mcore-bridge's linear attention and `depths` of multi-token prediction.
 
     Before, each rank ran Transformers' own on all positions (`swift/megatron/model/gpt/qwen3_next.py` of 3.12.0).
     """
     bridged = at_least(version, BRIDGE)
     linear = "" if bridged else f"megatron-swift from {BRIDGE} on; before, ranks did not share it: not modelled"
-    return megatron_core.modelled(
+    own = megatron_core.modelled(
         arch, "trainer", "own", given="megatron-swift", linear=linear, by_head=True,
-        adapters="own" if bridged else "whole", towers=True,
+        adapters="own" if bridged else "whole", towers=True, further=(*GEMMA, *megatron_core.HYBRID) if bridged else (),
     )  # fmt: skip
+    return megatron_core.with_depths(own, depths)
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,12 +104,30 @@ def packs(task: str, given: Mapping[str, Any]) -> bool:
 
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why it cannot run `s`, or is not modelled for it, in one line, or None."""
-    own = {"packing": (False, True), "method": ("full", "lora")}
+    own = {"packing": (False, True), "method": ("full", "lora"), "attention": ("flash", "eager")}
     if s.images and s.images.freeze != "vision":
         return Refusal("images.freeze", f"{s.images.freeze!r} with trainer {s.trainer}", "vision; not modelled")
     # mcore-bridge has a forward of linear attention of its own, which runs no part again
-    fault = megatron.refuse_with(s, TASKS, own) or megatron_core.parts_fault(s, known=False)
+    fault = megatron.refuse_with(s, TASKS, own) or megatron_core.parts_fault(s, known=False) or unfused_fault(s)
     return fault or rlhf_fault(s) or (adapters_fault(s) if s.lora else None)
+
+
+def unfused_fault(s: Scenario) -> Refusal | None:
+    """The reason why attention cannot write its scores out, or is not modelled so, in one line, or None.
+
+    Transformer Engine's own has padded rows, on one rank each (`attention_backend unfused`).
+    """
+    if s.attention == "flash":
+        return None
+    given = f"with attention {s.attention}"
+    for field, value, allowed in (
+        ("padding_free", s.unpadded, False),
+        ("context_parallel", s.context_parallel, 1),
+        ("checkpointing", s.checkpointing, "full"),
+    ):
+        if value != allowed:
+            return Refusal(field, f"{show(value)} {given}", f"{show(allowed)}; not modelled")
+    return None
 
 
 def rlhf_fault(s: Scenario) -> Refusal | None:
