@@ -148,6 +148,8 @@ class Fsdp(Holder):
         """
         if not self.replica.ends:
             return self.root()
+        if self.replica.keeps_gathered:
+            return self.around_kept(where)
         several = self.replica.ranks > 1
         match where.segment:
             case "outside" | "waiting":
@@ -164,6 +166,21 @@ class Fsdp(Holder):
                 return []
             case other:
                 assert_never(other)
+
+    def around_kept(self, where: Where) -> list[Line]:
+        """The embedding's unit, which stays to the end of backward, and the head's, which stays until its own."""
+        several = self.replica.ranks > 1
+        match where.segment:
+            case "norm" | "head" | "loss":
+                head = [self.end_gathered("head", 2 if several and not where.backward else 1)]
+            case "outside" | "waiting":
+                head = [self.end_gathered("head", 1)]
+            case "gather" | "layer" | "end" | "join" | "tower" | "reduce":
+                head = []
+            case other:
+                assert_never(other)
+        first = where.segment == "gather" and several and not where.layer  # its buffer, until a layer is gathered
+        return [self.end_gathered("embedding", 2 if first else 1), *head]
 
     def states(self) -> list[Line]:
         """Shards of optimizer states."""
@@ -306,6 +323,9 @@ class Fsdp(Holder):
         """The root unit and whole layers in the compute type: several copies of a layer while gathering runs ahead."""
         r, c = self.replica, self.replica.run.compute
         index = min(where.layer, r.arch.layers - 1)
+        if r.keeps_gathered:
+            last = where.segment == "reduce" and not where.layer
+            return [] if last else [*self.around(where), *self.layers_kept(where)]
         lines = self.around(where)
         match where.segment:
             case "reduce" if not where.layer:
@@ -340,6 +360,36 @@ class Fsdp(Holder):
             lines.append(communication.gathered(r.role, "adapters", self.adapter_layer, c, copies))
         else:
             lines.append(communication.gathered(r.role, "layers", self.layer(index), r.gathers or c, copies))
+        return lines
+
+    def layers_kept(self, where: Where) -> list[Line]:
+        """Layers that stay gathered from their forward to their backward, and the buffers of a gather in forward.
+
+        torch 2.13 `_fsdp_param_group.py`: `post_forward` reshards nothing, so that `unshard` returns at once in
+        backward, and `post_backward` reshards.
+        """
+        r, c = self.replica, self.replica.run.compute
+        buffers = 0
+        match where.segment:
+            case "end":
+                return []
+            case "gather":
+                number = where.layer + 1
+                buffers = 2 if where.layer else 1  # the unit before has its own until this one is copied out
+            case "layer":
+                number, buffers = where.layer + 1, 0 if where.backward else 1
+            case "norm" | "head" | "loss":
+                # the head's gather, where it is a unit, has freed the last layer's buffer
+                number, buffers = r.arch.layers, 0 if where.backward or r.ends else 1
+            case "outside" | "waiting" | "tower" | "join" | "reduce":
+                number = r.arch.layers
+            case other:
+                assert_never(other)
+        elements = _first_layers(r.arch, number, r.ranks) + number * self.adapter_layer
+        lines = [communication.gathered(r.role, "layers", elements, r.gathers or c)]
+        if buffers and r.ranks > 1:
+            index = min(where.layer, r.arch.layers - 1)
+            lines.append(communication.gathered(r.role, "buffers", self.layer(index), r.gathers or c, buffers))
         return lines
 
     def reducing_root(self, where: Where) -> list[Line]:
@@ -456,6 +506,12 @@ class Fsdp(Holder):
 @lru_cache(maxsize=4096)
 def _layer_elements(arch: Architecture, spec: LayerSpec, ranks: int) -> int:
     return padded(layer_tensors(arch, spec), ranks)
+
+
+@lru_cache(maxsize=4096)
+def _first_layers(arch: Architecture, number: int, ranks: int) -> int:
+    """Elements that gathering the `number` lowest layers brings together."""
+    return sum([_layer_elements(arch, spec.shapes, ranks) for spec in arch.specs[:number]])
 
 
 @lru_cache(maxsize=1024)

@@ -508,6 +508,28 @@ def units_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def resharding_fault(s: Scenario) -> Refusal | None:
+    """The reason why gathered weights do not stay after forward, or are not modelled so, in one line, or None.
+
+    Stages of a pipeline keep them in any case.
+    """
+    field, given = "reshard_after_forward", s.reshard_after_forward
+    if given == "default":
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own", "torchtitan", "axolotl"), "sharding": ("fsdp2",),
+        "task": ("pretrain", "sft"), "pipeline_parallel": (1,),
+    }  # fmt: skip
+    if fault := _beside(s, field, given, "default", fixed):
+        return fault
+    barred = {
+        "method qlora": s.method == "qlora",
+        "images": s.images is not None,
+        "outer_units freed": s.outer_units == "freed",
+    }
+    return _barred(field, given, "default", barred)
+
+
 def checkpoint_fault(s: Scenario) -> Refusal | None:
     """The reason why a checkpoint in four bits is not read as its size says for `s`, in one line, or None.
 

@@ -80,6 +80,8 @@ def degrees(s: Scenario) -> Iterator[Words]:
     copies = s.sharding == "ddp"
     yield option("--parallelism.data_parallel_replicate_degree", s.data_parallel if copies else 1)
     yield option("--parallelism.data_parallel_shard_degree", 1 if copies else s.data_parallel)
+    if s.reshard_after_forward == "never":
+        yield option("--parallelism.fsdp_reshard_after_forward", "never")
     yield option("--parallelism.tensor_parallel_degree", s.tensor_parallel)
     yield option("--parallelism.pipeline_parallel_degree", s.pipeline_parallel)
     yield option("--parallelism.context_parallel_degree", s.context_parallel)

@@ -82,6 +82,7 @@ NEUTRAL: Mapping[str, Any] = {
     "outputs_fp32": False,
     "experts_implementation": "transformers",
     "outer_units": "root",
+    "reshard_after_forward": "default",
     "context_parallel": 1,
     "sequence_parallel": False,
     "async_tensor_parallel": False,
@@ -392,6 +393,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.chosen_fault(scenario)
         or constraints.implementation_fault(scenario)
         or constraints.units_fault(scenario)
+        or constraints.resharding_fault(scenario)
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)

@@ -49,6 +49,7 @@ from calc.scenario.words import (
     OutputsKept,
     Placement,
     Precision,
+    Resharding,
     Sharded,
     Sharding,
     StateDtype,
@@ -232,6 +233,7 @@ class Scenario:
     outputs_fp32: bool
     experts_implementation: ExpertsImplementation
     outer_units: OuterUnits
+    reshard_after_forward: Resharding
     logprob: Logprob
     entropy_coeff: float
     micro_batch: int

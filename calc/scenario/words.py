@@ -28,6 +28,7 @@ AdapterDtype = Literal["fp32", "bf16"]
 AdapterInit = Literal["random", "pissa", "olora"]
 ExpertsImplementation = Literal["transformers", "torchtitan"]
 OuterUnits = Literal["root", "kept", "freed"]
+Resharding = Literal["default", "never"]
 AdapterUnits = Literal["own", "layer"]
 Precision = Literal["bf16", "mixed", "fsdp-mixed", "autocast", "fp16", "fp32"]
 Layout = Literal["bf16", "mixed", "fsdp-mixed", "autocast", "fp32"]  # a precision without its 16-bit type

@@ -391,6 +391,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         gathers=1 if trained and s.float8_all_gather else 0,
         ends=role.ends,
         mask_positions=role.mask_positions,
+        keeps_gathered=trained and s.reshard_after_forward == "never",
     )
 
 
