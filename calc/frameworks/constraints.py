@@ -530,6 +530,23 @@ def resharding_fault(s: Scenario) -> Refusal | None:
     return _barred(field, given, "default", barred)
 
 
+def replicate_fault(s: Scenario) -> Refusal | None:
+    """The reason why groups of GPUs do not each shard the model, or are not modelled so, in one line, or None."""
+    field, given = "data_parallel_replicate", s.data_parallel_replicate
+    if given == 1:
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own", "transformers", "torchtitan"), "sharding": ("fsdp2",),
+        "task": ("pretrain", "sft"), "pipeline_parallel": (1,),
+    }  # fmt: skip
+    if fault := _beside(s, field, str(given), "1", fixed):
+        return fault
+    ranks = s.data_parallel * s.context_parallel
+    if ranks % given or ranks == given:
+        return Refusal(field, given, f"a divisor of {ranks} below it: the GPUs that can share one model's shards")
+    return None
+
+
 def checkpoint_fault(s: Scenario) -> Refusal | None:
     """The reason why a checkpoint in four bits is not read as its size says for `s`, in one line, or None.
 

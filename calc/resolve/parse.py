@@ -84,6 +84,7 @@ NEUTRAL: Mapping[str, Any] = {
     "outer_units": "root",
     "reshard_after_forward": "default",
     "context_parallel": 1,
+    "data_parallel_replicate": 1,
     "sequence_parallel": False,
     "async_tensor_parallel": False,
     "expert_parallel": 1,
@@ -394,6 +395,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.implementation_fault(scenario)
         or constraints.units_fault(scenario)
         or constraints.resharding_fault(scenario)
+        or constraints.replicate_fault(scenario)
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)

@@ -198,6 +198,7 @@ class Scenario:
     pipeline_layers: tuple[int, ...] | None
     virtual_pipeline: int
     context_parallel: int
+    data_parallel_replicate: int
     sequence_parallel: bool
     async_tensor_parallel: bool
     expert_parallel: int
@@ -304,7 +305,7 @@ class Scenario:
     @property
     def shards(self) -> int:
         """GPUs with the same part of every layer, over which weights, gradients and states can be spread."""
-        return self.data_parallel * self.context_parallel
+        return self.data_parallel * self.context_parallel // self.data_parallel_replicate
 
     @property
     def communicators(self) -> int:
@@ -313,7 +314,10 @@ class Scenario:
         DeepSpeed works in a copy of the group of all GPUs, in which the trainer waits and gathers losses (deepspeed
         0.18 `utils/groups.py`, `_clone_world_group`); Megatron-core has groups of its own.
         """
-        own = (self.tensor_parallel, self.pipeline_parallel, self.context_parallel, self.expert_parallel)
+        own = (
+            self.tensor_parallel, self.pipeline_parallel, self.context_parallel, self.expert_parallel,
+            self.data_parallel_replicate,
+        )  # fmt: skip
         further = {"zero": (self.gpus,), "megatron": self.megatron_groups}.get(self.sharded.family, ())
         return sum([degree > 1 for degree in (self.shards, *own, *further)])
 

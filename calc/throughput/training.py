@@ -257,6 +257,10 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p:
             yield traffic.collective("all-reduce", given, reduced, 2 * load.steps, ranks, bus)
         case other:
             assert_never(other)
+    if (copies := s.data_parallel_replicate) > 1:
+        # each rank sums up the gradients of its shard with those of the other groups (HSDP)
+        often, apart = load.steps if s.no_sync else load.micro, ranks * s.tensor_parallel
+        yield traffic.collective("all-reduce", given / ranks, reduced, 2 * often, copies, r.link(copies, apart))
     if s.sharding in ("zero1", "zero2", "megatron") and not s.gathers:
         yield traffic.collective("gather", given, b, load.steps, ranks, bus)
 

@@ -462,3 +462,21 @@ def test_weights_stay_only_where_that_is_modelled(fields: dict[str, object], nam
     said = {"model": "llama-3-8b", "task": "sft", "gpu": "h200", "gpus": 8, "sharding": "fsdp2"}
     with pytest.raises(ScenarioError, match=f"reshard_after_forward: given never with {named}"):
         parse(said | fields | {"reshard_after_forward": "never"})
+
+
+def test_groups_that_each_shard_the_model_hold_what_one_group_alone_would() -> None:
+    """HSDP: torch 2.13 `_fsdp_collectives.py`, `foreach_reduce`, sums a shard up with the other groups' in place."""
+    said = {"model": "llama-3-8b", "task": "sft", "framework": "torch", "gpu": "h200", "sharding": "fsdp2",
+            "precision": "fsdp-mixed", "micro_batch": 1, "seq_len": 2048}  # fmt: skip
+    four, eight, groups = (
+        parse(said | own) for own in ({"gpus": 4}, {"gpus": 8}, {"gpus": 8, "data_parallel_replicate": 2})
+    )
+    assert (groups.shards, groups.data_parallel, groups.communicators) == (4, 8, four.communicators + 1)
+    found = [estimate(s, replays=False).groups[0].phases for s in (four, eight, groups)]
+    peaks = [max(p.moment.allocated_bytes for p in phases) for phases in found]
+    assert peaks[0] == peaks[2] > peaks[1]
+    for count in (3, 8):
+        with pytest.raises(ScenarioError, match="data_parallel_replicate: given"):
+            parse(said | {"gpus": 8, "data_parallel_replicate": count})
+    with pytest.raises(ScenarioError, match="data_parallel_replicate: given 2 with sharding ddp"):
+        parse(said | {"gpus": 8, "data_parallel_replicate": 2, "sharding": "ddp"})
