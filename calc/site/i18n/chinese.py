@@ -2109,7 +2109,7 @@ REFUSALS = {
     "at most the model's window of {n}": "至多为模型的窗口 {n}",
     "a divisor of {what!}": "{what} 的约数",
     "a divisor of {n}, a square's patches in a row": "正方形每行 {n} 个图块的约数",
-    "a divisor of {n} below it: the GPUs that can share one model's shards": "小于 {n} 的约数：可以共同持有一个模型分片的卡数",
+    "a divisor of {n} below it: the GPUs that can share one model's shards": "小于 {n} 的约数：共同持有一个模型的卡",
     "{n}, which the linears around it have; others are not modelled": "{n}，即前后线性层的宽度；其他不在计算范围内",
     "0.25, 0.5 or 1": "0.25、0.5 或 1",
     "{n}; others are not modelled": "{n}；其他不在计算范围内",
