@@ -72,8 +72,12 @@ class Fsdp(Holder):
         return self.replica.trained_tensors
 
     def stored(self, found: tuple[Tensor, ...], elements: int) -> int:
-        """Elements of all ranks' shards together, padding included."""
-        return padded(found, self.replica.ranks)
+        """Elements of all ranks' shards together, padding included; of experts those of all GPUs that share them."""
+        shared, ranks = self.replica.arch.expert_ranks, self.replica.ranks
+        if shared == 1:
+            return padded(found, ranks)
+        experts, others = _by_experts(found)
+        return padded(others, ranks) + shared * padded(experts, ranks // shared)
 
     def layer(self, index: int) -> int:
         """Elements that gathering layer `index` brings together."""
@@ -81,7 +85,13 @@ class Fsdp(Holder):
 
     def layer_of(self, spec: LayerSpec) -> int:
         """Elements that gathering a layer of the kind `spec` brings together."""
-        return _layer_elements(self.replica.arch, spec.shapes, self.replica.ranks) + self.adapter_layer
+        r = self.replica
+        return _layer_elements(r.arch, spec.shapes, r.ranks, self.experts_outside) + self.adapter_layer
+
+    @property
+    def experts_outside(self) -> bool:
+        """True if routed experts are in no unit, as no two ranks have the same ones (NeMo Automodel's `apply_fsdp`)."""
+        return self.replica.run.dispatched and self.replica.ranks == self.replica.arch.expert_ranks
 
     @property
     def apart(self) -> bool:
@@ -385,7 +395,7 @@ class Fsdp(Holder):
                 number = r.arch.layers
             case other:
                 assert_never(other)
-        elements = _first_layers(r.arch, number, r.ranks) + number * self.adapter_layer
+        elements = _first_layers(r.arch, number, r.ranks, self.experts_outside) + number * self.adapter_layer
         lines = [communication.gathered(r.role, "layers", elements, r.gathers or c)]
         if buffers and r.ranks > 1:
             index = min(where.layer, r.arch.layers - 1)
@@ -504,14 +514,24 @@ class Fsdp(Holder):
 
 
 @lru_cache(maxsize=4096)
-def _layer_elements(arch: Architecture, spec: LayerSpec, ranks: int) -> int:
-    return padded(layer_tensors(arch, spec), ranks)
+def _layer_elements(arch: Architecture, spec: LayerSpec, ranks: int, experts_outside: bool) -> int:
+    found = layer_tensors(arch, spec)
+    if arch.expert_ranks == 1:
+        return padded(found, ranks)
+    # experts are a unit of their own, over the ranks that have the same ones
+    experts, others = _by_experts(found)
+    return padded(others, ranks) + (0 if experts_outside else padded(experts, ranks // arch.expert_ranks))
+
+
+def _by_experts(found: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The tensors of routed experts, and all others."""
+    return tuple([t for t in found if t.kind == "expert"]), tuple([t for t in found if t.kind != "expert"])
 
 
 @lru_cache(maxsize=4096)
-def _first_layers(arch: Architecture, number: int, ranks: int) -> int:
+def _first_layers(arch: Architecture, number: int, ranks: int, experts_outside: bool) -> int:
     """Elements that gathering the `number` lowest layers brings together."""
-    return sum([_layer_elements(arch, spec.shapes, ranks) for spec in arch.specs[:number]])
+    return sum([_layer_elements(arch, spec.shapes, ranks, experts_outside) for spec in arch.specs[:number]])
 
 
 @lru_cache(maxsize=1024)

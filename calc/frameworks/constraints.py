@@ -469,21 +469,29 @@ def experts_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+# the loops, and the families of models, whose experts another library's code runs
+READ_EXPERTS = {
+    "torchtitan": (("own", "torchtitan"), ("qwen3_moe", "deepseek_v2", "deepseek_v3")),
+    "automodel": (("own",), ("qwen3_moe", "deepseek_v3", "gpt_oss")),
+}
+
+
 def implementation_fault(s: Scenario) -> Refusal | None:
     """The reason why another library's experts do not run, or are not modelled, in one line, or None."""
     field, arch = "experts_implementation", s.architecture
     if s.experts_implementation == "transformers":
         return None
-    if s.framework != "torch" or s.trainer != "own":
+    loops, families = READ_EXPERTS[s.experts_implementation]
+    if s.framework != "torch" or s.trainer not in loops:
         return Refusal(field, f"{s.experts_implementation} with {_loop(s)}", "transformers")
-    if not arch.experts or arch.family != "qwen3_moe":
-        return Refusal(field, f"{s.experts_implementation} with model {s.model}", "transformers; read for Qwen3's MoE")
+    if not arch.experts or arch.family not in families:
+        allowed = f"transformers; read for {', '.join(families)}"
+        return Refusal(field, f"{s.experts_implementation} with model {s.model}", allowed)
     barred = {
         f"method {s.method}": s.method != "full",
         f"precision {s.precision}": s.precision not in ("bf16", "fsdp-mixed"),
         f"sharding {s.sharding}": s.sharding not in ("none", "ddp", "fsdp2"),
         "tensor_parallel": s.tensor_parallel > 1,
-        "expert_parallel": s.expert_parallel > 1,
         f"kernels {s.kernels}": s.kernels != "eager",
         f"compile {s.compile}": s.compile not in ("none", "loss"),
     }

@@ -222,6 +222,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         imbalance=s.expert_imbalance,
         looped=arch.experts > 0 and experts_apart(s, arch),
         padded=s.experts_implementation == "torchtitan",
+        dispatched=s.experts_implementation == "automodel",
         replaced=replaced(s.kernels, arch.family),
         compiled=trained and s.compile in ("model", "model-and-loss"),
         narrow=NARROW.get(s.float8, "") if trained and s.sharding != "megatron" else "",

@@ -2155,7 +2155,11 @@ REFUSALS = {
     "none; generation is not modelled there": "none；那里没有模拟生成",
     "full, or with trainer torchtitan its chunks": "full，或用 trainer torchtitan 的分块",
     "false; it has no switch for it": "false；它没有这个开关",
-    "transformers; read for Qwen3's MoE": "transformers；只读过 Qwen3 MoE 的代码",
+    "transformers; read for {families!}": "transformers；只读过 {families} 的代码",
+    "1, or with experts_implementation torchtitan, automodel": (
+        "1，或与 experts_implementation torchtitan、automodel 一起"
+    ),
+    "a divisor of the {n} GPUs that shard the model": "共同持有模型分片的 {n} 张卡的约数",
     "root; its embedding is the head, too": "root；它的 embedding 也是输出头",
     "one that steps after backward": "反向之后才更新的优化器",
     "one that trains": "能训练的优化器",
