@@ -555,6 +555,29 @@ def replicate_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def devices_fault(s: Scenario) -> Refusal | None:
+    """The reason why one process does not spread layers over its GPUs, or is not modelled so, in one line, or None."""
+    if s.devices == 1:
+        return None
+    field = "device_map"
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own", "transformers", "ms-swift", "llamafactory"),
+        "task": ("pretrain", "sft"), "sharding": ("none",), "method": ("full", "lora"), "tensor_parallel": (1,),
+        "pipeline_parallel": (1,), "context_parallel": (1,), "expert_parallel": (1,), "compile": ("none",),
+    }  # fmt: skip
+    if fault := _beside(s, field, "auto", "none", fixed):
+        return fault
+    if s.gpus > s.gpus_per_node:
+        return Refusal(field, f"auto with {s.gpus} GPUs", f"at most a node's {s.gpus_per_node} GPUs, in one process")
+    barred = {
+        "images": s.images is not None,
+        "offload": s.offload.trained or s.offload.activations,
+        "optimizer_in_backward": s.optimizer_in_backward,
+        "a model whose head is its embedding": s.architecture.tied,
+    }
+    return _barred(field, "auto", "none", barred)
+
+
 def checkpoint_fault(s: Scenario) -> Refusal | None:
     """The reason why a checkpoint in four bits is not read as its size says for `s`, in one line, or None.
 

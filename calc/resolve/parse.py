@@ -72,6 +72,7 @@ NEUTRAL: Mapping[str, Any] = {
     "pipeline_parallel": 1,
     "pipeline_layers": None,
     "virtual_pipeline": 1,
+    "device_map": "none",
     "recompute_modules": None,
     "mtp_num_layers": None,
     "apply_rope_fusion": False,
@@ -396,6 +397,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.units_fault(scenario)
         or constraints.resharding_fault(scenario)
         or constraints.replicate_fault(scenario)
+        or constraints.devices_fault(scenario)
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)

@@ -2159,6 +2159,7 @@ REFUSALS = {
     "1, or with experts_implementation torchtitan, automodel": (
         "1，或与 experts_implementation torchtitan、automodel 一起"
     ),
+    "at most a node's {n} GPUs, in one process": "至多为单节点的 {n} 张卡，同属一个进程",
     "a divisor of the {n} GPUs that shard the model": "共同持有模型分片的 {n} 张卡的约数",
     "root; its embedding is the head, too": "root；它的 embedding 也是输出头",
     "one that steps after backward": "反向之后才更新的优化器",
@@ -2337,6 +2338,8 @@ REFUSALS = {
     "none, or with {field!} {values!}": "none，或与 {field} {values} 一起",
     "{usual!}, or roles.reference none": "{usual}，或 roles.reference none",
     "false, or for {task!}": "false，或用于 {task}",
+    "default, or with {field!} {values!}": "default，或与 {field} {values} 一起",
+    "1, or with {field!} {values!}": "1，或与 {field} {values} 一起",
     "false, or with batches that are padded": "false，或使用填充的批次",
     "false, or with {field!} {values!}": "false，或与 {field} {values} 一起",
     "null, or with float8": "null，或与 float8 一起",
