@@ -133,7 +133,8 @@ def origin(record: Record, _: Catalog) -> Iterator[str]:
 def quoted(record: Record, _: Catalog) -> Iterator[str]:
     """The figure is one that the quote prints, in the unit that the record names, to the digits printed.
 
-    Where a note says that it is added up, all that the quote prints are its parts.
+    Where a note says that it is added up, all that the quote prints are its parts; where it says that it is a share of
+    something, the quote prints both, the share in per cent.
     """
     measured, unit, quote = record["measured_bytes"], record.get("unit"), record.get("quote")
     if unit is not None and measured is None:
@@ -147,6 +148,8 @@ def quoted(record: Record, _: Catalog) -> Iterator[str]:
             yield fault("unit", unit, f"GB or GiB, as quote says {said[0].text}, or a note that says why it is GiB")
         return
     if unit is not None and "added up" in record.get("note", "") and _adds_up(figures, measured, unit):
+        return
+    if unit is not None and "share of" in record.get("note", "") and _is_share(figures, measured, unit):
         return
     fits = [name for name in UNITS if any(_says(figure, measured, name) for figure in figures)]
     if unit is None and fits:
@@ -180,6 +183,17 @@ def _says(figure: Printed, measured: int, unit: str) -> bool:
 def _adds_up(figures: Sequence[Printed], measured: int, unit: str) -> bool:
     together = float(sum(figure.value for figure in figures))
     return any(round(together * scale) == measured for figure in figures[:1] for scale in _scales(figure, unit))
+
+
+def _is_share(figures: Sequence[Printed], measured: int, unit: str) -> bool:
+    """True if the measured bytes are some per cent of a size, both of which are printed."""
+    shares, sizes = ([f for f in figures if bool(f.unit) == named] for named in (False, True))
+    return any(
+        round(share.value * size.value * scale / 100) == measured
+        for share in shares
+        for size in sizes
+        for scale in _scales(size, unit)
+    )
 
 
 def quoted_rate(record: Record, _: Catalog) -> Iterator[str]:

@@ -72,8 +72,12 @@ class Fsdp(Holder):
         return self.replica.trained_tensors
 
     def stored(self, found: tuple[Tensor, ...], elements: int) -> int:
-        """Elements of all ranks' shards together, padding included."""
-        return padded(found, self.replica.ranks)
+        """Elements of all ranks' shards together, padding included; of experts those of all GPUs that share them."""
+        shared, ranks = self.replica.arch.expert_ranks, self.replica.ranks
+        if shared == 1:
+            return padded(found, ranks)
+        experts, others = _by_experts(found)
+        return padded(others, ranks) + shared * padded(experts, ranks // shared)
 
     def layer(self, index: int) -> int:
         """Elements that gathering layer `index` brings together."""
@@ -81,7 +85,13 @@ class Fsdp(Holder):
 
     def layer_of(self, spec: LayerSpec) -> int:
         """Elements that gathering a layer of the kind `spec` brings together."""
-        return _layer_elements(self.replica.arch, spec.shapes, self.replica.ranks) + self.adapter_layer
+        r = self.replica
+        return _layer_elements(r.arch, spec.shapes, r.ranks, self.experts_outside) + self.adapter_layer
+
+    @property
+    def experts_outside(self) -> bool:
+        """True if routed experts are in no unit, as no two ranks have the same ones (NeMo Automodel's `apply_fsdp`)."""
+        return self.replica.run.dispatched and self.replica.ranks == self.replica.arch.expert_ranks
 
     @property
     def apart(self) -> bool:
@@ -148,6 +158,8 @@ class Fsdp(Holder):
         """
         if not self.replica.ends:
             return self.root()
+        if self.replica.keeps_gathered:
+            return self.around_kept(where)
         several = self.replica.ranks > 1
         match where.segment:
             case "outside" | "waiting":
@@ -164,6 +176,21 @@ class Fsdp(Holder):
                 return []
             case other:
                 assert_never(other)
+
+    def around_kept(self, where: Where) -> list[Line]:
+        """The embedding's unit, which stays to the end of backward, and the head's, which stays until its own."""
+        several = self.replica.ranks > 1
+        match where.segment:
+            case "norm" | "head" | "loss":
+                head = [self.end_gathered("head", 2 if several and not where.backward else 1)]
+            case "outside" | "waiting":
+                head = [self.end_gathered("head", 1)]
+            case "gather" | "layer" | "end" | "join" | "tower" | "reduce":
+                head = []
+            case other:
+                assert_never(other)
+        first = where.segment == "gather" and several and not where.layer  # its buffer, until a layer is gathered
+        return [self.end_gathered("embedding", 2 if first else 1), *head]
 
     def states(self) -> list[Line]:
         """Shards of optimizer states."""
@@ -306,6 +333,9 @@ class Fsdp(Holder):
         """The root unit and whole layers in the compute type: several copies of a layer while gathering runs ahead."""
         r, c = self.replica, self.replica.run.compute
         index = min(where.layer, r.arch.layers - 1)
+        if r.keeps_gathered:
+            last = where.segment == "reduce" and not where.layer
+            return [] if last else [*self.around(where), *self.layers_kept(where)]
         lines = self.around(where)
         match where.segment:
             case "reduce" if not where.layer:
@@ -340,6 +370,36 @@ class Fsdp(Holder):
             lines.append(communication.gathered(r.role, "adapters", self.adapter_layer, c, copies))
         else:
             lines.append(communication.gathered(r.role, "layers", self.layer(index), r.gathers or c, copies))
+        return lines
+
+    def layers_kept(self, where: Where) -> list[Line]:
+        """Layers that stay gathered from their forward to their backward, and the buffers of a gather in forward.
+
+        torch 2.13 `_fsdp_param_group.py`: `post_forward` reshards nothing, so that `unshard` returns at once in
+        backward, and `post_backward` reshards.
+        """
+        r, c = self.replica, self.replica.run.compute
+        buffers = 0
+        match where.segment:
+            case "end":
+                return []
+            case "gather":
+                number = where.layer + 1
+                buffers = 2 if where.layer else 1  # the unit before has its own until this one is copied out
+            case "layer":
+                number, buffers = where.layer + 1, 0 if where.backward else 1
+            case "norm" | "head" | "loss":
+                # the head's gather, where it is a unit, has freed the last layer's buffer
+                number, buffers = r.arch.layers, 0 if where.backward or r.ends else 1
+            case "outside" | "waiting" | "tower" | "join" | "reduce":
+                number = r.arch.layers
+            case other:
+                assert_never(other)
+        elements = _first_layers(r.arch, number, r.ranks, self.experts_outside) + number * self.adapter_layer
+        lines = [communication.gathered(r.role, "layers", elements, r.gathers or c)]
+        if buffers and r.ranks > 1:
+            index = min(where.layer, r.arch.layers - 1)
+            lines.append(communication.gathered(r.role, "buffers", self.layer(index), r.gathers or c, buffers))
         return lines
 
     def reducing_root(self, where: Where) -> list[Line]:
@@ -454,8 +514,24 @@ class Fsdp(Holder):
 
 
 @lru_cache(maxsize=4096)
-def _layer_elements(arch: Architecture, spec: LayerSpec, ranks: int) -> int:
-    return padded(layer_tensors(arch, spec), ranks)
+def _layer_elements(arch: Architecture, spec: LayerSpec, ranks: int, experts_outside: bool) -> int:
+    found = layer_tensors(arch, spec)
+    if arch.expert_ranks == 1:
+        return padded(found, ranks)
+    # experts are a unit of their own, over the ranks that have the same ones
+    experts, others = _by_experts(found)
+    return padded(others, ranks) + (0 if experts_outside else padded(experts, ranks // arch.expert_ranks))
+
+
+def _by_experts(found: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The tensors of routed experts, and all others."""
+    return tuple([t for t in found if t.kind == "expert"]), tuple([t for t in found if t.kind != "expert"])
+
+
+@lru_cache(maxsize=4096)
+def _first_layers(arch: Architecture, number: int, ranks: int, experts_outside: bool) -> int:
+    """Elements that gathering the `number` lowest layers brings together."""
+    return sum([_layer_elements(arch, spec.shapes, ranks, experts_outside) for spec in arch.specs[:number]])
 
 
 @lru_cache(maxsize=1024)

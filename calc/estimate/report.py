@@ -141,6 +141,7 @@ def degrees(s: Scenario) -> list[str]:
     found = [
         ("tensor parallel", s.tensor_parallel),
         ("pipeline parallel", s.pipeline_parallel),
+        ("layers over GPUs", s.devices),
         ("virtual pipeline", s.virtual_pipeline),
         ("context parallel", s.context_parallel),
         ("expert parallel", s.expert_parallel),

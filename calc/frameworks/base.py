@@ -111,4 +111,5 @@ def accumulated(precision: str, sharding: str) -> str:
 
 def together(fields: Mapping[str, Any]) -> int:
     """The number of GPUs that work on the same sequences: the product of the degrees in `fields`."""
-    return prod(int(fields.get(place, 1)) for place in TOGETHER)
+    devices = int(fields.get("gpus", 1)) if fields.get("device_map") == "auto" else 1
+    return devices * prod(int(fields.get(place, 1)) for place in TOGETHER)

@@ -469,21 +469,29 @@ def experts_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+# the loops, and the families of models, whose experts another library's code runs
+READ_EXPERTS = {
+    "torchtitan": (("own", "torchtitan"), ("qwen3_moe", "deepseek_v2", "deepseek_v3")),
+    "automodel": (("own",), ("qwen3_moe", "deepseek_v3", "gpt_oss")),
+}
+
+
 def implementation_fault(s: Scenario) -> Refusal | None:
     """The reason why another library's experts do not run, or are not modelled, in one line, or None."""
     field, arch = "experts_implementation", s.architecture
     if s.experts_implementation == "transformers":
         return None
-    if s.framework != "torch" or s.trainer != "own":
+    loops, families = READ_EXPERTS[s.experts_implementation]
+    if s.framework != "torch" or s.trainer not in loops:
         return Refusal(field, f"{s.experts_implementation} with {_loop(s)}", "transformers")
-    if not arch.experts or arch.family != "qwen3_moe":
-        return Refusal(field, f"{s.experts_implementation} with model {s.model}", "transformers; read for Qwen3's MoE")
+    if not arch.experts or arch.family not in families:
+        allowed = f"transformers; read for {', '.join(families)}"
+        return Refusal(field, f"{s.experts_implementation} with model {s.model}", allowed)
     barred = {
         f"method {s.method}": s.method != "full",
         f"precision {s.precision}": s.precision not in ("bf16", "fsdp-mixed"),
         f"sharding {s.sharding}": s.sharding not in ("none", "ddp", "fsdp2"),
         "tensor_parallel": s.tensor_parallel > 1,
-        "expert_parallel": s.expert_parallel > 1,
         f"kernels {s.kernels}": s.kernels != "eager",
         f"compile {s.compile}": s.compile not in ("none", "loss"),
     }
@@ -506,6 +514,68 @@ def units_fault(s: Scenario) -> Refusal | None:
     if s.architecture.tied:
         return Refusal("outer_units", f"{s.outer_units} with model {s.model}", "root; its embedding is the head, too")
     return None
+
+
+def resharding_fault(s: Scenario) -> Refusal | None:
+    """The reason why gathered weights do not stay after forward, or are not modelled so, in one line, or None.
+
+    Stages of a pipeline keep them in any case.
+    """
+    field, given = "reshard_after_forward", s.reshard_after_forward
+    if given == "default":
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own", "torchtitan", "axolotl"), "sharding": ("fsdp2",),
+        "task": ("pretrain", "sft"), "pipeline_parallel": (1,),
+    }  # fmt: skip
+    if fault := _beside(s, field, given, "default", fixed):
+        return fault
+    barred = {
+        "method qlora": s.method == "qlora",
+        "images": s.images is not None,
+        "outer_units freed": s.outer_units == "freed",
+    }
+    return _barred(field, given, "default", barred)
+
+
+def replicate_fault(s: Scenario) -> Refusal | None:
+    """The reason why groups of GPUs do not each shard the model, or are not modelled so, in one line, or None."""
+    field, given = "data_parallel_replicate", s.data_parallel_replicate
+    if given == 1:
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own", "transformers", "torchtitan"), "sharding": ("fsdp2",),
+        "task": ("pretrain", "sft"), "pipeline_parallel": (1,),
+    }  # fmt: skip
+    if fault := _beside(s, field, str(given), "1", fixed):
+        return fault
+    ranks = s.data_parallel * s.context_parallel
+    if ranks % given or ranks == given:
+        return Refusal(field, given, f"a divisor of {ranks} below it: the GPUs that can share one model's shards")
+    return None
+
+
+def devices_fault(s: Scenario) -> Refusal | None:
+    """The reason why one process does not spread layers over its GPUs, or is not modelled so, in one line, or None."""
+    if s.devices == 1:
+        return None
+    field = "device_map"
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own", "transformers", "ms-swift", "llamafactory"),
+        "task": ("pretrain", "sft"), "sharding": ("none",), "method": ("full", "lora"), "tensor_parallel": (1,),
+        "pipeline_parallel": (1,), "context_parallel": (1,), "expert_parallel": (1,), "compile": ("none",),
+    }  # fmt: skip
+    if fault := _beside(s, field, "auto", "none", fixed):
+        return fault
+    if s.gpus > s.gpus_per_node:
+        return Refusal(field, f"auto with {s.gpus} GPUs", f"at most a node's {s.gpus_per_node} GPUs, in one process")
+    barred = {
+        "images": s.images is not None,
+        "offload": s.offload.trained or s.offload.activations,
+        "optimizer_in_backward": s.optimizer_in_backward,
+        "a model whose head is its embedding": s.architecture.tied,
+    }
+    return _barred(field, "auto", "none", barred)
 
 
 def checkpoint_fault(s: Scenario) -> Refusal | None:

@@ -88,7 +88,7 @@ def refuse(s: Scenario) -> Refusal | None:
         return Refusal("trainer", f"'transformers' for {s.task}", f"own; the Trainer is for {', '.join(TASKS)}")
     if s.offload.activations:
         return Refusal("offload.activations", "true with trainer transformers", "false; it has no switch for it")
-    if s.together > 1:
+    if s.together > s.devices:
         return Refusal("trainer", "'transformers' where GPUs share sequences", "own; not modelled")
     return frozen_fault(s)
 

@@ -75,7 +75,7 @@ def settings(s: Scenario) -> dict[str, Any]:
             "fsdp_config": {
                 "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
                 "cpu_ram_efficient_loading": True,  # else every rank of a node builds the whole model in host memory
-                "reshard_after_forward": True,
+                "reshard_after_forward": s.reshard_after_forward != "never",
                 "offload_params": s.offload.parameters or s.offload.optimizer,
             },
         }

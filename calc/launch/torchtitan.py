@@ -77,9 +77,11 @@ def flags(s: Scenario) -> Iterator[Words]:
 
 def degrees(s: Scenario) -> Iterator[Words]:
     """The flags of parallelism; shards and copies are over the GPUs that share no sequences."""
-    copies = s.sharding == "ddp"
-    yield option("--parallelism.data_parallel_replicate_degree", s.data_parallel if copies else 1)
-    yield option("--parallelism.data_parallel_shard_degree", 1 if copies else s.data_parallel)
+    copies = s.data_parallel if s.sharding == "ddp" else s.data_parallel_replicate
+    yield option("--parallelism.data_parallel_replicate_degree", copies)
+    yield option("--parallelism.data_parallel_shard_degree", s.data_parallel // copies)
+    if s.reshard_after_forward == "never":
+        yield option("--parallelism.fsdp_reshard_after_forward", "never")
     yield option("--parallelism.tensor_parallel_degree", s.tensor_parallel)
     yield option("--parallelism.pipeline_parallel_degree", s.pipeline_parallel)
     yield option("--parallelism.context_parallel_degree", s.context_parallel)

@@ -21,7 +21,7 @@ from calc.autograd import kernels
 from calc.autograd.lifetimes import Lifetimes
 from calc.autograd.polynomial import Amount, Segment, amount
 from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
-from calc.memory import padded_experts
+from calc.memory import dispatched_experts, padded_experts
 from calc.memory.compiled import Fused, graph
 from calc.memory.compressed import CompressedAttention
 from calc.memory.crossing import CrossAttention
@@ -208,6 +208,8 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttenti
         """The output of experts for the features that they read."""
         if self.run.padded:
             return padded_experts.padded(self, x, weights)
+        if self.run.dispatched:
+            return dispatched_experts.dispatched(self, x, weights)
         if self.run.looped:
             loop = self.written_in_turn if self.arch.experts_apart else self.one_by_one
             return loop(x, weights, self.expert_gate)

@@ -21,18 +21,24 @@ def padded(on: Program, x: Tensor, weights: Tensor) -> Tensor:
 
     Every token is gathered once for each of its experts, a row of zeros is put below these by a copy, and another copy
     has them in order, each expert's filled up to a multiple of eight rows from that one. Gate, up and down multiply
-    that in turn; a last copy has the rows as they were. The gathered rows live as long as the function.
+    that in turn; a last copy has the rows as they were. The gathered rows live as long as the function. Where GPUs
+    share the experts, rows go to theirs before these copies and come back after them, and torchtitan's selective
+    checkpointing keeps what all-to-alls bring (c4e229115 `distributed/expert_parallel.py`, `ExpertParallel`).
     """
-    tape, c = on.tape, on.run.residual
+    tape, c, shared = on.tape, on.run.residual, on.arch.expert_ranks > 1
     kh, k = Size({routed(on.arch): 1}), of(k=1)
     tokens, order = Tensor(k, 8, differentiable=False), Tensor(k, 4, differentiable=False)
     weights = tape.op("experts: sort weights", [weights], k, weights.b, saves=[Tensor(k, 8)])
     rows = tape.op("experts: gather", [x], kh, c, saves=[tokens])
-    below = tape.op("experts: row of zeros", [rows], kh, c, aliases=[rows])
-    filled = tape.op("experts: fill up", [below], kh, c, saves=[order])
+    got = Size({routed(on.arch): on.run.imbalance})
+    there = tape.op("experts: all-to-all", [rows], got, c, spared=[]) if shared else rows
+    below = tape.op("experts: row of zeros", [there], got, c, aliases=[there])
+    filled = tape.op("experts: fill up", [below], got, c, saves=[order])
     down = product(on, filled)
-    unfilled = tape.op("experts: take out", [down], kh, c, saves=[order])
-    outputs = tape.op("experts: without the last row", [unfilled], kh, c, view=True)
+    unfilled = tape.op("experts: take out", [down], got, c, saves=[order])
+    outputs = tape.op("experts: without the last row", [unfilled], got, c, view=True)
+    if shared:
+        outputs = tape.op("experts: all-to-all back", [outputs], kh, c, spared=[])
     wide = on.cast(outputs, 4, "experts")
     weighed = tape.op("experts: weigh", [wide, weights], kh, 4, saves=[wide, weights], backward_scratch=kh * 4)
     narrow = on.cast(weighed, c, "experts: weighed")
@@ -45,7 +51,7 @@ def padded(on: Program, x: Tensor, weights: Tensor) -> Tensor:
 
 def product(on: Program, rows: Tensor) -> Tensor:
     """`down(act(gate(x)) · up(x))` of each expert's rows: three grouped products, each of which keeps what it reads."""
-    tape, c, kj = on.tape, on.run.residual, Size({"k·j": 1})
+    tape, c, kj = on.tape, on.run.residual, Size({"k·j": on.run.imbalance})
     saves, first = [rows] if on.run.trained else [], on.trained_expert("gate_up_proj")
     kh = rows.width
     gate = tape.op("experts: gate", [rows], kj, c, saves=saves, weight=first // 2, multiplies=True)

@@ -125,6 +125,7 @@ class Run:
     wide_end: int = 0  # the number of last layers whose linears cast nothing
     looped: bool = False  # routed experts run one after another: Transformers before 5
     padded: bool = False  # they are grouped products of padded rows, as in torchtitan of August 2025
+    dispatched: bool = False  # kernels bring each expert's rows and take them back, as in NeMo Automodel
     imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank
     linear_kernels: bool = False  # linear attention and its convolution run in fla's and causal-conv1d's kernels
     rotates: bool = False  # Megatron-core's layers without fusions rotate in one kernel all the same

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from calc.models.architecture import Architecture, ConfigError
+from calc.models.architecture import Architecture, ConfigError, embedding_parameters, layer_parameters, tensors
 from calc.models.mixers import Delta, Ssm
 
 PADDED = 128  # rows of Megatron-core's embedding on a rank are a multiple of these
@@ -117,6 +117,29 @@ def layers_of(layers: int, stages: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
+def device_layers(arch: Architecture, devices: int) -> tuple[int, ...]:
+    """The layers that Accelerate puts on each of `devices` GPUs by `device_map="auto"`, the embedding on the first.
+
+    A GPU but the last may have an equal share of all bytes and 1.25 layers more; the first keeps room for the largest
+    module that is yet to come. Whichever is last has what is left, with the final norm and the head. Weights have one
+    type, so that elements stand for bytes. accelerate 1.10.0 `utils/modeling.py`, `get_balanced_memory` (whose mean of
+    all leaves is less than a layer), `infer_auto_device_map`; the rule is that of 0.21, too.
+    """
+    layers = [layer_parameters(arch, spec) for spec in arch.specs]
+    ends = [t.elements * t.count for t in tensors(arch) if t.count == 1 and t.module in ("norm", "head")]
+    modules = [embedding_parameters(arch), *layers, *ends]
+    allowed = sum(modules) // devices + int(1.25 * layers[0])
+    counts, used, at = [0] * devices, 0, 0
+    for n, size in enumerate(modules):
+        kept = 0 if at else max(modules[n + 1 :], default=0)
+        if at < devices - 1 and used + size > allowed - kept:
+            used, at = 0, at + 1
+        used += size
+        counts[at] += 1 <= n <= len(layers)
+    return tuple([count for count in counts if count])
+
+
+@lru_cache(maxsize=1024)
 def stage(
     arch: Architecture, index: int, stages: int, counts: tuple[int, ...] | None = None, chunks: int = 1
 ) -> Architecture:
@@ -148,7 +171,7 @@ def stage(
         raise ConfigError(
             "pipeline_parallel", stages, f"at most {most}, so that every stage has one of {arch.layers} layers"
         )
-    counts = layers_of(arch.layers, stages)
+    counts = counts or layers_of(arch.layers, stages)
     below, count = sum(counts[:index]), counts[index]
     return replace(arch, specs=arch.specs[below : below + count], embeds=index == 0, ends=index == stages - 1)
 

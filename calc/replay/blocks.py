@@ -164,7 +164,8 @@ class Blocks:
     `flats`: the model is in FSDP 1's flat parameters, `weights` and `units` are empty; `partitioned`: it is under ZeRO,
     `states` and `passing` are those of its sub-groups, and what it has is none of `weights`. `buckets` are DDP's.
     `retains`: see `calc.memory.run.Run`. `streams`: how checkpoints leave for the host, see `calc.base.plan.Role`.
-    `beside_norm`: those on their way that are still there beside what the final norm keeps.
+    `beside_norm`: those on their way that are still there beside what the final norm keeps. `keeps_gathered`: see
+    `calc.engines.replica.Replica`.
     """
 
     weights: tuple[int, ...]
@@ -186,6 +187,7 @@ class Blocks:
     outside: bool = False
     beside: float | None = None
     ends: Ends = ""
+    keeps_gathered: bool = False
     flats: Flats | None = None
     buckets: Buckets | None = None
     partitioned: Partitioned | Flattened | None = None
@@ -284,6 +286,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         outside=r.path.outside,
         wrapped=run.wrapped,
         ends=r.ends if own.units else "",
+        keeps_gathered=r.keeps_gathered,
         retains=optimizer is not None and run.retains and not r.streams,
         streams=r.streams if optimizer else "",
         beside_norm=stashed_at_head(final_norm(run)) if r.streams == "stash" else 0,

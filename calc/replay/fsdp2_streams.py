@@ -24,6 +24,7 @@ class Shards:
     def __init__(self, m: Blocks, heap: Allocator) -> None:
         """Loads the units one after another, each whole before it is sharded."""
         self.ends, layers = m.ends, EMBEDDING if m.ends else ROOT
+        self.keeps = m.keeps_gathered
         self.layers, self.outer = m.units[:layers], m.units[layers:]
         self.heap, self.gathers, self.reduces = heap, heap.beside(), heap.beside()
         self.buffers: Taken = []  # buffers of gathers, the oldest first
@@ -92,7 +93,12 @@ class Shards:
             self._drop()
 
     def leave(self, layer: int) -> None:
-        """Ends a layer's forward or backward: frees its whole parameters."""
+        """Ends a layer's forward: frees its whole parameters, unless they stay for its backward."""
+        if not self.keeps:
+            self._reshard(layer)
+
+    def _reshard(self, layer: int) -> None:
+        """Frees a unit's whole parameters."""
         self.heap.give_all(self.copied.pop(layer))
 
     def end(self) -> None:
@@ -103,7 +109,9 @@ class Shards:
             self.leave(ROOT)
 
     def turn(self) -> None:
-        """Begins backward: the last layer is gathered ahead."""
+        """Begins backward: the last layer is gathered ahead, unless it is there."""
+        if self.keeps:
+            return
         if self.ends == "freed":
             self._outside(ROOT)
             self._drop()
@@ -112,8 +120,10 @@ class Shards:
     def reenter(self, layer: int) -> None:
         """Begins a layer's backward: its gather is copied out, and the next one starts.
 
-        The last is that of an embedding that is a unit, whose backward does not read it.
+        The last is that of an embedding that is a unit, whose backward does not read it. What has stayed is there.
         """
+        if self.keeps:
+            return
         self.copied[layer] = self.heap.take_all(self._unit(layer).gathered)
         self._drop()
         if layer > 0:
@@ -127,7 +137,7 @@ class Shards:
         `adding`: gradients of earlier micro batches exist, and this one's are added to them.
         """
         unit = self._unit(layer)
-        self.leave(layer)
+        self._reshard(layer)
         self.wait()
         if unit.reducing:
             self.reducing = self.heap.take(unit.reducing)

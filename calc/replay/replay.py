@@ -164,10 +164,10 @@ def blocks_known(placed: Placed, bare: bool) -> bool:
         return False
     if engine.replica.arch.vision and (s.images or not s.lora or not isinstance(engine, Plain)):
         return False
-    uncut = s.gpus == s.shards * s.tensor_parallel
+    uncut = s.gpus == s.shards * s.data_parallel_replicate * s.tensor_parallel
     if isinstance(engine, Plain):
         return uncut and (s.gpus == 1 or not engine.replica.in_backward)
-    if engine.replica.in_backward:
+    if engine.replica.in_backward or engine.replica.arch.expert_ranks > 1:
         return False
     if isinstance(engine, Zero):
         # DeepSpeed learns the order of one forward; that of a model which also scores without adapters is another

@@ -72,6 +72,7 @@ NEUTRAL: Mapping[str, Any] = {
     "pipeline_parallel": 1,
     "pipeline_layers": None,
     "virtual_pipeline": 1,
+    "device_map": "none",
     "recompute_modules": None,
     "mtp_num_layers": None,
     "apply_rope_fusion": False,
@@ -82,7 +83,9 @@ NEUTRAL: Mapping[str, Any] = {
     "outputs_fp32": False,
     "experts_implementation": "transformers",
     "outer_units": "root",
+    "reshard_after_forward": "default",
     "context_parallel": 1,
+    "data_parallel_replicate": 1,
     "sequence_parallel": False,
     "async_tensor_parallel": False,
     "expert_parallel": 1,
@@ -392,6 +395,9 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.chosen_fault(scenario)
         or constraints.implementation_fault(scenario)
         or constraints.units_fault(scenario)
+        or constraints.resharding_fault(scenario)
+        or constraints.replicate_fault(scenario)
+        or constraints.devices_fault(scenario)
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)

@@ -714,11 +714,31 @@ def rotation_fault(s: Scenario) -> Refusal | None:
 
 
 def spread_fault(s: Scenario) -> Refusal | None:
-    """The reason why experts are not spread over GPUs as asked: Megatron-core's groups alone are modelled."""
+    """The reason why experts are not spread over GPUs as asked: Megatron-core, or code under FSDP 2 that is known."""
+    if s.expert_parallel > 1 and s.sharding == "fsdp2" and s.expert_tensor_parallel == 1:
+        return _shared_fault(s)
     for field in ("expert_parallel", "expert_tensor_parallel"):
         if (degree := getattr(s, field)) > 1 and s.sharding != "megatron":
             return Refusal(field, f"{degree} with sharding {s.sharding}", "1, or with sharding megatron")
     return None
+
+
+def _shared_fault(s: Scenario) -> Refusal | None:
+    """The reason why GPUs do not share experts under FSDP 2, or are not modelled so, in one line, or None."""
+    given = f"{s.expert_parallel} with sharding fsdp2"
+    if s.experts_implementation == "transformers":
+        return Refusal("expert_parallel", given, "1, or with experts_implementation torchtitan, automodel")
+    if s.shards % s.expert_parallel:
+        return Refusal("expert_parallel", given, f"a divisor of the {s.shards} GPUs that shard the model")
+    barred = {
+        "tensor_parallel": s.tensor_parallel > 1,
+        "pipeline_parallel": s.pipeline_parallel > 1,
+        "offload": s.offload.trained,
+        "optimizer_in_backward": s.optimizer_in_backward,
+        f"method {s.method}": s.method != "full",
+    }
+    found = next((name for name, there in barred.items() if there), None)
+    return Refusal("expert_parallel", f"{given} and {found}", "1; not modelled there") if found else None
 
 
 def exchange_fault(s: Scenario) -> Refusal | None:

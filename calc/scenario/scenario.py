@@ -16,6 +16,7 @@ from typing import Any
 from calc.base.plan import Keeps, MegatronShards, Recomputed
 from calc.base.schema import InputError
 from calc.models.architecture import Architecture
+from calc.models.slices import device_layers
 from calc.scenario.data_sets import SHORT
 from calc.scenario.images import Images
 from calc.scenario.lengths import Lengths, fullest
@@ -33,6 +34,7 @@ from calc.scenario.words import (
     Checkpointing,
     Compile,
     ContextExchange,
+    DeviceMap,
     ExpertsImplementation,
     Float8,
     FusedLoss,
@@ -49,6 +51,7 @@ from calc.scenario.words import (
     OutputsKept,
     Placement,
     Precision,
+    Resharding,
     Sharded,
     Sharding,
     StateDtype,
@@ -196,7 +199,9 @@ class Scenario:
     pipeline_parallel: int
     pipeline_layers: tuple[int, ...] | None
     virtual_pipeline: int
+    device_map: DeviceMap
     context_parallel: int
+    data_parallel_replicate: int
     sequence_parallel: bool
     async_tensor_parallel: bool
     expert_parallel: int
@@ -232,6 +237,7 @@ class Scenario:
     outputs_fp32: bool
     experts_implementation: ExpertsImplementation
     outer_units: OuterUnits
+    reshard_after_forward: Resharding
     logprob: Logprob
     entropy_coeff: float
     micro_batch: int
@@ -297,12 +303,27 @@ class Scenario:
     @property
     def together(self) -> int:
         """The number of GPUs that work on the same sequences."""
-        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.devices
+
+    @property
+    def devices(self) -> int:
+        """The number of GPUs over which one process spreads the layers of a model, by a `device_map`."""
+        return self.gpus if self.device_map == "auto" else 1
+
+    @cached_property
+    def stage_layers(self) -> tuple[int, ...] | None:
+        """The layers of each pipeline stage, or on each GPU of a `device_map`; None where the stages' are equal."""
+        return device_layers(self.architecture, self.devices) if self.devices > 1 else self.pipeline_layers
+
+    @property
+    def parts(self) -> int:
+        """The number of parts that hold different layers: pipeline stages, or GPUs of a `device_map` that have some."""
+        return len(self.stage_layers or ()) if self.devices > 1 else self.pipeline_parallel
 
     @property
     def shards(self) -> int:
         """GPUs with the same part of every layer, over which weights, gradients and states can be spread."""
-        return self.data_parallel * self.context_parallel
+        return self.data_parallel * self.context_parallel // self.data_parallel_replicate
 
     @property
     def communicators(self) -> int:
@@ -311,7 +332,10 @@ class Scenario:
         DeepSpeed works in a copy of the group of all GPUs, in which the trainer waits and gathers losses (deepspeed
         0.18 `utils/groups.py`, `_clone_world_group`); Megatron-core has groups of its own.
         """
-        own = (self.tensor_parallel, self.pipeline_parallel, self.context_parallel, self.expert_parallel)
+        own = (
+            self.tensor_parallel, self.pipeline_parallel, self.context_parallel, self.expert_parallel,
+            self.data_parallel_replicate,
+        )  # fmt: skip
         further = {"zero": (self.gpus,), "megatron": self.megatron_groups}.get(self.sharded.family, ())
         return sum([degree > 1 for degree in (self.shards, *own, *further)])
 

@@ -154,7 +154,7 @@ def _frozen_tower(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
 
 def architecture(s: Scenario, role: Role) -> Architecture:
     """The part of the model that one GPU holds: its stage of the pipeline, cut as tensor and expert parallelism say."""
-    whole = stage(s.architecture, *role.pipeline, s.pipeline_layers, s.virtual_pipeline)
+    whole = stage(s.architecture, *role.pipeline, s.stage_layers, s.virtual_pipeline)
     return part(whole, s.tensor_parallel, s.expert_parallel, s.expert_tensor_parallel)
 
 
@@ -224,6 +224,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         imbalance=s.expert_imbalance,
         looped=arch.experts > 0 and experts_apart(s, arch),
         padded=s.experts_implementation == "torchtitan",
+        dispatched=s.experts_implementation == "automodel",
         replaced=replaced(s.kernels, arch.family),
         compiled=trained and s.compile in ("model", "model-and-loss"),
         narrow=NARROW.get(s.float8, "") if trained and s.sharding != "megatron" else "",
@@ -386,13 +387,14 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         recast=recast(s, role, arch),
         reduce_bytes=role.reduce_bytes or grad,
         defers=s.no_sync,
-        stays=role.pipeline[1] > 1,
+        stays=role.pipeline[1] > 1 and s.devices == 1,
         pins=pins(s),
         in_backward=trained and s.optimizer_in_backward,
         streams=role.streams if trained else "",
         gathers=1 if trained and s.float8_all_gather else 0,
         ends=role.ends,
         mask_positions=role.mask_positions,
+        keeps_gathered=trained and s.reshard_after_forward == "never",
     )
 
 
@@ -558,15 +560,15 @@ SERVING: Mapping[Generates, Callable[[Scenario, Rollout, Serving, GPU, Sequence[
 
 def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:
     """The GPU groups: the roles that live on each, in the order in which they load, and its number of GPUs."""
-    if s.pipeline_parallel > 1:
+    if s.parts > 1:
         beside = ("rollout",) if s.placement == "colocated" else ()
         stages = [
-            tuple(name for name in keeps.loading if name in beside or keeps.at(name, index))
-            for index in range(s.pipeline_parallel)
+            tuple(name for name in keeps.loading if name in beside or keeps.at(name, index)) for index in range(s.parts)
         ]
         apart = [] if beside or "rollout" not in keeps.loading else [(("rollout",), s.gpus_of("rollout"))]
         own = s.gpus_of("actor") if apart else s.gpus
-        return [*[(names, own // s.pipeline_parallel) for names in stages], *apart]
+        each = 1 if s.devices > 1 else own // s.parts
+        return [*[(names, each) for names in stages], *apart]
     if s.placement == "colocated":
         return [(keeps.loading, s.gpus)]
     found: dict[str, list[str]] = {}

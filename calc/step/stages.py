@@ -20,7 +20,7 @@ from calc.engines.rollout import STARTING, Starting
 from calc.memory import kv_cache, runtime
 from calc.models.releases import tower_again
 from calc.models.slices import chunk, part
-from calc.step import peaks, placement, schedule_1f1b, schedule_megatron
+from calc.step import device_map, peaks, placement, schedule_1f1b, schedule_megatron
 from calc.step.instants import Batch, Instant, Step
 from calc.step.placement import Placed
 from calc.step.roles import Roles
@@ -333,6 +333,9 @@ class Stages:
             return
         if engine.replica.stays:
             yield from schedule_1f1b.training(placed, own)
+            return
+        if placed.role.pipeline[1] > 1:
+            yield from device_map.training(placed, own)
             return
         inside = self.roles.placed[stage.inside] if stage.inside else None
         waiting = [*self.idle(inside), *self.lasting(inside)] if inside else []

@@ -240,7 +240,8 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p:
     staged = s.pipeline_parallel > 1
     if s.gathers:
         gathered = PACKED if s.method == "qlora" else b
-        often = load.steps if staged else load.micro * (1 + p.inputs)
+        again = 0 if s.reshard_after_forward == "never" else p.inputs
+        often = load.steps if staged else load.micro * (1 + again)
         yield traffic.collective("gather", elements, gathered, often, ranks, bus)
     if not p.inputs:
         return
@@ -256,6 +257,10 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p:
             yield traffic.collective("all-reduce", given, reduced, 2 * load.steps, ranks, bus)
         case other:
             assert_never(other)
+    if (copies := s.data_parallel_replicate) > 1:
+        # each rank sums up the gradients of its shard with those of the other groups (HSDP)
+        often, apart = load.steps if s.no_sync else load.micro, ranks * s.tensor_parallel
+        yield traffic.collective("all-reduce", given / ranks, reduced, 2 * often, copies, r.link(copies, apart))
     if s.sharding in ("zero1", "zero2", "megatron") and not s.gathers:
         yield traffic.collective("gather", given, b, load.steps, ranks, bus)
 
@@ -274,9 +279,10 @@ def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float,
         gathered = 2 * (PACKED if s.method == "qlora" else b)
         given = b + (4 if s.grad_dtype == "fp32" else b)
     often = load.steps if s.pipeline_parallel > 1 else load.micro
-    values = {"m": often, "n": 1 + p.inputs, "g": gathered, "P": elements, "r": given * p.inputs, "Q": changed,
+    gathers = 1 if s.reshard_after_forward == "never" else 1 + p.inputs
+    values = {"m": often, "n": gathers, "g": gathered, "P": elements, "r": given * p.inputs, "Q": changed,
               "B": r.eager}  # fmt: skip
-    seconds = often * ((1 + p.inputs) * gathered * elements + given * p.inputs * changed) / r.eager
+    seconds = often * (gathers * gathered * elements + given * p.inputs * changed) / r.eager
     return Term("repacking", seconds, "m·(n·g·P + r·Q)/B", values, "throughput#communication")
 
 

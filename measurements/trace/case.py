@@ -219,7 +219,7 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "cp": cp,
             "pp": pp,
             "sequence_parallel": bool(flat.get("sequence_parallel", False)),
-            "reshard": "no" if pp > 1 else "yes",
+            "reshard": "no" if pp > 1 or flat.get("reshard_after_forward") == "never" else "yes",
             "zero": zero,
             "efficient_linear": bool(flat.get("memory_efficient_linear", True)),
             "ranks": gpus if zero else 0,

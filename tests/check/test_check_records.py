@@ -121,6 +121,13 @@ CASES: list[tuple[Rule[Any], str, dict[str, Any], dict[str, Any], str]] = [
         {"unit": "GB", "quote": "2.940GB (+8.185GB cache", "measured_bytes": 11_125_000_000, "note": "Both."},
         "measured_bytes: given 11125000000, allowed: a figure that quote prints, in GB; the nearest is 8185000000",
     ),
+    (
+        records.quoted,
+        "gb",
+        {"unit": "GiB", "quote": "64 GB, 65% 66%", "measured_bytes": round(0.66 * 64 * GiB), "note": "Its share of GiB."},
+        {"unit": "GiB", "quote": "64 GB, 65%", "measured_bytes": round(0.66 * 64 * GiB), "note": "Its share of GiB."},
+        "measured_bytes: given 45354854646, allowed: a figure that quote prints, in GiB; the nearest is 68719476736",
+    ),
     (records.quoted, "gib", {}, {"quote": "it fits"}, "quote: given 'it fits', allowed: words that print the figure"),
     (
         records.quoted_rate,

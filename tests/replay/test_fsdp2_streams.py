@@ -118,6 +118,32 @@ def test_an_embedding_and_a_head_that_are_units_come_and_go_with_their_module() 
         assert watched.seen() == ["+32", "-32", "-40", "+64", "reduces +16", "-32"]
 
 
+def test_what_stays_gathered_is_freed_by_its_own_backward_alone() -> None:
+    """The embedding's unit with the last: reductions are as ever, and no gather runs again."""
+    watched = Watched(replace(SHARDED, ends="kept", units=(LAYER, unit(16), ROOT), keeps_gathered=True))
+    watched.seen()
+    shards, heap = watched.shards, watched.heap
+    shards.begin()
+    shards.embedded()
+    assert watched.seen() == ["gathers +8", "gathers +32", "gathers -8", "+32"]
+    shards.enter(0)
+    shards.leave(0)
+    assert watched.seen() == ["gathers +5", "gathers +20", "gathers -5", "+20", "gathers -32"]
+    shards.enter_head()
+    shards.end()
+    assert watched.seen() == ["gathers +10", "gathers +40", "gathers -10", "+40", "gathers -20", "gathers -40"]
+    shards.turn()
+    assert watched.seen() == []
+    shards.reduce(-1, [heap.take(40 * MiB)], adding=False)
+    assert watched.seen() == ["+40", "-40", "+80", "reduces +20", "-40"]
+    shards.reenter(0)
+    shards.reduce(0, [heap.take(20 * MiB)], adding=False)
+    assert watched.seen() == ["+20", "-20", "-80", "+40", "-20", "reduces +10"]
+    shards.reenter(EMBEDDING)
+    shards.reduce(EMBEDDING, [heap.take(32 * MiB)], adding=False)
+    assert watched.seen() == ["+32", "-32", "-40", "+64", "reduces +16", "-32"]
+
+
 def test_a_backward_gathers_ahead_and_keeps_a_reductions_input_until_the_next(watched: Watched) -> None:
     shards, heap = watched.shards, watched.heap
     shards.begin()

@@ -275,7 +275,9 @@ def test_an_expert_cut_over_more_gpus_than_a_node_has_finds_no_other_in_its_node
 
 def test_a_parallelism_that_is_not_modelled_is_refused() -> None:
     line = error(gpus=2, sharding="fsdp2", expert_parallel=2, model="mixtral-8x7b")
-    assert "expert_parallel: given 2 with sharding fsdp2, allowed: 1, or with sharding megatron" in line
+    assert "given 2 with sharding fsdp2, allowed: 1, or with experts_implementation torchtitan, automodel" in line
+    line = error(gpus=2, sharding="zero3", expert_parallel=2, model="mixtral-8x7b")
+    assert "expert_parallel: given 2 with sharding zero3, allowed: 1, or with sharding megatron" in line
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,8 @@ def _plan(s: Scenario) -> Keeps:
         own = {"streams": "each"} | own  # torch/autograd/graph.py: save_on_cpu(pin_memory=True)
     exchange = "ring" if s.context_parallel > 1 else ""
     name, stages = "reward" if s.task == "rm" else "actor", s.pipeline_parallel
+    if s.devices > 1:
+        return pipelined(name, path, s.rows, s.parts, **own)
     if stages > 1 and s.sharding == "megatron" and not s.has("reference"):
         return pipelined(name, path, s.rows, stages, **own)
     if stages > 1 and s.sharding != "megatron":

@@ -104,7 +104,7 @@ def refuse(
     """
     if s.task not in tasks:
         return Refusal("trainer", f"{s.trainer!r} for {s.task}", f"own; modelled for {', '.join(tasks)}")
-    if s.together > 1 and not together:
+    if s.together > s.devices and not together:
         return Refusal("trainer", f"{s.trainer!r} where GPUs share sequences", "own; not modelled")
     for field, allowed in fixed.items():
         if (value := getattr(s, field)) not in allowed:
