@@ -488,7 +488,7 @@ def implementation_fault(s: Scenario) -> Refusal | None:
         allowed = f"transformers; read for {', '.join(families)}"
         return Refusal(field, f"{s.experts_implementation} with model {s.model}", allowed)
     barred = {
-        f"method {s.method}": s.method != "full",
+        f"method {s.method}": s.method != "full" and (s.method, s.experts_implementation) != ("lora", "torchtitan"),
         f"precision {s.precision}": s.precision not in ("bf16", "fsdp-mixed"),
         f"sharding {s.sharding}": s.sharding not in ("none", "ddp", "fsdp2"),
         "tensor_parallel": s.tensor_parallel > 1,
@@ -867,7 +867,8 @@ def chosen_fault(s: Scenario) -> Refusal | None:
         "lora.modules_to_save": bool(s.lora.modules_to_save),
         f"lora.targets {HEAD}": HEAD in s.lora.modules,
         "images.freeze": s.images is not None and s.images.freeze != "vision",
-        "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),
+        "experts that get adapters": s.experts_implementation == "transformers"
+        and adapts_experts(s.architecture, s.lora.modules),
     }
     return _barred(field, given, "1", barred)
 

@@ -503,6 +503,9 @@ def _lengths(given: Mapping[str, Any]) -> Lengths | None:
 def _modelled(module: Framework, values: Mapping[str, Any], architecture: Architecture) -> Architecture:
     """The model as the framework has it, and as its adapters are."""
     found = module.modelled(architecture if "images.width" in values else passing(architecture), values)
+    if found.experts and values["experts_implementation"] == "torchtitan":
+        # it has three parameters of all experts, and an adapter beside each
+        found = replace(found, expert_linears=("gate_proj", "up_proj", "down_proj"))
     return replace(found, adapters="scaled") if values["lora.dora"] and values["method"] != "full" else found
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from formulas import form, terms
-from tapes import arch, backward_of, check, forward_of, passing, tape
+from tapes import arch, backward_of, check, forward_of, frozen, passing, tape, without_grad_of
 
 from calc.base.refusal import Refusal
 from calc.memory.activations import Program
-from calc.memory.run import Run
+from calc.memory.run import Adapter, Run
 from calc.models.architecture import layer_kinds, layer_parameters
 from calc.resolve.parse import parse
 from calc.scenario.scenario import ScenarioError
@@ -48,6 +51,26 @@ def test_three_copies_of_the_rows_are_there_beside_those_in_fp32() -> None:
     """)  # fmt: skip
 
 
+def test_adapters_beside_experts_keep_what_they_read_and_both_terms_of_each_sum_to_the_end() -> None:
+    """Beside frozen experts: the filled rows, 2kh, which gate's and up's read, the product, 2kj, which down's does, and
+    what lies between each two matrices, 2kr.
+
+    In a forward without gradient, as down's sum is made: the gathered and the filled rows, down's two terms, one of
+    them scaled, and the sum, 12kh; both terms of gate's and of up's, their sums and the product, 14kj (prime-rl
+    559b44772 `trainer/models/layers/lora/multi_moe.py`, `MultiLoRAGroupedExperts.forward`).
+    """
+    own = replace(arch("qwen3-30b-a3b"), expert_linears=("gate_proj", "up_proj", "down_proj"))
+    spec, beside = own.specs[0], Adapter(16, ("gate_proj", "up_proj", "down_proj"), False, 2)
+    plain, made = (Program(Run(own, **frozen(it), padded=True), spec).layer() for it in (None, beside))
+    before, kept = (terms(each.saved(), own)[0] for each in (plain, made))
+    more = {name: size - before.get(name, 0) for name, size in kept.items() if size != before.get(name, 0)}
+    assert more == form("2k·h + 2k·j + 6k·r")[0]
+    assert backward_of(made)[-1].gradients == 128 * 16 * 3 * (2048 + 768)
+    (summed,) = (at for at in without_grad_of(made) if at.name == "experts down_proj: LoRA add")
+    there = terms(summed.passing, own)[0]
+    assert (there["k·h"], there["k·j"]) == (12, 14)
+
+
 def test_backward_makes_the_gradient_of_every_expert_once() -> None:
     a = arch("qwen3-30b-a3b")
     run = Run(a, padded=True)
@@ -62,13 +85,16 @@ def test_backward_makes_the_gradient_of_every_expert_once() -> None:
         ({"outer_units": "kept"}, ""),
         ({"model": "qwen3-8b"}, "experts_implementation"),
         ({"trainer": "torchtitan"}, ""),
+        ({"method": "lora", "lora": {"rank": 16, "count": 4}}, ""),
+        ({"method": "qlora"}, "experts_implementation"),
+        ({"method": "lora", "experts_implementation": "automodel"}, "experts_implementation"),
         ({"trainer": "axolotl"}, "experts_implementation"),
         ({"sharding": "zero3"}, "experts_implementation"),
         ({"sharding": "ddp", "experts_implementation": "transformers", "outer_units": "kept"}, "outer_units"),
         ({"model": "qwen3-4b", "experts_implementation": "transformers", "outer_units": "kept"}, "outer_units"),
     ],
 )
-def test_it_is_refused_where_it_was_not_read(fields: dict[str, str], field: str) -> None:
+def test_it_is_refused_where_it_was_not_read(fields: dict[str, Any], field: str) -> None:
     try:
         parse(JOB | fields)
     except ScenarioError as error:
