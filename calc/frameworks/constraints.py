@@ -561,7 +561,7 @@ def devices_fault(s: Scenario) -> Refusal | None:
         return None
     field = "device_map"
     fixed: dict[str, tuple[str | int, ...]] = {
-        "framework": ("torch",), "trainer": ("own", "transformers", "ms-swift", "llamafactory"),
+        "framework": ("torch",), "trainer": ("own", "transformers", "ms-swift"),
         "task": ("pretrain", "sft"), "sharding": ("none",), "method": ("full", "lora"), "tensor_parallel": (1,),
         "pipeline_parallel": (1,), "context_parallel": (1,), "expert_parallel": (1,), "compile": ("none",),
     }  # fmt: skip
