@@ -308,6 +308,17 @@ def outputs_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def narrow_fault(s: Scenario) -> Refusal | None:
+    """The reason why a loop's cross entropy does not read logits as they are, in one line, or None."""
+    if s.loss_fp32:
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "loss": ("full",),
+        "layout": ("bf16", "fsdp-mixed"), "compile": ("none",), "pipeline_parallel": (1,), "outputs_fp32": (0,),
+    }  # fmt: skip
+    return _beside(s, "loss_fp32", "false", "true", fixed)
+
+
 def grouping_fault(s: Scenario) -> Refusal | None:
     """The reason why batches cannot be grouped by length, in one line; None if they can or need not.
 
@@ -561,7 +572,7 @@ def devices_fault(s: Scenario) -> Refusal | None:
         return None
     field = "device_map"
     fixed: dict[str, tuple[str | int, ...]] = {
-        "framework": ("torch",), "trainer": ("own", "transformers", "ms-swift", "llamafactory"),
+        "framework": ("torch",), "trainer": ("own", "transformers", "ms-swift"),
         "task": ("pretrain", "sft"), "sharding": ("none",), "method": ("full", "lora"), "tensor_parallel": (1,),
         "pipeline_parallel": (1,), "context_parallel": (1,), "expert_parallel": (1,), "compile": ("none",),
     }  # fmt: skip

@@ -110,8 +110,8 @@ def torchrun(s: Scenario) -> list[Words]:
 
 
 def several(s: Scenario) -> str:
-    """Environment variables by which a command line starts torchrun itself; empty for one GPU."""
-    if s.gpus == 1:
+    """Environment variables by which a command line starts torchrun itself; empty for one process."""
+    if s.gpus == s.devices:
         return ""
     told = f"NPROC_PER_NODE={s.gpus // s.nodes} "
     if s.nodes == 1:

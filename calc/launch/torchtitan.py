@@ -80,6 +80,8 @@ def degrees(s: Scenario) -> Iterator[Words]:
     copies = s.data_parallel if s.sharding == "ddp" else s.data_parallel_replicate
     yield option("--parallelism.data_parallel_replicate_degree", copies)
     yield option("--parallelism.data_parallel_shard_degree", s.data_parallel // copies)
+    if s.expert_parallel > 1:
+        yield option("--parallelism.expert_parallel_degree", s.expert_parallel)
     if s.reshard_after_forward == "never":
         yield option("--parallelism.fsdp_reshard_after_forward", "never")
     yield option("--parallelism.tensor_parallel_degree", s.tensor_parallel)

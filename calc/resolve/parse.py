@@ -81,6 +81,7 @@ NEUTRAL: Mapping[str, Any] = {
     "cross_entropy_fusion_impl": "native",
     "outputs_kept": "none",
     "outputs_fp32": False,
+    "loss_fp32": True,
     "experts_implementation": "transformers",
     "outer_units": "root",
     "reshard_after_forward": "default",
@@ -398,6 +399,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.resharding_fault(scenario)
         or constraints.replicate_fault(scenario)
         or constraints.devices_fault(scenario)
+        or constraints.narrow_fault(scenario)
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.strategy_fault(scenario)

@@ -235,6 +235,7 @@ class Scenario:
     cross_entropy_fusion_impl: FusedLoss
     outputs_kept: OutputsKept
     outputs_fp32: bool
+    loss_fp32: bool
     experts_implementation: ExpertsImplementation
     outer_units: OuterUnits
     reshard_after_forward: Resharding

@@ -130,7 +130,7 @@ CASES: list[tuple[Rule[Any], str, dict[str, Any], dict[str, Any], str]] = [
             "measured_bytes": round(0.66 * 64 * GiB),
             "note": "Its share of GiB.",
         },
-        {"unit": "GiB", "quote": "64 GB, 65%", "measured_bytes": round(0.66 * 64 * GiB), "note": "Its share of GiB."},
+        {"unit": "GiB", "quote": "64 GB, 65%", "measured_bytes": round(0.66 * 64 * GiB), "note": "A share of GiB."},
         "measured_bytes: given 45354854646, allowed: a figure that quote prints, in GiB; the nearest is 68719476736",
     ),
     (records.quoted, "gib", {}, {"quote": "it fits"}, "quote: given 'it fits', allowed: words that print the figure"),

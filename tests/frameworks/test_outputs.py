@@ -69,3 +69,19 @@ def test_only_loops_of_ones_own_say_what_becomes_of_their_outputs(fields: dict[s
         parse(JOB | {"outputs_kept": "next"} | fields)
     with pytest.raises(ScenarioError, match="outputs_fp32: given true with"):
         parse(JOB | {"outputs_fp32": True} | fields)
+
+
+def test_a_loss_in_the_type_of_its_logits_makes_nothing_in_fp32() -> None:
+    """Of each logit forward has it and its log-softmax, backward that, two gradients, and the logit that is kept.
+
+    NeMo Automodel 36044ad3d `components/loss/masked_ce.py` with `fp32_upcast: false`; `out` lives as long
+    as `_forward_backward_step` of `recipes/llm/train_ft.py`.
+    """
+    narrow, wide = (phases(precision="bf16", loss_fp32=wide)["forward"].moment.lines for wide in (False, True))
+    each = TOKENS * VOCABULARY
+    logits = [sum(line.bytes for line in lines if line.component == "logits") // each for lines in (narrow, wide)]
+    assert logits == [4, 10]
+    kept = phases(precision="bf16", loss_fp32=False, outputs_kept="backward")["backward"].moment
+    assert sum(line.bytes for line in kept.lines if line.component == "logits") // each == 8
+    with pytest.raises(ScenarioError, match="loss_fp32: given false with trainer transformers"):
+        parse(JOB | {"trainer": "transformers", "loss_fp32": False})

@@ -288,7 +288,7 @@ NOT_CHANGED = {
     "async_tensor_parallel", "memory_efficient_linear", "zero_init", "max_live_parameters", "sub_group_size",
     "optimizer_in_backward",
     "recompute_modules", "mtp_num_layers", "compile", "float8", "float8_all_gather", "fp8_param_gather",
-    "bf16_layers_at_end", "linear_attention", "outputs_kept", "outputs_fp32",
+    "bf16_layers_at_end", "linear_attention", "outputs_kept", "outputs_fp32", "loss_fp32",
     "experts_implementation", "outer_units", "reshard_after_forward", "data_parallel_replicate", "device_map",
     "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",
     "lengths.data", "lengths.deviation", "lengths.shortest", "lengths.prompt",

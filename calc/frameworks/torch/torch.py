@@ -372,4 +372,6 @@ def _kept(s: Scenario, usual: Path) -> Path:
     held: Held = "forward" if s.outputs_kept == "none" else s.outputs_kept
     if held == "step" and s.accumulation > 1:
         held = "next"
+    if not s.loss_fp32:  # `F.cross_entropy` of the model's own logits, whose labels are shifted
+        return replace(usual, held=held, head_fp32=False, uncast=True, shift_copy=False, outside=True)
     return replace(usual, held=held, head_fp32=usual.head_fp32 or s.outputs_fp32, outside=s.outputs_fp32)

@@ -2348,6 +2348,7 @@ REFUSALS = {
     "none, or with {field!} {values!}": "none，或与 {field} {values} 一起",
     "{usual!}, or roles.reference none": "{usual}，或 roles.reference none",
     "false, or for {task!}": "false，或用于 {task}",
+    "true, or with {field!} {values!}": "true，或与 {field} {values} 一起",
     "default, or with {field!} {values!}": "default，或与 {field} {values} 一起",
     "1, or with {field!} {values!}": "1，或与 {field} {values} 一起",
     "false, or with batches that are padded": "false，或使用填充的批次",
