@@ -146,10 +146,13 @@ def degrees(s: Scenario) -> list[str]:
         ("context parallel", s.context_parallel),
         ("expert parallel", s.expert_parallel),
         ("expert tensor parallel", s.expert_tensor_parallel),
+        ("groups of shards", s.data_parallel_replicate),
     ]
     shared = [f"{name} {count}" for name, count in found if count > 1]
     if (strategy := s.data_parallel_sharding_strategy) != "no_shard":
         shared.insert(0, f"Megatron-FSDP {strategy}")
+    if s.reshard_after_forward == "never":
+        shared.append("gathered weights stay")
     return [*shared, "sequence parallel"] if s.sequence_parallel else shared
 
 

@@ -9,7 +9,7 @@ from calc.base.refusal import Refusal
 from calc.base.units import GiB
 from calc.engines.rollout import Unstarted
 from calc.estimate.host_memory import HostMemory
-from calc.estimate.report import deciding, lengths, needed, roles, rollout, table, text, verdict
+from calc.estimate.report import deciding, degrees, lengths, needed, roles, rollout, table, text, verdict
 from calc.estimate.result import Estimate, Group
 from calc.estimate.verdict import odds
 from calc.resolve.parse import parse
@@ -118,6 +118,13 @@ def test_the_job_is_named_with_what_was_filled_in() -> None:
     job = text(FITS, "x").splitlines()[2]
     for word in ("llama-3-8b, rm, lora of rank 64, openrlhf==0.6.1, mixed, sharding zero3, 6 x rtx4090", "8192 tokens"):
         assert word in job
+
+
+def test_how_gpus_share_a_model_is_named() -> None:
+    job = {"model": "llama-3-8b", "task": "sft", "gpu": "h100-sxm", "gpus": 8}
+    kept = {"sharding": "fsdp2", "data_parallel_replicate": 2, "reshard_after_forward": "never"}
+    assert degrees(parse(job | kept)) == ["groups of shards 2", "gathered weights stay"]
+    assert degrees(parse(job | {"gpus": 2, "device_map": "auto"})) == ["layers over GPUs 2"]
 
 
 def test_a_tables_columns_line_up() -> None:
