@@ -40,7 +40,10 @@ class Turn(NamedTuple):
 
 
 def order(index: int, stages: int, chunks: int, micro: int) -> Iterator[tuple[int, bool]]:
-    """The pieces that rank `index` runs in a step of `micro` micro batches, forward or backward (True), in turn."""
+    """The pieces that rank `index` runs in a step of `micro` micro batches, forward or backward (True), in turn.
+
+    torch 2.13 `ScheduleInterleaved1F1B._calculate_single_rank_operations`: its idle turns are left out.
+    """
     together = micro // max(1, micro // stages)
     turns = [step // together % chunks for step in range(chunks * micro)]
     warmup = min((chunks - 1) * together + 2 * (stages - 1 - index), len(turns))
