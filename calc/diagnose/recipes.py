@@ -87,6 +87,7 @@ def _titan(flags: Flags) -> dict[str, Any]:
         model = configured.get(f"{named}_{flavor}".casefold().replace(".", "_"), model)
     shards = flags.integer("parallelism.data_parallel_shard_degree", "training.data_parallel_shard_degree")
     mode = flags.text("activation_checkpoint.mode")
+    schedule = flags.text("parallelism.pipeline_parallel_schedule")
     return {
         "task": "pretrain",
         "model": model,
@@ -97,6 +98,7 @@ def _titan(flags: Flags) -> dict[str, Any]:
         "sharding": "ddp" if shards == 1 else "fsdp2" if shards else None,
         "tensor_parallel": flags.integer("parallelism.tensor_parallel_degree", "training.tensor_parallel_degree"),
         "pipeline_parallel": flags.integer("parallelism.pipeline_parallel_degree"),
+        "virtual_pipeline": 2 if (schedule or "").casefold() == "interleaved1f1b" else None,
         "context_parallel": flags.integer("parallelism.context_parallel_degree"),
         "checkpointing": _RECOMPUTED.get(mode or ""),
     }

@@ -7,12 +7,16 @@ Neither `reshard_after_forward` nor a backward frees layers, and nothing is redu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from calc.base.ledger import Line
 from calc.engines.fsdp import Fsdp
 from calc.engines.replica import Where
 from calc.memory import communication, gradients
 from calc.models.architecture import layer_kinds
+
+# the gradients of a stage: none yet, whole ones, or shards once its last backward is over
+Kept = Literal["", "whole", "reduced"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,14 @@ class Staged(Fsdp):
         if r.accumulates and r.embedding_kept:
             lines.append(gradients.whole_embedding(r.role, r.embedding_kept, r.reduce_bytes))
         return lines
+
+    def between(self, kept: Kept) -> list[Line]:
+        """What a stage has while another of its rank's runs, with its gradients as they are `kept`."""
+        r = self.replica
+        if kept == "reduced":
+            return [self.reduced(r.trainable)]
+        weights = [self.root_gathered(1), self.layers_gathered()]
+        return [*weights, *self.waiting(r.trainable)] if kept else weights
 
     def layers_gathered(self, but: int = 0) -> Line:
         """All layers whole, in the compute type, `but` elements left out."""

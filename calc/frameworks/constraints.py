@@ -29,6 +29,8 @@ MEGATRON_FSDP = ("megatron",)  # trainers whose Megatron-FSDP is modelled
 ENGINE_RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")  # Transformer Engine's, of 8 bits
 MEGATRON = ("megatron", "megatron-swift")  # trainers on Megatron-core that choose what its optimizer keeps
 FUSES = ("megatron", "megatron-swift")  # trainers that choose what fuses the loss
+# pieces of a stage whose weights all stay gathered: torch 2.13 `_add_unshard_reshard`, max_active_stages
+ALL_GATHERED = 3
 BLOCKS = {"mxfp8": 32, "nvfp4": 128}  # elements, and tokens, of a block that kernels scale
 
 
@@ -132,6 +134,24 @@ def pipeline_fault(s: Scenario) -> Refusal | None:
     if s.accumulation < p:
         least = p * s.rows * s.data_parallel
         return Refusal("global_batch", f"{s.global_batch} {given}", f"a micro batch for each stage, at least {least}")
+    return _interleaved_fault(s)
+
+
+def _interleaved_fault(s: Scenario) -> Refusal | None:
+    """The reason why PyTorch's interleaved 1F1B cannot run the pieces of a stage, in one line, or None.
+
+    Micro batches go through a piece in equal rounds (torch 2.13 `distributed/pipelining/schedules.py`,
+    `ScheduleInterleaved1F1B`).
+    """
+    if s.virtual_pipeline == 1:
+        return None
+    if s.virtual_pipeline > ALL_GATHERED:
+        allowed = f"at most {ALL_GATHERED}; of more not all stay gathered"
+        return Refusal("virtual_pipeline", s.virtual_pipeline, allowed)
+    if s.accumulation % (s.accumulation // s.pipeline_parallel):
+        step = s.pipeline_parallel * s.rows * s.data_parallel
+        given = f"{s.global_batch} with virtual_pipeline = {s.virtual_pipeline}"
+        return Refusal("global_batch", given, f"a multiple of {step}, so that stages take turns")
     return None
 
 

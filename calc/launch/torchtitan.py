@@ -91,6 +91,8 @@ def degrees(s: Scenario) -> Iterator[Words]:
         yield ("--parallelism.no-enable-sequence-parallel",)
     if s.pipeline_parallel > 1:
         yield option("--parallelism.pipeline_parallel_microbatch_size", s.micro_batch)
+    if s.virtual_pipeline > 1:
+        yield option("--parallelism.pipeline_parallel_schedule", "Interleaved1F1B")
 
 
 def notes(s: Scenario) -> Iterator[str]:

@@ -146,9 +146,11 @@ def stage(
     """The model as stage `index` of a pipeline holds it.
 
     Each stage has its layers, the first also the embedding, the last the final norm and the head. `counts`: the layers
-    of each, where Megatron-core is told them; `chunks`: a stage has so many pieces of the model, see `chunk`. Raises
-    ConfigError for the field `pipeline_parallel` if a stage would have no layer, or if two stages would hold the same
-    tensor, and for `pipeline_layers` if it is not a division.
+    of each, where Megatron-core is told them; `chunks`: a stage has so many pieces of the model, see `chunk`; without
+    Megatron-core every piece is a stage of torchtitan's division, and rank `index` has one of each round of them
+    (`distributed/pipeline_parallel.py`, `_get_stage_indices`). Raises ConfigError for the field `pipeline_parallel` or
+    `virtual_pipeline` if a stage would have no layer, or if two stages would hold the same tensor, and for
+    `pipeline_layers` if it is not a division.
     """
     if counts is not None and (len(counts) != stages or sum(counts) != arch.layers):
         allowed = f"as many counts as pipeline_parallel = {stages}, {arch.layers} layers together"
@@ -159,7 +161,7 @@ def stage(
         raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with a vision tower")
     if arch.passed:
         raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with layers for images")
-    if chunks > 1:
+    if chunks > 1 and arch.megatron:
         pieces = [chunk(arch, index, stages, chunks, n, counts) for n in range(chunks)]
         specs = tuple(spec for piece in pieces for spec in piece.specs)
         return replace(pieces[0], specs=specs, ends=pieces[-1].ends, depths=pieces[-1].depths)
@@ -171,9 +173,13 @@ def stage(
         raise ConfigError(
             "pipeline_parallel", stages, f"at most {most}, so that every stage has one of {arch.layers} layers"
         )
-    counts = counts or layers_of(arch.layers, stages)
-    below, count = sum(counts[:index]), counts[index]
-    return replace(arch, specs=arch.specs[below : below + count], embeds=index == 0, ends=index == stages - 1)
+    if stages * chunks > most:
+        allowed = f"at most {most // stages}, so that every piece has one of {arch.layers} layers"
+        raise ConfigError("virtual_pipeline", chunks, allowed)
+    counts = counts or layers_of(arch.layers, stages * chunks)
+    held = [arch.specs[sum(counts[:n]) :][: counts[n]] for n in range(index, stages * chunks, stages)]
+    own = tuple(spec for piece in held for spec in piece)
+    return replace(arch, specs=own, embeds=index == 0, ends=index == stages - 1)
 
 
 def megatron_layers(layers: int, stages: int) -> tuple[int, ...]:

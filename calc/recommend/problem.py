@@ -275,7 +275,8 @@ class Problem:
         By more than the error of times, as for `_cut`; of two numbers of pieces the smaller.
         """
         s = search.chosen(found).scenario
-        if s.pipeline_parallel == 1 or not search.rated or "virtual_pipeline" in self.fields:
+        staged = s.pipeline_parallel > 1 and s.sharded.family == "megatron"
+        if not staged or not search.rated or "virtual_pipeline" in self.fields:
             return None
         limit = found.seconds / (1 + TOLERANCE)
         cut = {name: getattr(s, name) for name in (*CUTS, "sequence_parallel")}

@@ -169,9 +169,9 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if parts and (values["sharding"] != "megatron" or again != "selective"):
         said = f"{', '.join(parts)} with sharding {values['sharding']} and checkpointing {again}"
         raise Objection(Refusal("recompute_modules", said, "null, or with megatron and selective"))
-    staged = values["sharding"] == "megatron" and values["pipeline_parallel"] > 1
+    staged = values["sharding"] in ("megatron", "fsdp2") and values["pipeline_parallel"] > 1
     if (chunks := values["virtual_pipeline"]) > 1 and not staged:
-        allowed = "1, or with sharding megatron and pipeline_parallel above 1"
+        allowed = "1, or with sharding megatron or fsdp2 and pipeline_parallel above 1"
         raise Objection(Refusal("virtual_pipeline", chunks, allowed))
     expected, cap = values["expected_len"], values["seq_len"]
     if expected > cap:

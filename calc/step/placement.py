@@ -501,6 +501,14 @@ class Placed:
         return [symmetric("process", tokens * run.arch.hidden, run.compute, s.tensor_parallel)]
 
 
+def in_turn(placed: Placed) -> list[Placed]:
+    """The pieces of a pipeline rank, each as a stage of its own: one after every `pipeline_parallel`-th of them."""
+    (index, stages), s = placed.role.pipeline, placed.s
+    places = [(n * stages + index, stages * s.virtual_pipeline) for n in range(s.virtual_pipeline)]
+    alone = replace(s, virtual_pipeline=1)
+    return [replace(placed, role=replace(placed.role, pipeline=place), s=alone) for place in places]
+
+
 def place(s: Scenario, role: Role, keeps: Keeps) -> Placed:
     """`role` of the job `s` on its GPUs."""
     return Placed(role, s.role(role.model or role.name) or s, keeps)

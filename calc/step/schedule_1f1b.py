@@ -54,7 +54,7 @@ def training(placed: Placed, own: Step) -> Iterator[tuple[str, str, list[Line]]]
     backward: list[tuple[str, list[Line]]] = []
     rotation = rotated(placed.engine.replica.run)
     for turn in turns(index, stages, micro):
-        engine = placed.engine if turn.accumulates else _first(placed.engine)
+        engine = placed.engine if turn.accumulates else first(placed.engine)
         sent = handed_on(own, (turn.accumulates and not embeds) + turn.waiting * (not ends))
         angles = rotation._replace(times=turn.waiting + 1)
         waiting = [*buffers, *own.lines([*ahead(own, turn.waiting), *sent, angles])]
@@ -62,7 +62,7 @@ def training(placed: Placed, own: Step) -> Iterator[tuple[str, str, list[Line]]]
             # the model's own variables: the embedding's output, and the input of the layer that runs
             held = own.lines(handed_on(own, 0 if ends else embeds + (not layout.recompute)))
             steady = peaks.beside([*waiting, *held], peaks.peak(engine, own, own.plan.forward))
-            yield "forward", *peaks.largest([_begun(placed, own, buffers), steady])
+            yield "forward", *peaks.largest([begun(placed, own, buffers), steady])
         output = own.lines(handed_on(own, not ends))
         backward.append(peaks.beside([*waiting, *output], peaks.peak(engine, own, own.backward())))
         if not turn.accumulates and (copied := engine.copying()):
@@ -73,15 +73,15 @@ def training(placed: Placed, own: Step) -> Iterator[tuple[str, str, list[Line]]]
     yield "step", *peaks.beside(buffers, peaks.largest(placed.engine.stepping()))
 
 
-def _begun(placed: Placed, own: Step, buffers: list[Line]) -> tuple[str, list[Line]]:
+def begun(placed: Placed, own: Step, buffers: list[Line]) -> tuple[str, list[Line]]:
     """The first micro batch in the last layer, whose weights the engine may have to gather."""
     layout = own.plan.layout
     stop = max(layout.stack.stops)
-    gathered = _first(placed.engine).at(Where("gather", stop.layer, False))
+    gathered = first(placed.engine).at(Where("gather", stop.layer, False))
     return "first micro-batch: gather", [*buffers, *own.lines(layout.below(stop, "forward")), *gathered]
 
 
-def _first(engine: TrainingEngine) -> TrainingEngine:
+def first(engine: TrainingEngine) -> TrainingEngine:
     """The engine as it is before any gradient is kept."""
     return replace(engine, replica=replace(engine.replica, micro_batches=1))  # type: ignore[type-var]
 

@@ -20,7 +20,7 @@ from calc.engines.rollout import STARTING, Starting
 from calc.memory import kv_cache, runtime
 from calc.models.releases import tower_again
 from calc.models.slices import chunk, part
-from calc.step import device_map, peaks, placement, schedule_1f1b, schedule_megatron
+from calc.step import device_map, peaks, placement, schedule_1f1b, schedule_interleaved, schedule_megatron
 from calc.step.instants import Batch, Instant, Step
 from calc.step.placement import Placed
 from calc.step.roles import Roles
@@ -330,6 +330,10 @@ class Stages:
                     engine, piece, *placed.role.pipeline, placed.s.virtual_pipeline, placed.s.accumulation,
                     masked=placed.role.masks, handed=placed.role.handed, seen=seen,
                 )  # fmt: skip
+            return
+        if engine.replica.stays and placed.s.virtual_pipeline > 1:
+            turns = [(piece, self._step(piece)) for piece in placement.in_turn(placed)]
+            yield from schedule_interleaved.training(placed, turns)
             return
         if engine.replica.stays:
             yield from schedule_1f1b.training(placed, own)

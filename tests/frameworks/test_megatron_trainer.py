@@ -660,7 +660,7 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
         ),
         (
             {"virtual_pipeline": 2},
-            "virtual_pipeline: given 2, allowed: 1, or with sharding megatron and pipeline_parallel above 1",
+            "virtual_pipeline: given 2, allowed: 1, or with sharding megatron or fsdp2 and pipeline_parallel above 1",
         ),
         (
             {"pipeline_parallel": 4, "gpus": 4, "virtual_pipeline": 2, "global_batch": 6},

@@ -2258,9 +2258,11 @@ REFUSALS = {
     "such that {stages} stages with as many chunks divide the model's {n} layers, or with pipeline_layers": (
         "使 {stages} 段各这么多块能整除模型的 {n} 层，或给出 pipeline_layers"
     ),
-    "1, or with sharding megatron and pipeline_parallel above 1": (
-        "1，或与 sharding megatron 一起，且 pipeline_parallel 大于 1"
+    "1, or with sharding megatron or fsdp2 and pipeline_parallel above 1": (
+        "1，或与 sharding megatron 或 fsdp2 一起，且 pipeline_parallel 大于 1"
     ),
+    "at most {n}; of more not all stay gathered": "至多 {n}；更多块时并非都一直保持聚合",
+    "at most {most}, so that every piece has one of {n} layers": "至多 {most}，使每块都有 {n} 层中的至少一层",
     "multiples of virtual_pipeline = {n}, but for a layer fewer at the ends": (
         "virtual_pipeline = {n} 的倍数，首尾各可少一层"
     ),

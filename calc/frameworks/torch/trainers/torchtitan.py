@@ -107,12 +107,13 @@ def refuse(s: Scenario) -> Refusal | None:
     """The reason why torchtitan cannot run `s`, in one line, or None."""
     if s.offload.activations:
         return Refusal("offload.activations", "true with trainer torchtitan", "false; it has no switch for it")
-    fixed: dict[str, tuple[str, ...]] = {
+    fixed: dict[str, tuple[str | int, ...]] = {
         "method": ("full",),
         "sharding": ("none", "ddp", "fsdp2"),
         "kernels": ("eager",),
         "loss": ("full", "chunked"),
         "attention": ("sdpa", "flash"),
+        "virtual_pipeline": (1, 2),  # stages_per_rank of a multi-stage schedule (distributed/pipeline_parallel.py)
     }
     if fault := shared.refuse(s, TASKS, fixed, together=True):
         return fault
