@@ -13,6 +13,7 @@ from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of, total
 from calc.memory.linears import WIDTH, Linears
 from calc.memory.run import routed, symbol
 from calc.memory.weights import SCALE
+from calc.models.architecture import Linear
 from calc.models.lora import adapted
 
 Gate = Callable[[Tensor, Size, int], Tensor]
@@ -123,18 +124,24 @@ class ExpertLoop(Linears):
 
     def with_expert_adapters(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """`y` with the outputs of adapters beside each expert's own linears; `gate_up_proj` stands for two of them."""
-        arch, adapter = self.arch, self.run.adapter
-        if not (adapter and arch.expert_linears):
-            return y
-        last, low = name == "down_proj", Size({"k·r": 1})
+        last = name == "down_proj"
         out = y.width if last else Size({"k·j": 1})
-        scaled = []
-        for linear in adapted(arch, self.spec, adapter.targets):
-            own = linear.name.rpartition(".")[2]
-            if linear.experts and (own == arch.expert_linears[-1]) == last:
-                n_in, n_out = (linear.experts * adapter.rank * width for width in (linear.inputs, linear.outputs))
-                scaled.append(self.through_both(f"experts {own}: LoRA", x, out, low, n_in, n_out)[1])
+        named = [own for own in self.adapted_experts() if (own == self.arch.expert_linears[-1]) == last]
+        scaled = [self.expert_adapter(own, x, out)[1] for own in named]
         return self.with_adapters(f"experts {name}: LoRA", y, scaled) if scaled else y
+
+    def adapted_experts(self) -> dict[str, Linear]:
+        """The experts' linears that have adapters, by the last part of their names."""
+        found = adapted(self.arch, self.spec, self.run.adapter.targets) if self.run.adapter else ()
+        return {linear.name.rpartition(".")[2]: linear for linear in found if linear.experts}
+
+    def expert_adapter(self, own: str, x: Tensor, out: Size, uneven: float = 1) -> tuple[Tensor, Tensor]:
+        """The outputs of all experts' adapters beside one of their linears, as they come and scaled."""
+        linear, adapter = self.adapted_experts()[own], self.run.adapter
+        assert adapter is not None
+        n_in, n_out = (linear.experts * adapter.rank * width for width in (linear.inputs, linear.outputs))
+        low = Size({"k·r": uneven})
+        return self.through_both(f"experts {own}: LoRA", x, out, low, n_in, n_out)[1:]
 
     def expert_linears(self) -> list[Tensor]:
         """The weights of experts that are linears, of which autocast makes copies; none of GPT-OSS.

@@ -355,7 +355,7 @@ class Linears:
         label = f"{name}: LoRA"
         if adapter.count > 1:
             return self.adapted_by_token(label, x, y, inputs * rank, outputs * rank)
-        read, scaled = self.through_both(label, x, y.width, of(r=self.row_share), inputs * rank, outputs * rank)
+        read, _, scaled = self.through_both(label, x, y.width, of(r=self.row_share), inputs * rank, outputs * rank)
         return self.with_adapters(label, y, [scaled], (x, read))
 
     def adapted_by_token(self, label: str, x: Tensor, y: Tensor, n_in: int, n_out: int) -> Tensor:
@@ -379,14 +379,19 @@ class Linears:
         tape.returns(a, b, y, up)
         return total
 
-    def through_both(self, label: str, x: Tensor, out: Size, low: Size, n_in: int, n_out: int) -> tuple[Tensor, Tensor]:
-        """What an adapter reads, and its scaled output of width `out`; `low` is the width between its two matrices."""
+    def through_both(
+        self, label: str, x: Tensor, out: Size, low: Size, n_in: int, n_out: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What an adapter reads, and its output of width `out`, as it comes and scaled.
+
+        `low` is the width between its two matrices, of `n_in` and `n_out` elements.
+        """
         adapter = self.run.adapter
         assert adapter is not None
         read, source = self.dropped_before(label, x)
         down = self.through(f"{label} A", source, low, n_in)
         up = self.through(f"{label} B", down, out, n_out)
-        return read, self.tape.op(f"{label} scale", [up], out, self.c if self.autocast else adapter.b)
+        return read, up, self.tape.op(f"{label} scale", [up], out, self.c if self.autocast else adapter.b)
 
     def dropped_before(self, label: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """What an adapter reads, and what its dropout leaves of that."""

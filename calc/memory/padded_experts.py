@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 
 from calc.autograd.tape import Size, Tensor, of
 from calc.memory.run import routed
-from calc.models.lora import adapted
 
 if TYPE_CHECKING:
     from calc.memory.activations import Program
-    from calc.models.architecture import Linear
 
 
 def padded(on: Program, x: Tensor, weights: Tensor) -> Tensor:
@@ -36,7 +34,7 @@ def padded(on: Program, x: Tensor, weights: Tensor) -> Tensor:
     there = tape.op("experts: all-to-all", [rows], got, c, spared=[]) if shared else rows
     below = tape.op("experts: row of zeros", [there], got, c, aliases=[there])
     filled = tape.op("experts: fill up", [below], got, c, saves=[order])
-    down = adapted_product(on, filled) if adapters_of(on) else product(on, filled)
+    down = adapted_product(on, filled) if on.adapted_experts() else product(on, filled)
     unfilled = tape.op("experts: take out", [down], got, c, saves=[order])
     outputs = tape.op("experts: without the last row", [unfilled], got, c, view=True)
     if shared:
@@ -51,18 +49,12 @@ def padded(on: Program, x: Tensor, weights: Tensor) -> Tensor:
     return y
 
 
-def adapters_of(on: Program) -> dict[str, Linear]:
-    """The experts' products that have adapters, by the last part of their names."""
-    found = adapted(on.arch, on.spec, on.run.adapter.targets) if on.run.adapter else ()
-    return {linear.name.rpartition(".")[2]: linear for linear in found if linear.experts}
-
-
 def adapted_product(on: Program, rows: Tensor) -> Tensor:
     """The experts' product with adapters beside gate, up and down: `W·x + scaling·B(A(x))`, by grouped products.
 
     Of several runs' adapters one serves a whole batch. What is read, both terms of each sum, the sums and their product
     are variables until the function returns (prime-rl 559b44772 `trainer/models/layers/lora/multi_moe.py`,
-    `MultiLoRAGroupedExperts.forward`).
+    `MultiLoRAGroupedExperts.forward`). Dropout is counted for each product; gate's and up's share one there.
     """
     tape, c, kj = on.tape, on.run.residual, Size({"k·j": on.run.imbalance})
     gate, first = beside(on, "gate_proj", rows, kj)
@@ -76,16 +68,11 @@ def adapted_product(on: Program, rows: Tensor) -> Tensor:
 
 def beside(on: Program, name: str, x: Tensor, out: Size) -> tuple[Tensor, list[Tensor]]:
     """The frozen product of each expert's rows and its adapter's, and both of them apart."""
-    tape, c, label = on.tape, on.run.residual, f"experts {name}: LoRA"
-    base = tape.op(f"experts: {name}", [x], out, c, multiplies=True)
-    linear = adapters_of(on).get(name)
-    if not linear or not on.run.adapter:
+    base = on.tape.op(f"experts: {name}", [x], out, on.run.residual, multiplies=True)
+    if name not in on.adapted_experts():
         return base, []
-    n_in, n_out = (linear.experts * on.run.adapter.rank * width for width in (linear.inputs, linear.outputs))
-    low = on.through(f"{label} A", x, Size({"k·r": on.run.imbalance}), n_in)
-    up = on.through(f"{label} B", low, out, n_out)
-    scaled = tape.op(f"{label} scale", [up], out, c)
-    return on.with_adapters(label, base, [scaled]), [base, up]
+    up, scaled = on.expert_adapter(name, x, out, on.run.imbalance)
+    return on.with_adapters(f"experts {name}: LoRA", base, [scaled]), [base, up]
 
 
 def product(on: Program, rows: Tensor) -> Tensor:
