@@ -25,6 +25,7 @@ from calc.recommend.space import (
     rungs,
     seed,
     whole_rollout,
+    with_whole_sequences,
 )
 from calc.scenario.rules import card_warnings
 from calc.scenario.scenario import Scenario, on_card
@@ -200,6 +201,9 @@ class Problem:
         for index, rung in enumerate(self.rungs):
             if (words := self._words(rung)) in self.failed:
                 continue
+            if self._shared_in_vain(rung):
+                self.failed.add(words)
+                continue
             search = self.asked(rung)
             found = search.best() if search else None
             if search and found:
@@ -212,6 +216,12 @@ class Problem:
                 self.misses.append(search)
             self.failed.add(words)
         return None
+
+    def _shared_in_vain(self, rung: Fields) -> bool:
+        """True if GPUs share sequences on a rung, and without that nothing fits however short these are."""
+        whole = with_whole_sequences(rung)
+        search = self.asked(whole) if whole in self.rungs else None
+        return search is not None and search.whatever_length
 
     def _words(self, rung: Fields) -> str:
         """A rung of the job as a key; it has a method, whether that was open or not."""
@@ -338,7 +348,7 @@ class Problem:
 
     def fits(self) -> bool:
         """True if anything fits on any rung; the leanest rungs are asked first."""
-        searches = (self.asked(rung) for rung in reversed(self.rungs))
+        searches = (self.asked(rung) for rung in reversed(self.rungs) if not self._shared_in_vain(rung))
         return any(search is not None and search.any() for search in searches)
 
     @property

@@ -650,23 +650,40 @@ class Search:
         With `looking`, each place is noted, as the closest miss may be any of them.
         """
         known: bool | None = False
+        for b, at in self._leanest_places():
+            # to tell whether roles have room as they train takes more than both
+            if self.overfull(b, at) or self.too_much_for_the_host(b, at):
+                if looking and (beside := self._beside.get(self.held(b, at))) is not None:
+                    self._fits.setdefault((b, at), Unmade(beside))
+                continue
+            if not self.possible(b, at, looking=looking):
+                continue
+            found = self.starting(b, at)
+            if found and found.fits:
+                return True
+            open_ = found is None or (found.on_device and not found.too_lean)
+            if open_ and (looking or not self.fills_the_host(b, at)):
+                known = None  # an engine that sleeps may fill the host, where one that stays does not
+        return known
+
+    def _leanest_places(self) -> Iterator[tuple[int, Place]]:
+        """The leanest place of each lean lattice, from the last branch and turn to the first."""
         for b, branch in reversed([*enumerate(self.branches)]):
             for turn in product(*[reversed(range(n + 1)) for n in branch.leanest[: branch.turns]]):
-                at = (*turn, *branch.leanest[branch.turns :])
-                # to tell whether roles have room as they train takes more than both
-                if self.overfull(b, at) or self.too_much_for_the_host(b, at):
-                    if looking and (beside := self._beside.get(self.held(b, at))) is not None:
-                        self._fits.setdefault((b, at), Unmade(beside))
-                    continue
-                if not self.possible(b, at, looking=looking):
-                    continue
-                found = self.starting(b, at)
-                if found and found.fits:
-                    return True
-                open_ = found is None or (found.on_device and not found.too_lean)
-                if open_ and (looking or not self.fills_the_host(b, at)):
-                    known = None  # an engine that sleeps may fill the host, where one that stays does not
-        return known
+                yield b, (*turn, *branch.leanest[branch.turns :])
+
+    @cached_property
+    def whatever_length(self) -> bool:
+        """True if nothing fits however short sequences are: not what is resident, nor the host, nor a vLLM apart."""
+        return all(
+            self.overfull(b, at) or self.too_much_for_the_host(b, at) or self._unserved(b, at)
+            for b, at in self._leanest_places()
+        )
+
+    def _unserved(self, b: int, lean: Place) -> bool:
+        """True if the phases of a vLLM that is apart from training do not fit at a leanest place."""
+        found = self.starting(b, lean)
+        return found is not None and found.apart and not found.serves
 
     def starting(self, b: int, lean: Place) -> Fit | None:
         """The fit of the leanest place, or of the one with the smallest share with which vLLM starts."""

@@ -412,6 +412,13 @@ def _sharing(job: Fields, rung: Fields) -> Iterator[Fields]:
             yield {**rung, shared: degree, "micro_batch": 1}
 
 
+def with_whole_sequences(rung: Fields) -> Fields | None:
+    """A rung whose GPUs share sequences alone, context parallelism, without that; None for any other."""
+    if "context_parallel" not in rung:
+        return None
+    return {name: value for name, value in rung.items() if name not in ("context_parallel", "micro_batch")}
+
+
 def shares_packed(job: Fields, rung: Fields) -> bool:
     """True if the framework lets GPUs share a sequence once sequences are packed, and does not as the job is."""
     own = _choices_of(job)

@@ -22,7 +22,7 @@ from calc.recommend.failing import _least
 from calc.recommend.problem import Problem
 from calc.recommend.search import Found, Place, Search, room
 from calc.recommend.simplicity import Effort, efforts
-from calc.recommend.space import SHARE, _branches
+from calc.recommend.space import SHARE, _branches, with_whole_sequences
 from calc.replay import replay
 from calc.scenario.scenario import on_card
 
@@ -331,6 +331,25 @@ def test_stages_of_megatron_core_are_searched_by_the_same_properties(framework: 
         if judged := search.judged(0, first):
             hosts.setdefault(search.hosted(0, first), set()).add(most(judged.estimate.host_phases))
     assert max(map(len, hosts.values())) == 1 < len(hosts)
+
+
+@pytest.mark.parametrize(("gpu", "gpus"), [("l4", 8), ("h100-sxm", 2), ("a30", 16)])
+@pytest.mark.parametrize("job", [
+    {"framework": "openrlhf", "task": "sft", "packing": True, "seq_len": 32768},
+    {"framework": "verl", "task": "ppo", "response_len": 8192},
+])  # fmt: skip
+def test_shorter_shares_of_sequences_are_no_help_where_lengths_are_not_what_lacks(
+    job: dict[str, Any], gpu: str, gpus: int
+) -> None:
+    """Else a rung whose GPUs share sequences would be passed over although something fits there."""
+    seen: set[tuple[bool, bool]] = set()
+    for model in ("qwen3-0.6b", "mixtral-8x7b"):
+        problem = Problem(job | {"model": model, "gpu": gpu, "gpus": gpus}, load(), names=False)
+        for rung, whole in [(rung, with_whole_sequences(rung)) for rung in problem.rungs]:
+            search, shared = problem.asked(whole) if whole else None, problem.asked(rung)
+            if search and shared:
+                seen.add((search.whatever_length, shared.any()))
+    assert len(seen) > 1 and (True, True) not in seen
 
 
 @settings(max_examples=60)
