@@ -127,7 +127,7 @@ def _nothing(problem: Problem) -> Iterator[Recommendation]:
         )
     answer = Recommendation(recommended=best, fails=nearest, launch=command)
     yield answer
-    yield _whole(replace(answer, advice=tuple(changes(problem))), problem, notes)
+    yield _whole(replace(answer, advice=tuple(changes(problem, nearest))), problem, notes)
 
 
 def _launch(s: Scenario) -> tuple[Launch | None, tuple[str, ...]]:

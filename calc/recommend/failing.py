@@ -137,17 +137,17 @@ def tight(nearest: Miss | None) -> Configuration | None:
     return Configuration(nearest.judged, nearest.throughput)
 
 
-def changes(problem: Problem) -> Iterator[str]:
-    """For each thing that could be changed, the least change with which something fits."""
+def changes(problem: Problem, nearest: Miss | None) -> Iterator[str]:
+    """For each thing that could be changed, the least change with which something fits; `nearest`: the closest miss."""
     rung = problem.rungs[0] if problem.rungs else None
     if (enough := _hosting(problem)) is not None:
         host = problem.misses[0].host
         yield f"host_memory {enough} (GB a node) fits on this machine, instead of {host}"
     given = int(problem.fields.get("gpus", 1))
-    for count in (n for n in COUNTS if given < n <= 16 * given):
-        if _fits(problem.job, problem.catalog, {"gpus": count}):
-            yield f"{count} GPUs instead of {given} suffice"
-            break
+    more = [n for n in COUNTS if given < n <= 16 * given]
+    likely = bisect_left(more, given * _cards(nearest))
+    if count := _fewest(more, likely, lambda n: _fits(problem.job, problem.catalog, {"gpus": n})):
+        yield f"{count} GPUs instead of {given} suffice"
     if SHARE in problem.job and any(fit.too_lean for search in problem.misses for _, _, fit in search.looked()):
         for share in (n for n in reversed(SHARES) if n > problem.job[SHARE]):
             if _fits(problem.job, problem.catalog, {SHARE: share}):
@@ -166,6 +166,26 @@ def changes(problem: Problem) -> Iterator[str]:
     lengths = [half for n in range(1, length.bit_length()) if (half := length >> n) >= SHORTEST]
     if shorter := _longest(lengths, lambda length: _fits(problem.job, problem.catalog, {name: length})):
         yield f"{name} {shorter} fits on this machine"
+
+
+def _cards(nearest: Miss | None) -> float:
+    """The memory that the closest miss needs of a GPU, in cards; 1 where GPU memory is not what it lacks."""
+    if nearest is None or nearest.where != "gpu" or nearest.shortfall is None:
+        return 1.0
+    usable = min(g.usable_bytes for g in nearest.judged.estimate.groups)
+    return 1 + nearest.shortfall / usable
+
+
+def _fewest(counts: Sequence[int], likely: int, fits: Callable[[int], bool]) -> int | None:
+    """The first of rising `counts` that fits, or None; where one fits, so do more, if the framework takes so many.
+
+    They are asked from the `likely` one on, as asking takes longest of many GPUs that are too few.
+    """
+    likely = min(likely, len(counts) - 1) if counts else 0
+    found = next((n for n in range(likely, len(counts)) if fits(counts[n])), None)
+    if found == likely:
+        found = next((n + 1 for n in reversed(range(likely)) if not fits(counts[n])), 0)
+    return None if found is None else counts[found]
 
 
 def _longest(lengths: Sequence[int], fits: Callable[[int], bool]) -> int | None:

@@ -13,7 +13,7 @@ from calc.estimate.estimate import estimate
 from calc.recommend import Recommendation, recommend
 from calc.recommend.answer import fitting, growing
 from calc.recommend.clock import TOLERANCE
-from calc.recommend.failing import _longest
+from calc.recommend.failing import _fewest, _longest
 from calc.recommend.problem import Problem
 from calc.recommend.search import Search, room
 from calc.recommend.simplicity import efforts
@@ -288,6 +288,13 @@ def test_the_longest_sequences_that_fit_are_found_by_the_shortest_and_halves(lon
 
     assert _longest([8192 >> n for n in range(7)], fits) == longest
     assert len(asked) <= (1 if longest is None else 4)
+
+
+@pytest.mark.parametrize("enough", [8, 16, 64, None])
+@pytest.mark.parametrize("likely", range(5))
+def test_the_fewest_gpus_that_fit_are_found_from_wherever_the_search_starts(enough: int | None, likely: int) -> None:
+    counts = (8, 16, 32, 64)
+    assert _fewest(counts, likely, lambda n: enough is not None and n >= enough) == enough
 
 
 def test_of_no_length_none_fits() -> None:
