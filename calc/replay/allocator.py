@@ -28,6 +28,7 @@ ROUND = 512  # kMinBlockSize
 SMALL = MiB  # kSmallSize: the largest small block, and the largest remainder not split off a large one
 ENDLESS = 1 << 59  # the address space of an expandable segment
 UNPLACED = -1  # in place of the address of a small block
+ADDRESS = 60  # bits of an address, behind the size in the key by which free blocks are ordered
 
 Block = tuple[int, ...]
 NO_BLOCK: Block = ()
@@ -160,7 +161,8 @@ class Process:
 class Allocator:
     """The allocator of one stream: it splits segments into blocks, and hands a freed block only to that stream again.
 
-    Free blocks are indexed by their start and by their end, so that neighbours can be merged, and by their size.
+    Free blocks are indexed by their start and by their end, so that neighbours can be merged, and ordered by their size
+    and then by their start: a single integer each, which compares several times as fast as the two.
     """
 
     LEAST = SMALL + ROUND  # the smallest remainder that is split off
@@ -170,8 +172,7 @@ class Allocator:
         self.process = process or Process(limit)
         self.process.streams.append(self)
         self._spare = 0  # bytes left in the segments of small blocks
-        self._sizes: list[int] = []  # of free blocks, and some of which none is left; the smallest first
-        self._free: dict[int, list[int]] = {}  # the starts of the free blocks of a size, the lowest first
+        self._free: list[int] = []  # size << ADDRESS | start of each free block, in order
         self._starts: dict[int, int] = {}  # sizes of free blocks by their start
         self._ends: dict[int, int] = {}  # sizes of free blocks by their end
         self._segments: dict[int, int] = {}  # sizes of segments by their start
@@ -187,8 +188,8 @@ class Allocator:
         """A copy of this stream that belongs to `process`, the copy of its own process."""
         other = type(self)(process=process)
         other._spare, other._end, other._segments = self._spare, self._end, self._segments.copy()
-        other._sizes, other._free = self._sizes.copy(), {size: own.copy() for size, own in self._free.items()}
-        other._starts, other._ends, other._unmapped = self._starts.copy(), self._ends.copy(), self._unmapped.copy()
+        other._free, other._unmapped = self._free.copy(), self._unmapped.copy()
+        other._starts, other._ends = self._starts.copy(), self._ends.copy()
         other.awaited = self.awaited.copy()
         return other
 
@@ -239,33 +240,36 @@ class Allocator:
     def play(self, steps: Steps, own: dict[int, Block]) -> None:
         """Allocate and free as `steps` says, one step after another; `own` maps slots to their blocks."""
         # a single loop, because an estimate runs it tens of thousands of times
-        sizes, free, starts, ends, unmapped = self._sizes, self._free, self._starts, self._ends, self._unmapped
-        process, spare, least = self.process, self._spare, self.LEAST
+        free, starts, ends, unmapped = self._free, self._starts, self._ends, self._unmapped
+        process, spare, least, low = self.process, self._spare, self.LEAST, (1 << ADDRESS) - 1
         allocated, most = process.allocated, process.most
         for slot, size in steps:
-            if not size:
-                block = own.pop(slot, NO_BLOCK)
-                if not block:
-                    continue
-                start, size = block
-                allocated -= size
-                if start < 0:
-                    spare += size
-                    continue
-                end = start + size
-                if end in starts:
-                    after = starts.pop(end)
-                    same = free[after]
-                    del same[bisect_left(same, end)]
-                    size += after
-                    end += after
-                if start in ends:
-                    before = ends.pop(start)
-                    size += before
-                    start -= before
-                    same = free[before]
-                    del same[bisect_left(same, start)]
-            elif size <= SMALL:
+            if size > SMALL:
+                place = bisect_left(free, size << ADDRESS)
+                if place < len(free):
+                    key = free[place]
+                    have, start = key >> ADDRESS, key & low
+                    if unmapped and start + have in unmapped:
+                        have, start = self._fit(size)
+                        place = bisect_left(free, have << ADDRESS | start)
+                    del free[place], starts[start]
+                else:
+                    process.allocated, self._spare = allocated, spare
+                    start, have = self._segment(size)
+                    spare = self._spare
+                rest = have - size
+                if rest < least:
+                    size = have
+                    ends.pop(start + have, 0)
+                else:
+                    after = start + size
+                    starts[after] = ends[start + have] = rest
+                    insort(free, rest << ADDRESS | after)
+                own[slot] = start, size
+                allocated += size
+                if allocated > most:
+                    most = allocated
+            elif size:
                 own[slot] = UNPLACED, size
                 spare -= size
                 if spare < 0:
@@ -276,50 +280,26 @@ class Allocator:
                 allocated += size
                 if allocated > most:
                     most = allocated
-                continue
             else:
-                exact = free.get(size)
-                if exact and not (unmapped and exact[0] + size in unmapped):
-                    # as for most requests, which are those of the step before
-                    start = exact.pop(0)
-                    del starts[start], ends[start + size]
-                    own[slot] = start, size
-                    allocated += size
-                    if allocated > most:
-                        most = allocated
+                block = own.pop(slot, NO_BLOCK)
+                if not block:
                     continue
-                place = bisect_left(sizes, size)
-                while place < len(sizes) and not free[sizes[place]]:
-                    del free[sizes.pop(place)]
-                if place < len(sizes):
-                    have = sizes[place]
-                    start = free[have][0]
-                    if start + have in unmapped:
-                        have, start = self._fit(size)
-                    same = free[have]
-                    del same[bisect_left(same, start)], starts[start], ends[start + have]
-                else:
-                    process.allocated, self._spare = allocated, spare
-                    start, have = self._segment(size)
-                    spare = self._spare
-                rest = have - size
-                if rest < least:
-                    size, rest = have, 0
-                own[slot] = start, size
-                allocated += size
-                if allocated > most:
-                    most = allocated
-                if not rest:
+                start, size = block
+                allocated -= size
+                if start < 0:
+                    spare += size
                     continue
-                end = start + have
-                start += size
-                size = rest
-            starts[start] = ends[end] = size
-            if size in free:
-                insort(free[size], start)
-            else:
-                free[size] = [start]
-                insort(sizes, size)
+                end = start + size
+                if after := starts.pop(end, 0):
+                    del free[bisect_left(free, after << ADDRESS | end)]
+                    size += after
+                    end += after
+                if before := ends.pop(start, 0):
+                    start -= before
+                    del free[bisect_left(free, before << ADDRESS | start)]
+                    size += before
+                starts[start] = ends[end] = size
+                insort(free, size << ADDRESS | start)
         self._spare, process.allocated, process.most = spare, allocated, most
 
     def _fit(self, size: int) -> tuple[int, int]:
@@ -340,16 +320,9 @@ class Allocator:
 
     def _from(self, size: int) -> Iterator[tuple[int, int]]:
         """Size and start of each free block of at least `size` bytes, the smallest first."""
-        sizes, free = self._sizes, self._free
-        place = bisect_left(sizes, size)
-        while place < len(sizes):
-            have = sizes[place]
-            if not free[have]:
-                del free[sizes.pop(place)]
-                continue
-            for start in free[have]:
-                yield have, start
-            place += 1
+        free = self._free
+        for place in range(bisect_left(free, size << ADDRESS), len(free)):
+            yield free[place] >> ADDRESS, free[place] & ((1 << ADDRESS) - 1)
 
     def _segment(self, size: int) -> tuple[int, int]:
         """Reserve a new segment for `size` bytes; a gap keeps blocks of two segments from being neighbours."""
@@ -371,14 +344,12 @@ class Allocator:
     def _keep(self, start: int, size: int) -> None:
         """Add a block to the free ones."""
         self._starts[start] = self._ends[start + size] = size
-        if size not in self._free:
-            insort(self._sizes, size)
-        insort(self._free.setdefault(size, []), start)
+        insort(self._free, size << ADDRESS | start)
 
     def _drop(self, start: int, size: int) -> None:
         """Remove a block from the free ones."""
         del self._starts[start], self._ends[start + size]
-        self._free[size].remove(start)
+        del self._free[bisect_left(self._free, size << ADDRESS | start)]
 
 
 class Expandable(Allocator):

@@ -171,16 +171,6 @@ def test_a_hole_before_unmapped_pages_waits_for_what_fills_it() -> None:
     assert heap.process.reserved == 120 * MiB
 
 
-def test_a_request_forgets_the_sizes_that_it_walks_past_and_of_which_none_is_left() -> None:
-    """Blocks that join leave the size of each step behind: walked past by every request, they took half of a search."""
-    heap = Expandable()
-    joining = heap.take_all([50 * MiB] * 8)
-    heap.take(15 * MiB)
-    heap.give_all(joining)
-    heap.take(2 * MiB)  # from what has joined, as the end of the segment can grow
-    assert heap._sizes == [5 * MiB, 398 * MiB, 400 * MiB]  # the last is forgotten next time
-
-
 def test_free_pages_of_an_expandable_segment_go_back_wherever_they_lie() -> None:
     """Of 120 MiB allowed 10 to 60 are free: the pages from 20 to 60 go back, and 60 MiB are mapped at the end."""
     heap = Expandable(limit=120 * MiB)
