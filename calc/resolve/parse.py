@@ -92,6 +92,8 @@ NEUTRAL: Mapping[str, Any] = {
     "expert_parallel": 1,
     "expert_tensor_parallel": 1,
     "expert_imbalance": 1,
+    "expert_capacity": None,
+    "expert_padding": False,
     "on_policy": 0,
     "sft_alpha": 0,
     "packing": False,
@@ -333,6 +335,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         lengths=values["lengths"],
         entropy_coeff=float(values["entropy_coeff"]),
         expert_imbalance=float(values["expert_imbalance"]),
+        expert_capacity=values["expert_capacity"],
         on_policy=float(values["on_policy"]),
         sft_alpha=float(values["sft_alpha"]),
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
@@ -386,6 +389,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or rules.linear_fault(scenario)
         or rules.rotation_fault(scenario)
         or rules.spread_fault(scenario)
+        or rules.capacity_fault(scenario)
         or rules.exchange_fault(scenario)
         or constraints.mask_fault(scenario)
         or constraints.eight_bits_fault(scenario)

@@ -115,7 +115,7 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
     computed = [
         work.matrix(tokens, met, a, products, n, r.matrix, narrow),
         *([work.narrowed(tokens, load.micro, s.architecture, products, n, s.float8, wide, r)] if eight else []),
-        work.experts(tokens * s.expert_imbalance, load.micro, c, products, n, spread(s, n), r.grouped, r.memory),
+        work.experts(tokens * s.expert_received, load.micro, c, products, n, spread(s, n), r.grouped, r.memory),
         *attending(s, r, load, c, core, n),
         work.elementwise(load.micro, layers, p, r.eager),
     ]
@@ -310,7 +310,7 @@ def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
         # each token goes to its experts and comes back, and so do the gradients
         routed = s.architecture.sparse_layers
         sent = load.tokens / (s.tensor_parallel * s.context_parallel) * arch.experts_per_token * arch.hidden
-        width = sent * s.expert_imbalance * routed / s.pipeline_parallel
+        width = sent * s.expert_received * routed / s.pipeline_parallel
         ranks, own, cut = s.expert_parallel, r.neighbours(s.expert_tensor_parallel), s.expert_tensor_parallel
         yield traffic.exchanged("expert parallel", width, 2, 2 * rows, ranks, own, r.bus, r.network)
         if cut > 1:  # ranks that share an expert gather their tokens, and scatter the sums of their parts
