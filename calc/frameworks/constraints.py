@@ -547,6 +547,20 @@ def units_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def chunk_fault(s: Scenario) -> Refusal | None:
+    """The reason why a fused loss is not made of chunks of so many tokens, or is not modelled so, in one line, or None.
+
+    Trainers have chunks of their own.
+    """
+    if s.loss_chunk_size is None:
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "loss": ("fused",),
+        "pipeline_parallel": (1,), "tensor_parallel": (1,),
+    }  # fmt: skip
+    return _beside(s, "loss_chunk_size", str(s.loss_chunk_size), "null", fixed)
+
+
 def resharding_fault(s: Scenario) -> Refusal | None:
     """The reason why gathered weights do not stay after forward, or are not modelled so, in one line, or None.
 

@@ -78,6 +78,7 @@ NEUTRAL: Mapping[str, Any] = {
     "apply_rope_fusion": False,
     "create_attention_mask_in_dataloader": False,
     "cp_comm_type": "p2p",
+    "loss_chunk_size": None,
     "cross_entropy_fusion_impl": "native",
     "outputs_kept": "none",
     "outputs_fp32": False,
@@ -336,6 +337,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         entropy_coeff=float(values["entropy_coeff"]),
         expert_imbalance=float(values["expert_imbalance"]),
         expert_capacity=values["expert_capacity"],
+        loss_chunk_size=values["loss_chunk_size"],
         on_policy=float(values["on_policy"]),
         sft_alpha=float(values["sft_alpha"]),
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
@@ -400,6 +402,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.chosen_fault(scenario)
         or constraints.implementation_fault(scenario)
         or constraints.units_fault(scenario)
+        or constraints.chunk_fault(scenario)
         or constraints.resharding_fault(scenario)
         or constraints.replicate_fault(scenario)
         or constraints.devices_fault(scenario)

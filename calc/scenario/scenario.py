@@ -234,6 +234,7 @@ class Scenario:
     fp8_param_gather: bool
     bf16_layers_at_end: int | None
     loss: Loss
+    loss_chunk_size: int | None
     cross_entropy_fusion_impl: FusedLoss
     outputs_kept: OutputsKept
     outputs_fp32: bool

@@ -127,7 +127,8 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
         cast = c.head if s.method == "qlora" else c.layers + c.head
         computed.append(work.cast(cast / n, load.micro, p, r.memory))
     if head == "lm":
-        per_logit = PER_LOGIT[s.loss] if trained else SCORED
+        # chunks of PyTorch's operations make each product once, as a loss over all tokens does
+        per_logit = PER_LOGIT["full" if s.loss_chunk_size else s.loss] if trained else SCORED
         read = tokens * (1 + len(s.architecture.depths))
         computed.append(work.vocabulary(read, s.architecture.vocab, per_logit, n, r.memory))
     if s.method == "qlora":

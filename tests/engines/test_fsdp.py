@@ -464,6 +464,19 @@ def test_weights_stay_only_where_that_is_modelled(fields: dict[str, object], nam
         parse(said | fields | {"reshard_after_forward": "never"})
 
 
+def test_a_policy_that_reduces_in_bf16_hands_over_half_of_the_bytes_and_keeps_fp32_shards() -> None:
+    """torch 2.13 `_fsdp_collectives.py`, `foreach_reduce`: the reduce-scatter's input has reduce_dtype, its shard is
+    cast to the fp32 of the parameter's."""
+    said = {"model": "llama-3-8b", "task": "sft", "framework": "torch", "gpu": "h200", "gpus": 8, "sharding": "fsdp2",
+            "precision": "fsdp-mixed", "micro_batch": 1, "seq_len": 512}  # fmt: skip
+    found = [estimate(parse(said | own), replays=False).groups[0].phases for own in ({}, {"grad_dtype": "bf16"})]
+    wide, narrow = (next(p.moment for p in phases if p.name == "backward") for phases in found)
+    for moment, b in ((wide, 4), (narrow, 2)):
+        (given,) = [line for line in moment.lines if line.component == "communication" and "g·p" in line.formula]
+        assert given.values["g"] == b
+        assert all(line.values["g"] == 4 for line in moment.lines if "g·P_t/N" in line.formula)
+
+
 def test_groups_that_each_shard_the_model_hold_what_one_group_alone_would() -> None:
     """HSDP: torch 2.13 `_fsdp_collectives.py`, `foreach_reduce`, sums a shard up with the other groups' in place."""
     said = {"model": "llama-3-8b", "task": "sft", "framework": "torch", "gpu": "h200", "sharding": "fsdp2",

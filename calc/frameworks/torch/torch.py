@@ -269,8 +269,10 @@ def configured(s: Scenario) -> DeepSpeed | None:
 
 
 def _own(s: Scenario) -> dict[str, Any]:
-    """The fields of the role that your own loop trains."""
-    return {"loads": trainer.loads(s), "ends": "" if s.outer_units == "root" else s.outer_units}
+    """Fields of the role that your own loop trains; beside fp32 shards `grad_dtype` is its policy's reduce_dtype."""
+    narrow = s.precision == "fsdp-mixed" and s.grad_dtype == "bf16"
+    ends = "" if s.outer_units == "root" else s.outer_units
+    return {"loads": trainer.loads(s), "ends": ends, "reduce_bytes": 2 if narrow else 0}
 
 
 def _plan(s: Scenario) -> Keeps:
@@ -363,7 +365,7 @@ def _loss_path(s: Scenario) -> Path:
     if s.task == "gkd":
         return trainer.divergence(s, wide=wide)
     if s.loss != "full":
-        return Path(s.loss)
+        return Path(s.loss, tile=min(s.loss_chunk_size or 0, s.rows * s.seq_len))
     return _kept(s, trainer.own_loss(s))
 
 
