@@ -281,6 +281,8 @@ def kernels_fault(s: Scenario) -> Refusal | None:
         return None
     if s.framework not in ON_KERNELS:
         return Refusal("kernels", f"{s.kernels!r} with {s.framework}", "eager; not modelled there")
+    if s.kernels == "automodel" and (s.framework, s.trainer) != ("torch", "own"):
+        return Refusal("kernels", f"'automodel' with {_loop(s)}", "eager, liger")
     if s.tensor_parallel > 1:
         return Refusal("kernels", f"{s.kernels!r} with tensor_parallel = {s.tensor_parallel}", "eager")
     if not replaced(s.kernels, s.architecture.family):
@@ -309,9 +311,12 @@ def _barred(field: str, given: str, usual: str, barred: Mapping[str, bool]) -> R
 def outputs_fault(s: Scenario) -> Refusal | None:
     """The reason why a loop cannot treat its outputs as `s` says, in one line, or None: trainers do as their code does.
 
-    Of losses that stream there are no logits to keep, and a pipeline's schedule keeps those of its own. A model of
-    reference has outputs, too, which no field says of a loop of one's own.
+    Of losses that stream there are no logits to keep, but hidden states if the model returns them, and a pipeline's
+    schedule keeps those of its own. A model of reference has outputs, too, which no field says of a loop of one's own.
     """
+    if s.output_hidden_states and (s.outputs_kept == "none" or s.trainer != "own"):
+        given = f"true with outputs_kept {s.outputs_kept}" if s.trainer == "own" else f"true with {_loop(s)}"
+        return Refusal("output_hidden_states", given, "false, or in your own loop with outputs_kept")
     if s.outputs_kept == "none" and not s.outputs_fp32:
         return None
     field = "outputs_kept" if s.outputs_kept != "none" else "outputs_fp32"
@@ -319,7 +324,7 @@ def outputs_fault(s: Scenario) -> Refusal | None:
     fixed: dict[str, tuple[str | int, ...]] = {
         "framework": ("torch",), "trainer": ("own", "colossalai"),
         "task": ("pretrain", "sft", "dpo", "orpo", "simpo"),
-        "loss": ("full",), "pipeline_parallel": (1,),
+        "loss": ("full", "fused", "cut") if s.output_hidden_states else ("full",), "pipeline_parallel": (1,),
     }  # fmt: skip
     if fault := _beside(s, field, asked, usual, fixed):
         return fault

@@ -81,6 +81,7 @@ NEUTRAL: Mapping[str, Any] = {
     "loss_chunk_size": None,
     "cross_entropy_fusion_impl": "native",
     "outputs_kept": "none",
+    "output_hidden_states": False,
     "outputs_fp32": False,
     "loss_fp32": True,
     "experts_implementation": "transformers",

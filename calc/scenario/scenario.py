@@ -237,6 +237,7 @@ class Scenario:
     loss_chunk_size: int | None
     cross_entropy_fusion_impl: FusedLoss
     outputs_kept: OutputsKept
+    output_hidden_states: bool
     outputs_fp32: bool
     loss_fp32: bool
     experts_implementation: ExpertsImplementation

@@ -116,7 +116,7 @@ class Layout:
 
     def lasting(self, checkpoints: int) -> list[Part]:
         """The layers' inputs that variables keep in backward, beside so many `checkpoints`."""
-        if self.held not in LASTING:
+        if self.held == "forward" or self.held == "inside":
             return []
         return self.states(self.stack.layers + 1 - (0 if self.stack.converted else checkpoints))
 

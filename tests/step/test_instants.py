@@ -334,6 +334,14 @@ def test_referenced_outputs_are_beside_every_layers_backward() -> None:
         assert named(held, name).total.tokens - named(plain, name).total.tokens == 2 * V
 
 
+def test_hidden_states_stay_as_layers_give_their_inputs_back() -> None:
+    """33 tensors of 2H for 32 layers: beside the checkpoints of all of them one more, at the end of backward all."""
+    streams = Path("cut", held="backward", hidden=True, outside=True)
+    held, plain = (made(path=path, checkpointing="full").backward for path in (streams, Path("cut")))
+    for name, number in (("layer: mlp: product", 1), ("embedding", 33)):
+        assert named(held, name).total.tokens - named(plain, name).total.tokens == number * 2 * H
+
+
 def test_outputs_carried_over_are_beside_the_next_forward() -> None:
     """OpenRLHF's sft loop: the micro-batch before has 4V still in every instant of forward, none of backward twice."""
     path = Path("flash", head_fp32=True, held="backward")

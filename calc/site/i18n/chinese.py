@@ -2193,6 +2193,7 @@ REFUSALS = {
     "false; {model} has a mask of each sample": "false；{model} 的每个样本各有掩码",
     "one with the student's, {n#}": "与学生词表相同的模型，{n}",
     "1, or with sharding megatron": "1，或与 sharding megatron 一起",
+    "false, or in your own loop with outputs_kept": "false，或在自己的循环里与 outputs_kept 一起",
     "false, or with expert_capacity": "false，或与 expert_capacity 一起",
     "null, or with routed experts under Megatron-core": "null，或用于 Megatron-core 下有路由专家的模型",
     "{n#} at most, all of its tokens": "至多 {n}，即它的全部 token",
