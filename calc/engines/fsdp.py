@@ -264,7 +264,8 @@ class Fsdp(Holder):
         `to_accumulated_grad_if_needed`).
         """
         r = self.replica
-        lines = [gradients.deferred(r.role, r.trainable - where.above, r.reduce_bytes), *self.pending(where)]
+        left = r.trainable - where.above
+        lines = [*self.whole(left, left - self.root_elements), *self.pending(where)]
         if where.above and not self.offload:
             lines.append(self.reduced(where.above))
         if where.segment == "reduce":
@@ -279,8 +280,20 @@ class Fsdp(Holder):
         r = self.replica
         if not where.backward or where.segment == "reduce":
             return []
-        there = r.trainable if r.micro_batches > 2 else where.above
-        return [gradients.deferred(r.role, there, r.reduce_bytes), *self.fresh(where)]
+        there, layers = (r.trainable, r.trainable - self.root_elements) if r.micro_batches > 2 else (where.above,) * 2
+        return [*self.whole(there, layers), *self.fresh(where)]
+
+    def whole(self, elements: int, layers: int) -> list[Line]:
+        """Whole gradients of `elements` parameters, `layers` of them in layers, that wait for the last micro batch.
+
+        They have the type that they are reduced in, but those of experts in no unit, which are added up as they are.
+        """
+        r = self.replica
+        split = self.experts_outside and r.reduce_bytes != r.grad_bytes
+        share = layers / (r.trainable - self.root_elements) if split else 0
+        apart = round(share * sum([t.elements * t.count for t in _by_experts(r.trained_tensors)[0]]))
+        own = [gradients.deferred(r.role, elements - apart, r.reduce_bytes)]
+        return [*own, gradients.deferred(r.role, apart, r.grad_bytes)] if apart else own
 
     def fresh(self, where: Where) -> list[Line]:
         """New gradients of a micro batch, until they are added to the kept ones.

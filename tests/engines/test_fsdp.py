@@ -21,6 +21,8 @@ from calc.engines.replica import Where
 from calc.estimate.estimate import estimate
 from calc.memory import host
 from calc.memory.weights import NF4
+from calc.models.architecture import parameters
+from calc.models.slices import part
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
 
@@ -475,6 +477,25 @@ def test_a_policy_that_reduces_in_bf16_hands_over_half_of_the_bytes_and_keeps_fp
         (given,) = [line for line in moment.lines if line.component == "communication" and "g·p" in line.formula]
         assert given.values["g"] == b
         assert all(line.values["g"] == 4 for line in moment.lines if "g·P_t/N" in line.formula)
+
+
+def test_gradients_that_wait_have_the_reductions_type_but_those_of_experts_in_no_unit() -> None:
+    """Qwen3 30B on eight GPUs, each with an eighth of 48 layers' 128 experts of 3 · 2,048 · 768 elements.
+
+    torch 2.13 `_fsdp_param.py`, `to_accumulated_grad_if_needed`; NeMo Automodel 36044ad3d `components/moe/
+    parallelizer.py`, `apply_fsdp`: reduce_dtype fp32, and experts that no other rank has are ignored parameters.
+    """
+    said = {"model": "qwen3-30b-a3b", "task": "pretrain", "framework": "torch", "gpu": "gb200", "gpus": 8,
+            "sharding": "fsdp2", "precision": "bf16", "expert_parallel": 8, "experts_implementation": "automodel",
+            "no_sync": True, "micro_batch": 1, "global_batch": 32, "seq_len": 512}  # fmt: skip
+    experts = 48 * 16 * 3 * 2048 * 768
+    every = parameters(part(parse(said).architecture, 1, 8))
+    for dtype, b, apart in (("fp32", 4, [2 * experts]), ("bf16", 2, [])):
+        phases = estimate(parse(said | {"grad_dtype": dtype}), replays=False).groups[0].phases
+        moment = next(p.moment for p in phases if p.name == "forward")
+        first, *others = [line.bytes for line in moment.lines if line.formula == "g·G_w"]
+        assert others == apart
+        assert first == b * (every - experts * bool(apart))
 
 
 def test_groups_that_each_shard_the_model_hold_what_one_group_alone_would() -> None:
