@@ -350,12 +350,15 @@ class Fsdp(Holder):
             last = where.segment == "reduce" and not where.layer
             return [] if last else [*self.around(where), *self.layers_kept(where)]
         lines = self.around(where)
+        stays = [communication.gathered(r.role, "layers", self.layer(index), r.gathers or c)] if r.keeps_last else []
         match where.segment:
             case "reduce" if not where.layer:
                 return []
-            case "end" | "outside" | "waiting":
-                # the root's forward has ended, which frees the last gather's buffer
+            case "end":
                 return lines
+            case "outside" | "waiting":
+                # the root's forward has ended, which frees the last gather's buffer
+                return [*lines, *stays]
             case "tower":
                 # the block that runs and the next one's buffer
                 block = vision_block(r.arch)
@@ -369,7 +372,9 @@ class Fsdp(Holder):
             case "layer":
                 copies = 2 if self.fetches(where) or not where.backward else 1
             case "norm" | "head" | "loss" if r.ends and not where.backward:
-                return lines  # the head's gather has freed the last layer's buffer
+                return [*lines, *stays]  # the head's gather has freed the last layer's buffer
+            case "norm" | "head" | "loss" if r.keeps_last and not where.backward:
+                copies = 2  # what stays, and the buffer that it was gathered in
             case "join" | "norm" | "head" | "loss" | "reduce":
                 copies = 1
             case other:

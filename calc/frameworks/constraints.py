@@ -566,6 +566,24 @@ def chunk_fault(s: Scenario) -> Refusal | None:
     return _beside(s, "loss_chunk_size", str(s.loss_chunk_size), "null", fixed)
 
 
+def layers_fault(s: Scenario) -> Refusal | None:
+    """The reason why some layers alone are not run again, or are not modelled so, in one line, or None."""
+    field, count = "checkpointed_layers", s.checkpointed_layers
+    if count is None:
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "method": ("full",),
+        "checkpointing": ("full",), "sharding": ("none", "ddp", "fsdp2"), "precision": ("bf16", "fsdp-mixed"),
+        "pipeline_parallel": (1,), "tensor_parallel": (1,), "device_map": ("none",),
+    }  # fmt: skip
+    if fault := _beside(s, field, str(count), "null", fixed):
+        return fault
+    if count > s.architecture.layers:
+        return Refusal(field, str(count), f"{s.architecture.layers} at most, all of its layers")
+    barred = {"offload.activations": s.offload.activations, "images": s.images is not None}
+    return _barred(field, str(count), "null", barred)
+
+
 def resharding_fault(s: Scenario) -> Refusal | None:
     """The reason why gathered weights do not stay after forward, or are not modelled so, in one line, or None.
 
@@ -575,15 +593,15 @@ def resharding_fault(s: Scenario) -> Refusal | None:
     if given == "default":
         return None
     fixed: dict[str, tuple[str | int, ...]] = {
-        "framework": ("torch",), "trainer": ("own", "torchtitan", "axolotl"), "sharding": ("fsdp2",),
-        "task": ("pretrain", "sft"), "pipeline_parallel": (1,),
+        "framework": ("torch",), "sharding": ("fsdp2",), "task": ("pretrain", "sft"), "pipeline_parallel": (1,),
+        "trainer": ("own", "torchtitan", "axolotl") if given == "never" else ("own",),
     }  # fmt: skip
     if fault := _beside(s, field, given, "default", fixed):
         return fault
     barred = {
         "method qlora": s.method == "qlora",
         "images": s.images is not None,
-        "outer_units freed": s.outer_units == "freed",
+        "outer_units freed": s.outer_units == "freed" and given == "never",
     }
     return _barred(field, given, "default", barred)
 

@@ -73,6 +73,7 @@ NEUTRAL: Mapping[str, Any] = {
     "pipeline_layers": None,
     "virtual_pipeline": 1,
     "device_map": "none",
+    "checkpointed_layers": None,
     "recompute_modules": None,
     "mtp_num_layers": None,
     "apply_rope_fusion": False,
@@ -339,6 +340,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         expert_imbalance=float(values["expert_imbalance"]),
         expert_capacity=values["expert_capacity"],
         loss_chunk_size=values["loss_chunk_size"],
+        checkpointed_layers=values["checkpointed_layers"],
         on_policy=float(values["on_policy"]),
         sft_alpha=float(values["sft_alpha"]),
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
@@ -404,6 +406,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.implementation_fault(scenario)
         or constraints.units_fault(scenario)
         or constraints.chunk_fault(scenario)
+        or constraints.layers_fault(scenario)
         or constraints.resharding_fault(scenario)
         or constraints.replicate_fault(scenario)
         or constraints.devices_fault(scenario)

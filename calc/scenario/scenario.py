@@ -219,6 +219,7 @@ class Scenario:
     max_live_parameters: int | None
     sub_group_size: int | None
     checkpointing: Checkpointing
+    checkpointed_layers: int | None
     recompute_modules: tuple[Recomputed, ...] | None
     mtp_num_layers: int | None
     reentrant: bool

@@ -231,6 +231,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         compiled=trained and s.compile in ("model", "model-and-loss"),
         narrow=NARROW.get(s.float8, "") if trained and s.sharding != "megatron" else "",
         recipe=RECIPES.get(s.float8, "") if s.sharding == "megatron" else "",
+        kept_end=arch.layers - s.checkpointed_layers if s.checkpointed_layers and trained else 0,
         wide_end=(s.bf16_layers_at_end or 0) if trained else 0,
         linear_kernels=s.linear_attention == "fla",
         again=s.recomputed,
@@ -397,6 +398,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         ends=role.ends,
         mask_positions=role.mask_positions,
         keeps_gathered=trained and s.reshard_after_forward == "never",
+        keeps_last=trained and s.reshard_after_forward == "all-but-last",
     )
 
 

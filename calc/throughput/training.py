@@ -74,7 +74,8 @@ def passes(s: Scenario, trained: bool) -> work.Passes:
     """
     if not trained:
         return work.Passes()
-    return work.Passes(1, float(s.checkpointing != "none"), 1, 0 if s.lora and s.lora.units == "own" else 1)
+    again = 1.0 if s.checkpointed_layers is None else s.checkpointed_layers / s.architecture.layers
+    return work.Passes(1, again * (s.checkpointing != "none"), 1, 0 if s.lora and s.lora.units == "own" else 1)
 
 
 def wrapped(s: Scenario) -> bool:

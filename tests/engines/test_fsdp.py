@@ -418,6 +418,18 @@ def test_weights_that_stay_after_forward_are_gathered_once() -> None:
     assert total(fsdp(reshard_after_forward="never", gpus=1).at(GATHER)) == 2 * ROOT + 2 * 32 * LAYER
 
 
+@pytest.mark.parametrize("ends", ["root", "freed"])
+def test_the_last_layer_that_stays_is_beside_the_head_and_nowhere_twice(ends: str) -> None:
+    """XTuner's and NeMo Automodel's loops: reshard_after_forward is False for it alone. Its buffer is there until the
+    next unit's gather, or the end of forward."""
+    found, usual = (fsdp(reshard_after_forward=word, outer_units=ends) for word in ("all-but-last", "default"))
+    for place, backward in (("head", False), ("outside", False), ("outside", True)):
+        where = Where(place, 32, backward)
+        assert total(found.at(where)) - total(usual.at(where)) == 2 * LAYER
+    for where in (GATHER, BELOW, REDUCE, Where("layer", 31, True), Where("head", 32, True), Where("end", 0, True)):
+        assert total(found.at(where)) == total(usual.at(where))
+
+
 def test_units_of_embedding_and_head_stay_after_forward_too() -> None:
     """The embedding to its own backward, the head from its forward to its own, as torchtitan 0.2 has them
     (models/llama3/infra/parallelize.py:303)."""

@@ -58,6 +58,21 @@ def test_chunks_are_those_of_a_fused_loss_of_your_own_loop(fields: dict[str, Any
         job(**fields, loss_chunk_size=1024)
 
 
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"checkpointing": "none"}, "given 8 with checkpointing none, allowed: null, or with checkpointing full"),
+        ({"trainer": "ms-swift"}, "given 8 with trainer ms-swift, allowed: null, or with trainer own"),
+        ({"method": "lora"}, "given 8 with method lora, allowed: null, or with method full"),
+        ({"offload__activations": True}, "given 8 with offload.activations, allowed: null; not modelled there"),
+        ({"checkpointed_layers": 99}, "given 99, allowed: 32 at most, all of its layers"),
+    ],
+)
+def test_some_layers_alone_run_again_where_that_is_modelled(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(ScenarioError, match=f"checkpointed_layers: {line}"):
+        job(**{"checkpointing": "full", "checkpointed_layers": 8} | fields)
+
+
 @pytest.mark.parametrize(("optimizer", "impl"), [("adamw", "foreach"), ("lion", "single"), ("adafactor", "single")])
 def test_each_optimizer_has_its_own_default_implementation(optimizer: str, impl: str) -> None:
     """`_default_to_fused_or_foreach` for Adam and SGD; `_adafactor.py` and lion-pytorch go one by one unless asked."""

@@ -2196,6 +2196,7 @@ REFUSALS = {
     "false, or in your own loop with outputs_kept": "false，或在自己的循环里与 outputs_kept 一起",
     "false, or with expert_capacity": "false，或与 expert_capacity 一起",
     "null, or with routed experts under Megatron-core": "null，或用于 Megatron-core 下有路由专家的模型",
+    "{n#} at most, all of its layers": "至多 {n}，即它的全部层",
     "{n#} at most, all of its tokens": "至多 {n}，即它的全部 token",
     "1, or with expert_parallel above 1": "1，或在 expert_parallel 大于 1 时",
     "one micro batch a GPU, {n#}": "每卡一个 micro batch，{n}",
