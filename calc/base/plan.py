@@ -76,13 +76,13 @@ class Path:
     `inside` it, of `backward`, the `step`, the `next` forward, or, in a step of several micro-batches, of the `turn`
     after their own. `kept` is the share of the positions that enter the loss, where the others are cut off by a slice
     after the head, or before the head (`tiled`). `tile` is the number of tokens whose logits `tiled`, `fused-rows` or
-    `chunked` has at once (0: an eighth of all), whose gradients `pieces` has, or which `divergence` compares at once, 0
-    for all. `turns`: the number of such tiles of `divergence`, or of `fused` where it is not Liger's. For `ahead`
-    `summed` has the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for a
-    `vocab-parallel` entropy, for `rows`, `selective` and `divergence`, that the loss reads a copy of the logits;
-    `apart` says that the entropy reads another. `compiled`: the loss runs in kernels that `torch.compile` has fused.
-    `nll` is the share of the rows that enter a cross entropy of their own, beside their log-probabilities; `shift_copy`
-    then says whether that copies them.
+    `chunked` has at once (0: an eighth of all), whose gradients `pieces` has, of which a `fused` loss that is no kernel
+    makes gradients in forward, or which `divergence` compares at once, 0 for all. `turns`: the number of such tiles of
+    `divergence`, or of `fused` where it is not Liger's. For `ahead` `summed` has the bytes of an element of the head's
+    gradients so far, and `copied` says that chunks are copies; for a `vocab-parallel` entropy, for `rows`, `selective`
+    and `divergence`, that the loss reads a copy of the logits; `apart` says that the entropy reads another. `compiled`:
+    the loss runs in kernels that `torch.compile` has fused. `nll` is the share of the rows that enter a cross entropy
+    of their own, beside their log-probabilities; `shift_copy` then says whether that copies them.
 
     `picked`: positions that do not enter the loss are cut off before the head, so that their logits never exist.
     `aside` and `metrics` are bytes for each logit of the loss: those of further tensors that the caller's variables

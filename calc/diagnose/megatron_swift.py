@@ -17,6 +17,7 @@ SWITCHES = {
     "packing": "packing",
     "padding_free": "padding_free",
     "sequence_parallel": "sequence_parallel",
+    "expert_padding": "moe_pad_expert_input_to_capacity",
 }  # fmt: skip
 IGNORED = re.compile(
     r"^lr|min_lr|warmup|output|save|logging|eval|report_to|wandb|dataset|epoch|iters|seed|num_proc|num_workers|finetune|"
@@ -50,6 +51,7 @@ def fields(flags: Flags) -> dict[str, Any]:
         "virtual_pipeline": flags.integer(
             "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"
         ),
+        "expert_capacity": flags.number("moe_expert_capacity_factor"),
         "loss": None if fused is None else "fused" if fused else "full",
         "roles.reference.model": flags.text("ref_model"),
         "mtp_num_layers": flags.integer("mtp_num_layers"),

@@ -23,7 +23,7 @@ IGNORED = re.compile(
     r"^lr|min_lr|weight_decay|adam_|clip_grad|save|load|eval|wandb|tensorboard|rm_|reward|prompt_data|input_key|"
     r"label_key|tool_key|metadata_key|chat_template|shuffle|num_rollout|num_epoch|temperature|top_p|top_k|balance|"
     r"normalize|kl_|eps_clip|tis|mismatch|attention|dropout|accumulate|rotary|rope|norm|swiglu|vocab|position|bias|"
-    r"num_layers$|hidden_size|heads|query|kv_channels|untie|moe_(?!enable|token)|num_experts|latent|lora|mscale|"
+    r"num_layers$|hidden_size|heads|query|kv_channels|untie|moe_(?!enable|token|expert|pad)|num_experts|latent|lora|mscale|"
     r"overlap|precision_aware|router|seed|debug|dynamic_sampling|over_sampling|partial|log_|runtime_env|address|"
     r"working_dir|custom|use_fault|rollout_(?:stop|seed|skip|global|function|external)|multi_turn|spec$|sglang_log|"
     r"sglang_(?:router|cuda_graph|watchdog|disable|attention|chunked)|ci_|update_weight_(?!buffer)"
@@ -68,6 +68,8 @@ def fields(flags: Flags) -> dict[str, Any]:
         **{field: flags.integer(called.replace("-", "_")) for field, called in DEGREES.items()},
         "virtual_pipeline": flags.integer("num_virtual_stages_per_pipeline_rank"),
         "sequence_parallel": flags.switch("sequence_parallel"),
+        "expert_capacity": flags.number("moe_expert_capacity_factor"),
+        "expert_padding": flags.switch("moe_pad_expert_input_to_capacity"),
         "optimizer": optimizers.get(flags.text("optimizer") or ""),
         "offload.optimizer": flags.switch("optimizer_cpu_offload"),
         **_recomputed(flags),

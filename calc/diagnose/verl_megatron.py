@@ -6,7 +6,7 @@ from typing import Any
 
 from calc.diagnose.flags import Flags, listed
 from calc.launch.verl import ACTOR
-from calc.launch.verl_megatron import AWARE, DEGREES, FRACTION, HYBRID, RECOMPUTED
+from calc.launch.verl_megatron import AWARE, CAPACITY, DEGREES, FRACTION, HYBRID, PADDING, RECOMPUTED
 
 SHARED = (*DEGREES.values(), "expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size")
 
@@ -43,7 +43,7 @@ def engine(flags: Flags, where: str, optim: str) -> dict[str, Any]:
         "offload.parameters": flags.switch(f"{where}.param_offload"),
         "offload.optimizer": flags.switch(f"{where}.optimizer_offload"),
         **_hybrid(flags, f"{optim}.override_optimizer_config"),
-        **_recomputed(flags, f"{where}.override_transformer_config"),
+        **_layers(flags, f"{where}.override_transformer_config"),
     }
 
 
@@ -57,8 +57,8 @@ def _hybrid(flags: Flags, where: str) -> dict[str, Any]:
     return {"offload.fraction": share[0], "offload.masters": any(flags.on(name) for name in names[AWARE])}
 
 
-def _recomputed(flags: Flags, where: str) -> dict[str, Any]:
-    """The fields on layers, or parts of them, that Megatron-core runs again for their backward."""
+def _layers(flags: Flags, where: str) -> dict[str, Any]:
+    """The fields on experts' capacity, and on layers, or parts of them, that run again for their backward."""
 
     def said(name: str) -> str | None:
         return flags.text(f"{where}.{name}", f"+{where}.{name}")
@@ -66,6 +66,8 @@ def _recomputed(flags: Flags, where: str) -> dict[str, Any]:
     flags.has(*(f"{plus}{where}.{name}" for name in RECOMPUTED for plus in ("", "+")))
     granularity, modules = said("recompute_granularity"), said("recompute_modules")
     return {
+        "expert_capacity": flags.number(f"{where}.{CAPACITY}", f"+{where}.{CAPACITY}"),
+        "expert_padding": flags.switch(f"{where}.{PADDING}", f"+{where}.{PADDING}"),
         "checkpointing": granularity if granularity in ("full", "selective") else None,
         "recompute_modules": listed(modules) if modules and granularity == "selective" else None,
     }

@@ -264,7 +264,8 @@ class Fsdp(Holder):
         `to_accumulated_grad_if_needed`).
         """
         r = self.replica
-        lines = [gradients.deferred(r.role, r.trainable - where.above, r.reduce_bytes), *self.pending(where)]
+        left = r.trainable - where.above
+        lines = [*self.whole(left, left - self.root_elements), *self.pending(where)]
         if where.above and not self.offload:
             lines.append(self.reduced(where.above))
         if where.segment == "reduce":
@@ -279,8 +280,20 @@ class Fsdp(Holder):
         r = self.replica
         if not where.backward or where.segment == "reduce":
             return []
-        there = r.trainable if r.micro_batches > 2 else where.above
-        return [gradients.deferred(r.role, there, r.reduce_bytes), *self.fresh(where)]
+        there, layers = (r.trainable, r.trainable - self.root_elements) if r.micro_batches > 2 else (where.above,) * 2
+        return [*self.whole(there, layers), *self.fresh(where)]
+
+    def whole(self, elements: int, layers: int) -> list[Line]:
+        """Whole gradients of `elements` parameters, `layers` of them in layers, that wait for the last micro batch.
+
+        They have the type that they are reduced in, but those of experts in no unit, which are added up as they are.
+        """
+        r = self.replica
+        split = self.experts_outside and r.reduce_bytes != r.grad_bytes
+        share = layers / (r.trainable - self.root_elements) if split else 0
+        apart = round(share * sum([t.elements * t.count for t in _by_experts(r.trained_tensors)[0]]))
+        own = [gradients.deferred(r.role, elements - apart, r.reduce_bytes)]
+        return [*own, gradients.deferred(r.role, apart, r.grad_bytes)] if apart else own
 
     def fresh(self, where: Where) -> list[Line]:
         """New gradients of a micro batch, until they are added to the kept ones.
@@ -337,12 +350,15 @@ class Fsdp(Holder):
             last = where.segment == "reduce" and not where.layer
             return [] if last else [*self.around(where), *self.layers_kept(where)]
         lines = self.around(where)
+        stays = [communication.gathered(r.role, "layers", self.layer(index), r.gathers or c)] if r.keeps_last else []
         match where.segment:
             case "reduce" if not where.layer:
                 return []
-            case "end" | "outside" | "waiting":
-                # the root's forward has ended, which frees the last gather's buffer
+            case "end":
                 return lines
+            case "outside" | "waiting":
+                # the root's forward has ended, which frees the last gather's buffer
+                return [*lines, *stays]
             case "tower":
                 # the block that runs and the next one's buffer
                 block = vision_block(r.arch)
@@ -356,7 +372,9 @@ class Fsdp(Holder):
             case "layer":
                 copies = 2 if self.fetches(where) or not where.backward else 1
             case "norm" | "head" | "loss" if r.ends and not where.backward:
-                return lines  # the head's gather has freed the last layer's buffer
+                return [*lines, *stays]  # the head's gather has freed the last layer's buffer
+            case "norm" | "head" | "loss" if r.keeps_last and not where.backward:
+                copies = 2  # what stays, and the buffer that it was gathered in
             case "join" | "norm" | "head" | "loss" | "reduce":
                 copies = 1
             case other:

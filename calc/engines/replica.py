@@ -44,7 +44,7 @@ class Replica:
     gradient is there, which then goes. `streams` and `ends`: see `calc.base.plan.Role`. `gathers`: bytes of an
     element that FSDP gathers of a layer, 0 for the compute type's. `saved`: elements trained whole beside adapters.
     `init`: the decomposition from which adapters start on the card, if any. `keeps_gathered`: what FSDP 2 gathers for
-    a forward stays until its own backward.
+    a forward stays until its own backward. `keeps_last`: that of the last layer alone.
     """
 
     role: str
@@ -85,6 +85,7 @@ class Replica:
     init: Literal["", "pissa", "olora"] = ""
     mask_positions: int = 0
     keeps_gathered: bool = False
+    keeps_last: bool = False
 
     def built(self, ranks: int) -> list[Line]:
         """Host memory of a node's `ranks` while they load; 4-bit weights go to the card one by one."""

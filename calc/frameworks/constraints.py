@@ -281,6 +281,8 @@ def kernels_fault(s: Scenario) -> Refusal | None:
         return None
     if s.framework not in ON_KERNELS:
         return Refusal("kernels", f"{s.kernels!r} with {s.framework}", "eager; not modelled there")
+    if s.kernels == "automodel" and (s.framework, s.trainer) != ("torch", "own"):
+        return Refusal("kernels", f"'automodel' with {_loop(s)}", "eager, liger")
     if s.tensor_parallel > 1:
         return Refusal("kernels", f"{s.kernels!r} with tensor_parallel = {s.tensor_parallel}", "eager")
     if not replaced(s.kernels, s.architecture.family):
@@ -309,9 +311,12 @@ def _barred(field: str, given: str, usual: str, barred: Mapping[str, bool]) -> R
 def outputs_fault(s: Scenario) -> Refusal | None:
     """The reason why a loop cannot treat its outputs as `s` says, in one line, or None: trainers do as their code does.
 
-    Of losses that stream there are no logits to keep, and a pipeline's schedule keeps those of its own. A model of
-    reference has outputs, too, which no field says of a loop of one's own.
+    Of losses that stream there are no logits to keep, but hidden states if the model returns them, and a pipeline's
+    schedule keeps those of its own. A model of reference has outputs, too, which no field says of a loop of one's own.
     """
+    if s.output_hidden_states and (s.outputs_kept == "none" or s.trainer != "own"):
+        given = f"true with outputs_kept {s.outputs_kept}" if s.trainer == "own" else f"true with {_loop(s)}"
+        return Refusal("output_hidden_states", given, "false, or in your own loop with outputs_kept")
     if s.outputs_kept == "none" and not s.outputs_fp32:
         return None
     field = "outputs_kept" if s.outputs_kept != "none" else "outputs_fp32"
@@ -319,7 +324,7 @@ def outputs_fault(s: Scenario) -> Refusal | None:
     fixed: dict[str, tuple[str | int, ...]] = {
         "framework": ("torch",), "trainer": ("own", "colossalai"),
         "task": ("pretrain", "sft", "dpo", "orpo", "simpo"),
-        "loss": ("full",), "pipeline_parallel": (1,),
+        "loss": ("full", "fused", "cut") if s.output_hidden_states else ("full",), "pipeline_parallel": (1,),
     }  # fmt: skip
     if fault := _beside(s, field, asked, usual, fixed):
         return fault
@@ -547,6 +552,38 @@ def units_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def chunk_fault(s: Scenario) -> Refusal | None:
+    """The reason why a fused loss is not made of chunks of so many tokens, or is not modelled so, in one line, or None.
+
+    Trainers have chunks of their own.
+    """
+    if s.loss_chunk_size is None:
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "loss": ("fused",),
+        "pipeline_parallel": (1,), "tensor_parallel": (1,),
+    }  # fmt: skip
+    return _beside(s, "loss_chunk_size", str(s.loss_chunk_size), "null", fixed)
+
+
+def layers_fault(s: Scenario) -> Refusal | None:
+    """The reason why some layers alone are not run again, or are not modelled so, in one line, or None."""
+    field, count = "checkpointed_layers", s.checkpointed_layers
+    if count is None:
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "method": ("full",),
+        "checkpointing": ("full",), "sharding": ("none", "ddp", "fsdp2"), "precision": ("bf16", "fsdp-mixed"),
+        "pipeline_parallel": (1,), "tensor_parallel": (1,), "device_map": ("none",),
+    }  # fmt: skip
+    if fault := _beside(s, field, str(count), "null", fixed):
+        return fault
+    if count > s.architecture.layers:
+        return Refusal(field, str(count), f"{s.architecture.layers} at most, all of its layers")
+    barred = {"offload.activations": s.offload.activations, "images": s.images is not None}
+    return _barred(field, str(count), "null", barred)
+
+
 def resharding_fault(s: Scenario) -> Refusal | None:
     """The reason why gathered weights do not stay after forward, or are not modelled so, in one line, or None.
 
@@ -556,15 +593,15 @@ def resharding_fault(s: Scenario) -> Refusal | None:
     if given == "default":
         return None
     fixed: dict[str, tuple[str | int, ...]] = {
-        "framework": ("torch",), "trainer": ("own", "torchtitan", "axolotl"), "sharding": ("fsdp2",),
-        "task": ("pretrain", "sft"), "pipeline_parallel": (1,),
+        "framework": ("torch",), "sharding": ("fsdp2",), "task": ("pretrain", "sft"), "pipeline_parallel": (1,),
+        "trainer": ("own", "torchtitan", "axolotl") if given == "never" else ("own",),
     }  # fmt: skip
     if fault := _beside(s, field, given, "default", fixed):
         return fault
     barred = {
         "method qlora": s.method == "qlora",
         "images": s.images is not None,
-        "outer_units freed": s.outer_units == "freed",
+        "outer_units freed": s.outer_units == "freed" and given == "never",
     }
     return _barred(field, given, "default", barred)
 

@@ -60,6 +60,9 @@ def flags(s: Scenario) -> Iterator[Words]:
     yield option("--sequence_parallel", s.sequence_parallel)
     for field, called in DEGREES.items():
         yield option(f"--{called}", getattr(s, field))
+    if s.expert_capacity:
+        yield option("--moe_expert_capacity_factor", f"{s.expert_capacity:g}")
+        yield option("--moe_pad_expert_input_to_capacity", s.expert_padding)
     if s.virtual_pipeline > 1:
         yield option("--virtual_pipeline_model_parallel_size", s.virtual_pipeline)
     told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers, s.virtual_pipeline)

@@ -121,6 +121,9 @@ def layers(s: Scenario) -> Iterator[Words]:
     for field, called in DEGREES.items():
         yield option(f"--{called}", getattr(s, field))
     yield from switch("--sequence-parallel", s.sequence_parallel)
+    if s.expert_capacity:
+        yield option("--moe-expert-capacity-factor", f"{s.expert_capacity:g}")
+        yield from switch("--moe-pad-expert-input-to-capacity", s.expert_padding)
     if s.virtual_pipeline > 1:
         yield option("--num-virtual-stages-per-pipeline-rank", s.virtual_pipeline)
     told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers, s.virtual_pipeline)

@@ -20,6 +20,8 @@ DEGREES = {
 AWARE = "use_precision_aware_optimizer"
 HYBRID = (AWARE, "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
 FRACTION = "optimizer_offload_fraction"
+# fields of Megatron-core's TransformerConfig, as verl hands them on
+CAPACITY, PADDING = "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"
 RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
@@ -53,6 +55,9 @@ def engine(where: str, optim: str, s: Scenario) -> Iterator[Words]:
     if s.recomputed:
         yield key(f"{layers}.recompute_granularity", "selective")
         yield key(f"{layers}.recompute_modules", f"[{','.join(sorted(s.recomputed))}]")
+    if s.expert_capacity:
+        yield key(f"+{layers}.{CAPACITY}", f"{s.expert_capacity:g}")
+        yield key(f"+{layers}.{PADDING}", s.expert_padding)
     for called, value in RECOMPUTED.items() if s.checkpointing == "full" else ():
         yield key(f"{layers}.{called}", value)
     told = told_layers(s.architecture.layers, s.pipeline_parallel, s.pipeline_layers, s.virtual_pipeline)

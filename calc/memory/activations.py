@@ -846,17 +846,19 @@ class Kind(NamedTuple):
 
     `spec` has no window: all that a tape sees of one is that SDPA is `masked`. `first`: the layer lies
     above a frozen embedding, or above frozen layers without adapters, whose output needs no gradient. `wide`: its
-    linears multiply in 16 bits, though others cast what they read.
+    linears multiply in 16 bits, though others cast what they read. `again`: it runs again for its backward.
     """
 
     spec: LayerSpec
     masked: bool
     first: bool
     wide: bool = False
+    again: bool = False
 
     def run(self, run: Run) -> Run:
         """The settings of `run` for such a layer."""
-        own = replace(run, narrow="" if self.wide else run.narrow, wide_end=0) if run.wide_end else run
+        own = replace(run, kept_end=0) if run.kept_end else run
+        own = replace(own, narrow="" if self.wide else own.narrow, wide_end=0) if own.wide_end else own
         return replace(own, kernel="masked") if self.masked and own.arch.fused_qkv != "picked" else own
 
 
@@ -884,6 +886,7 @@ def kinds(run: Run, masked: bool, recompute: bool) -> list[Kind]:
             masked and (arch.masked or spec.slides) and not arch.attention_sinks,
             n <= lowest and not run.trained and not required and not run.fed,
             n >= arch.layers - run.wide_end,
+            recompute and n < arch.layers - run.kept_end,
         )
         for n, spec in enumerate(arch.specs)
     ]

@@ -563,7 +563,7 @@ class Head(Program):
         elements = self.elements["lm_head"] if trained else 0
         chunked = path.kind == "chunked"
         if path.tile:
-            return self.of_tokens(path)
+            return self.of_tokens(path) if chunked else self.differentiated(path)
         x = tape.op("lm_head", [self.input], WIDTH, self.input.b, view=True, aliases=[self.input],
                     weight=0 if chunked else elements)  # fmt: skip
         if chunked:
@@ -576,6 +576,28 @@ class Head(Program):
             made = [Tensor(WIDTH, c), Tensor(head, c)]
             piece = V * (1 / path.turns) if path.turns else WIDTH
             tape.op("fused loss", [x], ONE, 4, saves=made, scratch=piece * (2 * c))
+        return tape
+
+    def differentiated(self, path: Path) -> Tape:
+        """A chunk of tokens after another, each differentiated in forward by `torch.func.grad_and_value`.
+
+        Its graph could be differentiated again, and so holds all that it made: a chunk's logits in fp32, their
+        log-softmax, the loss's gradient of that, the logits' own in fp32 and in the type of the weights, then the
+        gradients of head and input. Variables name the last chunk's logits and gradients until the next ones are there,
+        and the head has a gradient though it is frozen. XTuner f5c60e2b4 `xtuner/v1/loss/{chunk_loss,ce_loss}.py`,
+        `ChunkLoss`; torch 2.13 `_functorch/eager_transforms.py`, `grad_and_value_impl`, create_graph=True.
+        """
+        tape, c = self.tape, self.c
+        elements = self.elements["lm_head"] if self.run.trained else 0
+        piece, head, rows = Size({}, {"V": path.tile}), Size({}, {"W_lm_head": c}), Size({}, {"h": path.tile * c})
+        cast = c if c < 4 else 0
+        # the last chunk's logits, this one's, their log-softmax and two gradients, and the last chunk's gradients
+        logits = piece * (5 * 4 + cast) + head + rows
+        # one gradient of the logits is left, of which the products make another of the head and of the input
+        products = piece * (4 * 4 + c) + head * 2 + rows * 2
+        most = max(logits, products, key=lambda size: amount(size, head_dimensions(self.run)).fixed)
+        x = tape.op("lm_head", [self.input], WIDTH, c, view=True, aliases=[self.input], weight=elements)
+        tape.op("fused loss", [x], ONE, 4, saves=[Tensor(WIDTH, c), Tensor(head, 1)], scratch=most)
         return tape
 
     def fused_rows(self, path: Path) -> Tape:

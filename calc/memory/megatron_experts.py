@@ -1,10 +1,11 @@
 """Megatron-core's routed experts on a tape: the router, tokens on their way to their experts and back, the experts.
 
 With expert parallelism each rank has some of the experts and gets the tokens for them, as many as it sends where the
-experts are called equally often. With expert tensor parallelism its ranks gather these tokens, and each has a part of
-every expert. A layer keeps the input of the router, where each token goes, and of each token and expert the input of
-the experts, of the activation, and of the second product. Read in Megatron-LM d98e8a64dd `megatron/core/transformer/
-moe/{moe_layer,router,moe_utils,token_dispatcher,experts}.py`, `fusions/fused_bias_swiglu.py`.
+experts are called equally often. A capacity bounds what an expert gets of each rank, or fills it up to that. With
+expert tensor parallelism its ranks gather these tokens, and each has a part of every expert. A layer keeps the input of
+the router, where each token goes, and of each token and expert the input of the experts, of the activation, and of the
+second product. Read in Megatron-LM d98e8a64dd `megatron/core/transformer/moe/{moe_layer,router,moe_utils,
+token_dispatcher,experts}.py`, `fusions/fused_bias_swiglu.py`.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class MegatronExperts(MegatronLinears):
         """
         tape, received = self.tape, self.arch.expert_tensor * self.run.imbalance
         probabilities = self.route(routed_by or x)
-        places = [Tensor(self.picked("k"), INDEX), Tensor(self.picked("k"), INDEX)]
-        sent = tape.op("experts: permute", [x, probabilities], self.picked(routed(self.arch)), BF16, saves=places)
+        goes, picks = self.picked(routed(self.arch), self.run.sent), self.picked("k", self.run.sent)
+        places = [Tensor(picks, INDEX), Tensor(picks, INDEX)]
+        sent = tape.op("experts: permute", [x, probabilities], goes, BF16, saves=places)
         got = self.picked(routed(self.arch), self.run.imbalance)
         there = tape.op("experts: all-to-all", [sent], got, BF16) if self.arch.expert_ranks > 1 else sent
         whole = self.picked(routed(self.arch), received)
@@ -73,12 +75,26 @@ class MegatronExperts(MegatronLinears):
         chosen = tape.op("router: top k", [logits], best, BF16, saves=[Tensor(best, INDEX), scores])
         weighed = tape.op("router: softmax", [chosen], best, FP32, saves_out=True)
         maps = [Tensor(each, 1), Tensor(each, BF16)]
-        probabilities = tape.op("router: scatter", [weighed], each, BF16, saves=maps)
+        if self.run.capacity:
+            probabilities = self.dropped(tape.op("router: scatter", [weighed], each, BF16), each, maps)
+        else:
+            probabilities = tape.op("router: scatter", [weighed], each, BF16, saves=maps)
         if not self.arch.experts_beside:
             return probabilities
         scale = self.trained_elements("per_expert_scale")
         saves = self.kept(probabilities)
         return tape.op("router: scale of expert", [probabilities], each, BF16, saves=saves, weight=scale)
+
+    def dropped(self, probabilities: Tensor, each: Size, maps: list[Tensor]) -> Tensor:
+        """Probabilities without those of tokens beyond each expert's capacity (`apply_router_token_dropping`).
+
+        The dispatcher keeps the maps that are left, of which the product reads one. On the way the best tokens of each
+        expert are there with their places, and what becomes a map of these: zeros, and a copy with ones.
+        """
+        best = self.picked("k", min(self.run.capacity, self.arch.experts / self.arch.experts_per_token)) * (
+            BF16 + INDEX
+        )
+        return self.tape.op("router: drop", [probabilities], each, BF16, saves=maps, scratch=best + each * (2 * BF16))
 
     def multiplied(self, tokens: Tensor, whole: Size, received: float) -> Tensor:
         """Two grouped products with the activation between, which weighs each token.

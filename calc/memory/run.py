@@ -122,11 +122,14 @@ class Run:
     compiled: bool = False  # each layer is compiled, by torch.compile
     narrow: Narrow = ""  # the format to which compiled linears cast what their three products read
     recipe: Recipe = ""  # with which Megatron-core's linears cast what they multiply to 8 bits
+    kept_end: int = 0  # the number of last layers that keep what they make, though those below run again
     wide_end: int = 0  # the number of last layers whose linears cast nothing
     looped: bool = False  # routed experts run one after another: Transformers before 5
     padded: bool = False  # they are grouped products of padded rows, as in torchtitan of August 2025
     dispatched: bool = False  # kernels bring each expert's rows and take them back, as in NeMo Automodel
-    imbalance: float = 1  # tokens that this rank's experts get, over those of an average rank
+    imbalance: float = 1  # tokens that this rank's experts get, over those that an average rank's router picks
+    sent: float = 1  # tokens that this rank sends to experts, over those that its router picks
+    capacity: float = 0  # tokens that an expert gets of this rank at most, over an even share; 0: no token is dropped
     linear_kernels: bool = False  # linear attention and its convolution run in fla's and causal-conv1d's kernels
     rotates: bool = False  # Megatron-core's layers without fusions rotate in one kernel all the same
     again: frozenset[Recomputed] = frozenset()  # parts of Megatron-core's layers that are run again for backward

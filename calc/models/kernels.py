@@ -56,10 +56,15 @@ XIELU: Mapping[str, tuple[Replaced, ...]] = {"apertus": ("activation",)}
 FOAK: Mapping[str, tuple[Replaced, ...]] = dict.fromkeys(
     ("llama", "mistral", "mixtral", "granite"), ("norm in place", "rotation")
 )
+# NeMo Automodel's own models, whose norms are compiled in fp32 by default (`BackendConfig.rms_norm` of 36044ad3d
+# `components/models/common/utils.py`, `_float32_rms_norm_fwd`); a compiled norm keeps its input and a number a row.
+# Rotation, in Transformer Engine's kernel where that is installed, keeps what Transformers' does, as does the gate.
+AUTOMODEL: Mapping[str, tuple[Replaced, ...]] = dict.fromkeys(("llama", "qwen2"), ("norm",))
 LIBRARIES: Mapping[str, Mapping[str, tuple[Replaced, ...]]] = {
     "eager": {},
     "liger": LIGER,
     "foak": FOAK,
+    "automodel": AUTOMODEL,
     "xielu": XIELU,
 }
 

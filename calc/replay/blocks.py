@@ -164,8 +164,8 @@ class Blocks:
     `flats`: the model is in FSDP 1's flat parameters, `weights` and `units` are empty; `partitioned`: it is under ZeRO,
     `states` and `passing` are those of its sub-groups, and what it has is none of `weights`. `buckets` are DDP's.
     `retains`: see `calc.memory.run.Run`. `streams`: how checkpoints leave for the host, see `calc.base.plan.Role`.
-    `beside_norm`: those on their way that are still there beside what the final norm keeps. `keeps_gathered`: see
-    `calc.engines.replica.Replica`.
+    `beside_norm`: those on their way that are still there beside what the final norm keeps. `keeps_gathered`,
+    `keeps_last`: see `calc.engines.replica.Replica`.
     """
 
     weights: tuple[int, ...]
@@ -188,6 +188,7 @@ class Blocks:
     beside: float | None = None
     ends: Ends = ""
     keeps_gathered: bool = False
+    keeps_last: bool = False
     flats: Flats | None = None
     buckets: Buckets | None = None
     partitioned: Partitioned | Flattened | None = None
@@ -287,6 +288,7 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         wrapped=run.wrapped,
         ends=r.ends if own.units else "",
         keeps_gathered=r.keeps_gathered,
+        keeps_last=r.keeps_last,
         retains=optimizer is not None and run.retains and not r.streams,
         streams=r.streams if optimizer else "",
         beside_norm=stashed_at_head(final_norm(run)) if r.streams == "stash" else 0,
@@ -640,7 +642,7 @@ def _layers(r: Replica, batch: Batch, masked: bool, checkpointing: str) -> tuple
     pieces = {}
     for kind, others in set(found):
         passes = lifetimes(kind.run(r.run), kind.spec, kind.first, others, checkpointing == "selective")
-        pieces[kind, others] = _piece(r, batch, passes, checkpointing)
+        pieces[kind, others] = _piece(r, batch, passes, checkpointing if kind.again else "none")
     return tuple([pieces[each] for each in found])
 
 

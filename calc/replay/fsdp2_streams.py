@@ -24,7 +24,7 @@ class Shards:
     def __init__(self, m: Blocks, heap: Allocator) -> None:
         """Loads the units one after another, each whole before it is sharded."""
         self.ends, layers = m.ends, EMBEDDING if m.ends else ROOT
-        self.keeps = m.keeps_gathered
+        self.keeps, self.keeps_last = m.keeps_gathered, m.keeps_last
         self.layers, self.outer = m.units[:layers], m.units[layers:]
         self.heap, self.gathers, self.reduces = heap, heap.beside(), heap.beside()
         self.buffers: Taken = []  # buffers of gathers, the oldest first
@@ -94,8 +94,12 @@ class Shards:
 
     def leave(self, layer: int) -> None:
         """Ends a layer's forward: frees its whole parameters, unless they stay for its backward."""
-        if not self.keeps:
+        if not (self.keeps or self._stays(layer)):
             self._reshard(layer)
+
+    def _stays(self, layer: int) -> bool:
+        """True for the last layer if its parameters stay whole from its forward to its backward."""
+        return self.keeps_last and layer == len(self.layers) - 1
 
     def _reshard(self, layer: int) -> None:
         """Frees a unit's whole parameters."""
@@ -115,7 +119,8 @@ class Shards:
         if self.ends == "freed":
             self._outside(ROOT)
             self._drop()
-        self._gather(self.layers[-1])
+        if not self.keeps_last:
+            self._gather(self.layers[-1])
 
     def reenter(self, layer: int) -> None:
         """Begins a layer's backward: its gather is copied out, and the next one starts.
@@ -124,8 +129,9 @@ class Shards:
         """
         if self.keeps:
             return
-        self.copied[layer] = self.heap.take_all(self._unit(layer).gathered)
-        self._drop()
+        if not self._stays(layer):
+            self.copied[layer] = self.heap.take_all(self._unit(layer).gathered)
+            self._drop()
         if layer > 0:
             self._gather(self.layers[layer - 1])
         elif layer == 0 and self.ends:

@@ -73,13 +73,16 @@ NEUTRAL: Mapping[str, Any] = {
     "pipeline_layers": None,
     "virtual_pipeline": 1,
     "device_map": "none",
+    "checkpointed_layers": None,
     "recompute_modules": None,
     "mtp_num_layers": None,
     "apply_rope_fusion": False,
     "create_attention_mask_in_dataloader": False,
     "cp_comm_type": "p2p",
+    "loss_chunk_size": None,
     "cross_entropy_fusion_impl": "native",
     "outputs_kept": "none",
+    "output_hidden_states": False,
     "outputs_fp32": False,
     "loss_fp32": True,
     "experts_implementation": "transformers",
@@ -92,6 +95,8 @@ NEUTRAL: Mapping[str, Any] = {
     "expert_parallel": 1,
     "expert_tensor_parallel": 1,
     "expert_imbalance": 1,
+    "expert_capacity": None,
+    "expert_padding": False,
     "on_policy": 0,
     "sft_alpha": 0,
     "packing": False,
@@ -333,6 +338,9 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         lengths=values["lengths"],
         entropy_coeff=float(values["entropy_coeff"]),
         expert_imbalance=float(values["expert_imbalance"]),
+        expert_capacity=values["expert_capacity"],
+        loss_chunk_size=values["loss_chunk_size"],
+        checkpointed_layers=values["checkpointed_layers"],
         on_policy=float(values["on_policy"]),
         sft_alpha=float(values["sft_alpha"]),
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
@@ -386,6 +394,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or rules.linear_fault(scenario)
         or rules.rotation_fault(scenario)
         or rules.spread_fault(scenario)
+        or rules.capacity_fault(scenario)
         or rules.exchange_fault(scenario)
         or constraints.mask_fault(scenario)
         or constraints.eight_bits_fault(scenario)
@@ -396,6 +405,8 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.chosen_fault(scenario)
         or constraints.implementation_fault(scenario)
         or constraints.units_fault(scenario)
+        or constraints.chunk_fault(scenario)
+        or constraints.layers_fault(scenario)
         or constraints.resharding_fault(scenario)
         or constraints.replicate_fault(scenario)
         or constraints.devices_fault(scenario)

@@ -723,6 +723,23 @@ def spread_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def capacity_fault(s: Scenario) -> Refusal | None:
+    """The reason why experts have no capacity as asked, in one line, or None: Megatron-core gives it to routed ones.
+
+    Filled up, an expert gets tokens of a GPU once each (`token_dispatcher.py`, `get_capacity`).
+    """
+    arch, factor = s.architecture, s.expert_capacity
+    if s.expert_padding and factor is None:
+        return Refusal("expert_padding", "true", "false, or with expert_capacity")
+    if factor is None:
+        return None
+    if not (s.sharding == "megatron" and arch.experts):
+        return Refusal("expert_capacity", f"{factor:g}", "null, or with routed experts under Megatron-core")
+    if s.expert_padding and factor > (most := arch.experts / arch.experts_per_token):
+        return Refusal("expert_capacity", f"{factor:g} with expert_padding", f"{most:g} at most, all of its tokens")
+    return None
+
+
 def _shared_fault(s: Scenario) -> Refusal | None:
     """The reason why GPUs do not share experts under FSDP 2, or are not modelled so, in one line, or None."""
     given = f"{s.expert_parallel} with sharding fsdp2"

@@ -207,6 +207,8 @@ class Scenario:
     expert_parallel: int
     expert_tensor_parallel: int
     expert_imbalance: float
+    expert_capacity: float | None
+    expert_padding: bool
     on_policy: float
     sft_alpha: float
     offload: Offload
@@ -217,6 +219,7 @@ class Scenario:
     max_live_parameters: int | None
     sub_group_size: int | None
     checkpointing: Checkpointing
+    checkpointed_layers: int | None
     recompute_modules: tuple[Recomputed, ...] | None
     mtp_num_layers: int | None
     reentrant: bool
@@ -232,8 +235,10 @@ class Scenario:
     fp8_param_gather: bool
     bf16_layers_at_end: int | None
     loss: Loss
+    loss_chunk_size: int | None
     cross_entropy_fusion_impl: FusedLoss
     outputs_kept: OutputsKept
+    output_hidden_states: bool
     outputs_fp32: bool
     loss_fp32: bool
     experts_implementation: ExpertsImplementation
@@ -339,6 +344,24 @@ class Scenario:
         )  # fmt: skip
         further = {"zero": (self.gpus,), "megatron": self.megatron_groups}.get(self.sharded.family, ())
         return sum([degree > 1 for degree in (self.shards, *own, *further)])
+
+    @property
+    def expert_sent(self) -> float:
+        """Tokens that a GPU sends to experts, over those that its router picks: what a capacity leaves, or fills up.
+
+        An even router is meant, whose experts a capacity below 1 alone cuts. Megatron-LM d98e8a64dd
+        `megatron/core/transformer/moe/moe_utils.py`, `apply_router_token_dropping`.
+        """
+        if self.expert_capacity is None:
+            return 1
+        return self.expert_capacity if self.expert_padding else min(1, self.expert_capacity)
+
+    @property
+    def expert_received(self) -> float:
+        """Tokens that the experts of the fullest GPU get, over those that an average router picks."""
+        if self.expert_capacity is None:
+            return self.expert_imbalance
+        return self.expert_capacity if self.expert_padding else min(self.expert_imbalance, self.expert_capacity)
 
     @property
     def peers(self) -> int:

@@ -37,6 +37,7 @@ class Block(NamedTuple):
     number: int
     handed: Amount  # what each hands on beside the residual stream, an input of the next layer's checkpoint
     hands: int  # layers of the kind with one above them
+    again: bool  # they run again for their backward
 
 
 class Stop(NamedTuple):
@@ -67,6 +68,7 @@ class Stack(NamedTuple):
     wrapped: bool  # autocast's context is the model's own forward
     embedding_own: int  # 0 for a tied embedding, which has been counted as the head
     layers: int
+    again: int  # those from the first that run again for their backward
     bottom: Amount  # activations kept below the first layer
     lent: tuple[tuple[int, Amount], ...]  # lending layers, with the keys and values that they have made again
     layer_inputs: Amount  # the gradient of all layers' own embeddings, while the layers make theirs
@@ -107,7 +109,7 @@ def stack(
     kinds: dict[tuple[activations.Kind, bool, bool], int] = {}
     order: list[int] = []
     for layer, own in enumerate(activations.kinds(run, masked, recompute)):
-        counted = recompute or (layer == 0 and not arch.embeds)
+        counted = own.again or (layer == 0 and not arch.embeds)
         last = layer == arch.layers - 1
         received = not arch.ends if last else run.retains
         order.append(kinds.setdefault((own, counted, received), len(kinds)))
@@ -126,10 +128,10 @@ def stack(
         adapters = (trained - outside - beside) // arch.layers if adapter else 0
         segment = activations.layer(
             own.run(within), own.spec, first=own.first, counted=counted, received=received,
-            selective=checkpointing == "selective", reentrant=run.reentrant and checkpointing == "full",
+            selective=checkpointing == "selective", reentrant=run.reentrant and checkpointing == "full" and own.again,
         )  # fmt: skip
         handed = amount(activations.handed_on(run, own.spec), dims) if recompute else NO_BYTES
-        blocks.append(Block(segment, weights + adapters, count, handed, count - (order[-1] == kind)))
+        blocks.append(Block(segment, weights + adapters, count, handed, count - (order[-1] == kind), own.again))
     stops = []
     # a tied head's gradient waits for the embedding's
     tied = arch.tied and run.trained and path.kind != "scalar"
@@ -163,6 +165,7 @@ def stack(
         wrapped=run.wrapped,
         embedding_own=(0 if tied else embedding) + (beside_embedding_parameters(arch) if run.trained else 0),
         layers=arch.layers,
+        again=arch.layers - run.kept_end if recompute else 0,
         bottom=amount(activations.below_layers(run, recompute, masked), dims) if arch.embeds else NO_BYTES,
         lent=activations.lent_again(run) if recompute else (),
         layer_inputs=amount(of(Lp=run.residual), dims)

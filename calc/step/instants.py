@@ -116,7 +116,7 @@ class Layout:
 
     def lasting(self, checkpoints: int) -> list[Part]:
         """The layers' inputs that variables keep in backward, beside so many `checkpoints`."""
-        if self.held not in LASTING:
+        if self.held == "forward" or self.held == "inside":
             return []
         return self.states(self.stack.layers + 1 - (0 if self.stack.converted else checkpoints))
 
@@ -135,7 +135,7 @@ class Layout:
 
         Of those that wait on the host only a few are here; see `stashed_at_head`.
         """
-        number = layers - (not self.stack.embeds)
+        number = min(layers, self.stack.again) - (not self.stack.embeds)
         if self.streams:
             there = ON_GPU[self.streams][running]
             if self.streams == "stash" and running == "head":
@@ -146,12 +146,14 @@ class Layout:
     def lowest(self, numbers: Sequence[int], inputs: int, running: Running) -> list[Part]:
         """The tensors that the lowest layers keep, `numbers` of each kind, and those kept below the first layer.
 
-        With recomputation layers keep their inputs, `inputs` of them, and what selective checkpointing keeps.
+        With recomputation layers keep their inputs, `inputs` of them, and what selective checkpointing keeps, but the
+        last ones all that they make where they do not run again.
         """
         counted = [(block, number) for block, number in zip(self.stack.blocks, numbers, strict=True) if number]
         if not self.recompute:
             return self.bottom() + [Part("activations", b.segment.saved, "activations#saved", n) for b, n in counted]
-        kept = [Part("checkpoints", b.segment.kept, "activations#selective", n) for b, n in counted]
+        kept = [Part("activations", b.segment.saved, "activations#saved", n) for b, n in counted if not b.again]
+        kept += [Part("checkpoints", b.segment.kept, "activations#selective", n) for b, n in counted if b.again]
         kept += [Part("checkpoints", b.handed, "activations#checkpoints", min(n, b.hands)) for b, n in counted]
         return [*self.bottom(), *self.checkpoints(inputs, running), *[p for p in kept if p.amount.formula != "0"]]
 
@@ -215,7 +217,8 @@ class Layout:
             yield instant("layer: gather", Where("gather", last.layer, False), [*below, stream])
         for stop in {stop.kind: stop for stop in sorted(stack.stops)}.values():
             segment = stack.blocks[stop.kind].segment
-            shots = (segment.once if self.recompute else segment.forward) if grad else segment.without_grad
+            again = stack.blocks[stop.kind].again
+            shots = (segment.once if again else segment.forward) if grad else segment.without_grad
             kept = [*(self.below(stop, "forward") if grad else self.states(stop.layer)), *before, *cast]
             for shot in shots:
                 yield instant(f"layer: {shot.name}", Where("layer", stop.layer, False), [*kept, *alive(shot)])
@@ -256,7 +259,7 @@ class Layout:
             sums = [Part("temporary", stack.layer_inputs, "activations#embedding")] if stop.layer < last else []
             sums += [Part("temporary", made, "activations#passing") for n, made in stack.lent if stop.layer < n]
             below = [*self.below(stop, "backward"), *self.retained(stop), *lasting, held, *sums]
-            if self.recompute:
+            if stack.blocks[stop.kind].again:
                 gradient = Part("temporary", segment.waiting, "activations#passing")
                 again = [*self.below(stop, "again"), *self.retained(stop), *lasting, held, *sums]
                 for shot in segment.again:

@@ -221,7 +221,9 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         reentrant=s.reentrant and s.checkpointing == "full",
         flat=s.sharding == "fsdp1",
         context=s.context_parallel,
-        imbalance=s.expert_imbalance,
+        imbalance=s.expert_received,
+        sent=s.expert_sent,
+        capacity=s.expert_capacity or 0,
         looped=arch.experts > 0 and experts_apart(s, arch),
         padded=s.experts_implementation == "torchtitan",
         dispatched=s.experts_implementation == "automodel",
@@ -229,6 +231,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         compiled=trained and s.compile in ("model", "model-and-loss"),
         narrow=NARROW.get(s.float8, "") if trained and s.sharding != "megatron" else "",
         recipe=RECIPES.get(s.float8, "") if s.sharding == "megatron" else "",
+        kept_end=arch.layers - s.checkpointed_layers if s.checkpointed_layers and trained else 0,
         wide_end=(s.bf16_layers_at_end or 0) if trained else 0,
         linear_kernels=s.linear_attention == "fla",
         again=s.recomputed,
@@ -395,6 +398,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         ends=role.ends,
         mask_positions=role.mask_positions,
         keeps_gathered=trained and s.reshard_after_forward == "never",
+        keeps_last=trained and s.reshard_after_forward == "all-but-last",
     )
 
 

@@ -74,7 +74,8 @@ def passes(s: Scenario, trained: bool) -> work.Passes:
     """
     if not trained:
         return work.Passes()
-    return work.Passes(1, float(s.checkpointing != "none"), 1, 0 if s.lora and s.lora.units == "own" else 1)
+    again = 1.0 if s.checkpointed_layers is None else s.checkpointed_layers / s.architecture.layers
+    return work.Passes(1, again * (s.checkpointing != "none"), 1, 0 if s.lora and s.lora.units == "own" else 1)
 
 
 def wrapped(s: Scenario) -> bool:
@@ -115,7 +116,7 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
     computed = [
         work.matrix(tokens, met, a, products, n, r.matrix, narrow),
         *([work.narrowed(tokens, load.micro, s.architecture, products, n, s.float8, wide, r)] if eight else []),
-        work.experts(tokens * s.expert_imbalance, load.micro, c, products, n, spread(s, n), r.grouped, r.memory),
+        work.experts(tokens * s.expert_received, load.micro, c, products, n, spread(s, n), r.grouped, r.memory),
         *attending(s, r, load, c, core, n),
         work.elementwise(load.micro, layers, p, r.eager),
     ]
@@ -127,7 +128,8 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
         cast = c.head if s.method == "qlora" else c.layers + c.head
         computed.append(work.cast(cast / n, load.micro, p, r.memory))
     if head == "lm":
-        per_logit = PER_LOGIT[s.loss] if trained else SCORED
+        # chunks of PyTorch's operations make each product once, as a loss over all tokens does
+        per_logit = PER_LOGIT["full" if s.loss_chunk_size else s.loss] if trained else SCORED
         read = tokens * (1 + len(s.architecture.depths))
         computed.append(work.vocabulary(read, s.architecture.vocab, per_logit, n, r.memory))
     if s.method == "qlora":
@@ -310,7 +312,7 @@ def split(s: Scenario, r: Rates, load: Load, p: work.Passes) -> Iterator[Term]:
         # each token goes to its experts and comes back, and so do the gradients
         routed = s.architecture.sparse_layers
         sent = load.tokens / (s.tensor_parallel * s.context_parallel) * arch.experts_per_token * arch.hidden
-        width = sent * s.expert_imbalance * routed / s.pipeline_parallel
+        width = sent * s.expert_received * routed / s.pipeline_parallel
         ranks, own, cut = s.expert_parallel, r.neighbours(s.expert_tensor_parallel), s.expert_tensor_parallel
         yield traffic.exchanged("expert parallel", width, 2, 2 * rows, ranks, own, r.bus, r.network)
         if cut > 1:  # ranks that share an expert gather their tokens, and scatter the sums of their parts

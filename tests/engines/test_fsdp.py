@@ -21,6 +21,8 @@ from calc.engines.replica import Where
 from calc.estimate.estimate import estimate
 from calc.memory import host
 from calc.memory.weights import NF4
+from calc.models.architecture import parameters
+from calc.models.slices import part
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
 
@@ -416,6 +418,18 @@ def test_weights_that_stay_after_forward_are_gathered_once() -> None:
     assert total(fsdp(reshard_after_forward="never", gpus=1).at(GATHER)) == 2 * ROOT + 2 * 32 * LAYER
 
 
+@pytest.mark.parametrize("ends", ["root", "freed"])
+def test_the_last_layer_that_stays_is_beside_the_head_and_nowhere_twice(ends: str) -> None:
+    """XTuner's and NeMo Automodel's loops: reshard_after_forward is False for it alone. Its buffer is there until the
+    next unit's gather, or the end of forward."""
+    found, usual = (fsdp(reshard_after_forward=word, outer_units=ends) for word in ("all-but-last", "default"))
+    for place, backward in (("head", False), ("outside", False), ("outside", True)):
+        where = Where(place, 32, backward)
+        assert total(found.at(where)) - total(usual.at(where)) == 2 * LAYER
+    for where in (GATHER, BELOW, REDUCE, Where("layer", 31, True), Where("head", 32, True), Where("end", 0, True)):
+        assert total(found.at(where)) == total(usual.at(where))
+
+
 def test_units_of_embedding_and_head_stay_after_forward_too() -> None:
     """The embedding to its own backward, the head from its forward to its own, as torchtitan 0.2 has them
     (models/llama3/infra/parallelize.py:303)."""
@@ -462,6 +476,38 @@ def test_weights_stay_only_where_that_is_modelled(fields: dict[str, object], nam
     said = {"model": "llama-3-8b", "task": "sft", "gpu": "h200", "gpus": 8, "sharding": "fsdp2"}
     with pytest.raises(ScenarioError, match=f"reshard_after_forward: given never with {named}"):
         parse(said | fields | {"reshard_after_forward": "never"})
+
+
+def test_a_policy_that_reduces_in_bf16_hands_over_half_of_the_bytes_and_keeps_fp32_shards() -> None:
+    """torch 2.13 `_fsdp_collectives.py`, `foreach_reduce`: the reduce-scatter's input has reduce_dtype, its shard is
+    cast to the fp32 of the parameter's."""
+    said = {"model": "llama-3-8b", "task": "sft", "framework": "torch", "gpu": "h200", "gpus": 8, "sharding": "fsdp2",
+            "precision": "fsdp-mixed", "micro_batch": 1, "seq_len": 512}  # fmt: skip
+    found = [estimate(parse(said | own), replays=False).groups[0].phases for own in ({}, {"grad_dtype": "bf16"})]
+    wide, narrow = (next(p.moment for p in phases if p.name == "backward") for phases in found)
+    for moment, b in ((wide, 4), (narrow, 2)):
+        (given,) = [line for line in moment.lines if line.component == "communication" and "g·p" in line.formula]
+        assert given.values["g"] == b
+        assert all(line.values["g"] == 4 for line in moment.lines if "g·P_t/N" in line.formula)
+
+
+def test_gradients_that_wait_have_the_reductions_type_but_those_of_experts_in_no_unit() -> None:
+    """Qwen3 30B on eight GPUs, each with an eighth of 48 layers' 128 experts of 3 · 2,048 · 768 elements.
+
+    torch 2.13 `_fsdp_param.py`, `to_accumulated_grad_if_needed`; NeMo Automodel 36044ad3d `components/moe/
+    parallelizer.py`, `apply_fsdp`: reduce_dtype fp32, and experts that no other rank has are ignored parameters.
+    """
+    said = {"model": "qwen3-30b-a3b", "task": "pretrain", "framework": "torch", "gpu": "gb200", "gpus": 8,
+            "sharding": "fsdp2", "precision": "bf16", "expert_parallel": 8, "experts_implementation": "automodel",
+            "no_sync": True, "micro_batch": 1, "global_batch": 32, "seq_len": 512}  # fmt: skip
+    experts = 48 * 16 * 3 * 2048 * 768
+    every = parameters(part(parse(said).architecture, 1, 8))
+    for dtype, b, apart in (("fp32", 4, [2 * experts]), ("bf16", 2, [])):
+        phases = estimate(parse(said | {"grad_dtype": dtype}), replays=False).groups[0].phases
+        moment = next(p.moment for p in phases if p.name == "forward")
+        first, *others = [line.bytes for line in moment.lines if line.formula == "g·G_w"]
+        assert others == apart
+        assert first == b * (every - experts * bool(apart))
 
 
 def test_groups_that_each_shard_the_model_hold_what_one_group_alone_would() -> None:

@@ -270,6 +270,19 @@ def test_uneven_tokens_cost_memory_and_time_where_they_go() -> None:
     assert exchanged[1] == pytest.approx(2 * exchanged[0])
 
 
+def test_a_capacity_bounds_an_uneven_router_and_padding_makes_every_expert_as_full() -> None:
+    """`apply_router_token_dropping`, `get_capacity`: at most twice an even share, or twice it whatever is picked."""
+
+    def peak(**more: object) -> int:
+        return estimate(job(**MIXTRAL, expert_parallel=8, **more)).groups[0].peak.moment.device_bytes  # type: ignore[arg-type]
+
+    free, bounded = (peak(expert_imbalance=n, expert_capacity=c) for n, c in ((3, None), (3, 2)))
+    assert peak() < bounded < free
+    assert bounded == peak(expert_imbalance=2, expert_capacity=2)
+    full = [peak(expert_imbalance=n, expert_capacity=2, expert_padding=True) for n in (1, 3)]
+    assert full[0] == full[1] > bounded  # what is sent, too
+
+
 def test_an_optimizer_on_the_host_leaves_weights_and_gradients() -> None:
     """16 bytes a parameter there: masters, gradients, pinned, so each shard a power of two, and two moments.
 
@@ -634,6 +647,15 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             "such that expert_parallel x expert_tensor_parallel = 16 divides the 8 GPUs of a stage",
         ),
         ({"model": "mixtral-8x7b", "tensor_parallel": 2, "sequence_parallel": False}, "sequence_parallel: given false"),
+        (
+            {"model": "mixtral-8x7b", "expert_padding": True},
+            "expert_padding: given true, allowed: false, or with expert_ca",
+        ),
+        ({"expert_capacity": 2}, "expert_capacity: given 2, allowed: null, or with routed experts under Megatron-core"),
+        (
+            {"model": "mixtral-8x7b", "expert_capacity": 5, "expert_padding": True},
+            "expert_capacity: given 5 with expert_padding, allowed: 4 at most, all of its tokens",
+        ),
         (
             {"model": "mixtral-8x7b", "expert_imbalance": 1.5},
             "expert_imbalance: given 1.5, allowed: 1, or with expert_para",

@@ -43,6 +43,31 @@ def test_outputs_are_there_in_the_step_and_in_the_next_forward_as_long_as_a_name
     assert allocated("forward", outputs_kept=kept) - allocated("forward") == forward * logits
 
 
+STATES = 29 * 2 * TOKENS * 1024  # inputs of 28 layers of 1,024 numbers a token, and the last norm's output, in bf16
+
+
+@pytest.mark.parametrize(("kept", "step", "forward"), [("backward", 0, 0), ("step", 1, 0), ("next", 1, 1)])
+def test_hidden_states_are_kept_beside_a_loss_that_returns_no_logits(kept: str, step: int, forward: int) -> None:
+    """`out.hidden_states` of NeMo Automodel's `_forward_backward_step` with its loss of cut cross entropy."""
+    more = {"loss": "cut", "outputs_kept": kept, "output_hidden_states": True}
+    assert allocated("step", **more) - allocated("step", loss="cut") == step * STATES
+    assert allocated("forward", **more) - allocated("forward", loss="cut") == forward * STATES
+
+
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [
+        ({}, "outputs_kept none"),
+        ({"outputs_kept": "next", "trainer": "ms-swift"}, "trainer ms-swift"),
+        ({"outputs_kept": "next", "framework": "trl"}, "trainer transformers"),
+    ],
+)
+def test_hidden_states_are_those_that_a_variable_of_ones_own_loop_keeps(fields: dict[str, Any], given: str) -> None:
+    line = f"output_hidden_states: given true with {given}, allowed: false, or in your own loop with outputs_kept"
+    with pytest.raises(ScenarioError, match=line):
+        parse(JOB | {"output_hidden_states": True} | fields)
+
+
 @pytest.mark.parametrize("task", ["simpo", "orpo", "dpo"])
 def test_a_pair_without_a_reference_keeps_the_logits_of_both_its_sequences(task: str) -> None:
     """Until the next forward: two sequences of half the length, in bf16, in the step and in forward."""

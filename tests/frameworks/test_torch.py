@@ -39,6 +39,40 @@ def test_a_loop_without_settings_is_bf16_with_foreach_adamw_and_sdpa() -> None:
     assert job(gpus=4).sharding == "ddp"
 
 
+def test_a_fused_loss_has_chunks_of_so_many_tokens_as_there_are_at_most() -> None:
+    assert torch.loss_path(job(loss="fused", loss_chunk_size=1024, seq_len=4096)) == Path("fused", tile=1024)
+    assert torch.loss_path(job(loss="fused", loss_chunk_size=1024, seq_len=512)) == Path("fused", tile=512)
+    assert torch.loss_path(job(loss="fused", seq_len=4096)) == Path("fused")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"loss": "full"}, "loss full"),
+        ({"loss": "fused", "trainer": "ms-swift"}, "trainer ms-swift"),
+        ({"loss": "fused", "framework": "trl"}, "framework trl"),
+    ],
+)
+def test_chunks_are_those_of_a_fused_loss_of_your_own_loop(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ScenarioError, match=f"loss_chunk_size: given 1024 with {named}, allowed: null, or with"):
+        job(**fields, loss_chunk_size=1024)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"checkpointing": "none"}, "given 8 with checkpointing none, allowed: null, or with checkpointing full"),
+        ({"trainer": "ms-swift"}, "given 8 with trainer ms-swift, allowed: null, or with trainer own"),
+        ({"method": "lora"}, "given 8 with method lora, allowed: null, or with method full"),
+        ({"offload__activations": True}, "given 8 with offload.activations, allowed: null; not modelled there"),
+        ({"checkpointed_layers": 99}, "given 99, allowed: 32 at most, all of its layers"),
+    ],
+)
+def test_some_layers_alone_run_again_where_that_is_modelled(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(ScenarioError, match=f"checkpointed_layers: {line}"):
+        job(**{"checkpointing": "full", "checkpointed_layers": 8} | fields)
+
+
 @pytest.mark.parametrize(("optimizer", "impl"), [("adamw", "foreach"), ("lion", "single"), ("adafactor", "single")])
 def test_each_optimizer_has_its_own_default_implementation(optimizer: str, impl: str) -> None:
     """`_default_to_fused_or_foreach` for Adam and SGD; `_adafactor.py` and lion-pytorch go one by one unless asked."""

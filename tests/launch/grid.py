@@ -121,7 +121,7 @@ def verl_megatron() -> Iterator[dict[str, Any]]:
         {"model": "qwen2.5-7b"}, {"model": "qwen2.5-7b", "pipeline_parallel": 8},
         {"model": "qwen2.5-7b", "pipeline_parallel": 4, "virtual_pipeline": 7},
         {"model": "qwen2.5-7b", "pipeline_parallel": 2, "virtual_pipeline": 3, "pipeline_layers": [14, 14]},
-        {"model": "qwen3-30b-a3b", "expert_parallel": 8, "pipeline_parallel": 2},
+        {"model": "qwen3-30b-a3b", "expert_parallel": 8, "pipeline_parallel": 2, "expert_capacity": 2},
         {"model": "qwen3-30b-a3b", "expert_parallel": 4, "expert_tensor_parallel": 2},
     )  # fmt: skip
     cuts = ({}, {"tensor_parallel": 2}, {"tensor_parallel": 2, "context_parallel": 2})
@@ -149,7 +149,8 @@ def slime() -> Iterator[dict[str, Any]]:
     tasks = ({"task": "grpo"}, {"task": "reinforce++", "entropy_coeff": 0.001}, {"task": "ppo"})
     models = (
         {"model": "qwen3-4b"}, {"model": "qwen3-4b", "pipeline_parallel": 4, "virtual_pipeline": 3},
-        {"model": "qwen3-30b-a3b", "expert_parallel": 8, "pipeline_parallel": 2},
+        {"model": "qwen3-30b-a3b", "expert_parallel": 8, "pipeline_parallel": 2, "expert_capacity": 1.5,
+         "expert_padding": True},
         {"model": "qwen3-30b-a3b", "pipeline_parallel": 2, "virtual_pipeline": 5, "pipeline_layers": [24, 24]},
         {"model": "moonlight-16b-a3b", "expert_parallel": 4, "expert_tensor_parallel": 2},
     )  # fmt: skip
@@ -268,7 +269,8 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         yield from supervised("torch", ("rm", "dpo", "kto"), MACHINES, of, cut, (*adapted[:1], {}))
         other = ({"roles.reference.model": "llama-3.1-8b"}, {})
         yield from supervised("torch", ("dpo", "kto"), MACHINES, of, ({"loss": "full"}, {"packing": True}), other)
-        spread = ({"expert_parallel": 2}, {"expert_parallel": 2, "expert_tensor_parallel": 2}, {})
+        spread = ({"expert_parallel": 2, "expert_capacity": 2, "expert_padding": True},
+                  {"expert_parallel": 2, "expert_tensor_parallel": 2, "expert_capacity": 1.25}, {})  # fmt: skip
         moe = ({"model": "qwen3-30b-a3b"},)
         yield from supervised("torch", ("sft",), *held, moe, spread)
         yield from supervised("torch", ("sft",), moe, spread, of, MACHINES, adapted[:1])

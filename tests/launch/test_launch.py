@@ -280,6 +280,7 @@ OTHERS = {
 NOT_CHANGED = {
     "gpu", "framework", "trainer", "task", "tensor_parallel", "pipeline_parallel", "pipeline_layers",
     "virtual_pipeline", "sequence_parallel", "expert_parallel", "expert_tensor_parallel", "expert_imbalance",
+    "expert_capacity", "expert_padding", "loss_chunk_size", "output_hidden_states", "checkpointed_layers",
     "host_memory", "offload.fraction", "offload.masters",
     "use_precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
     "loss", "lora.units", "lora.count", "quantize_moe_experts", "checkpoint_gb", "vision_tower", "apply_rope_fusion",

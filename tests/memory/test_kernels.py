@@ -74,6 +74,17 @@ def test_the_plugin_of_fms_acceleration_leaves_the_mlp_alone() -> None:
     assert not replaced("foak", "qwen3")
 
 
+def test_the_norms_that_automodel_compiles_leave_all_else_as_it_is() -> None:
+    """What the plugin of fms-acceleration keeps: a norm's input, and a number a row of each norm."""
+    kept = tape("llama-3-8b", replaced=replaced("automodel", "llama")).saved()
+    assert terms(kept, arch("llama-3-8b")) == form("8h + 4q + 4kv + 8i + 4H + 8")
+    job = {"model": "llama-3-8b", "task": "sft", "gpu": "h200", "kernels": "automodel"}
+    assert parse(job).kernels == "automodel"
+    for other in ({"trainer": "transformers"}, {"framework": "trl"}, {"model": "qwen3-8b"}):
+        with pytest.raises(ScenarioError, match="kernels: given 'automodel'"):
+            parse(job | other)
+
+
 @pytest.mark.parametrize(("rows", "copied"), [(1, False), (4, True)])
 def test_the_plugins_cross_entropy_writes_its_gradient_over_shifted_fp32_logits(rows: int, *, copied: bool) -> None:
     """`FastForCausalLMLoss` (0.7.2 `kernels/unsloth/cross_entropy_loss.py`): a single row is a view."""

@@ -579,6 +579,24 @@ def test_a_fused_loss_makes_the_gradients_of_input_and_head_in_forward() -> None
     assert terms(tape(Path("fused"), trained=False).saved()) == form("2h")
 
 
+def test_a_fused_loss_of_chunks_holds_what_it_made_of_one_until_the_next_is_there() -> None:
+    """XTuner, counted by PyTorch's profiler on `ChunkLoss` of f5c60e2b4 with chunks of 1,024 of 4,096 tokens.
+
+    For each token and entry of a chunk 22 bytes beside the sum of the head's gradients, 2 an element, and the last
+    chunk's; or 18 with a third one. Llama 3's head has 4096 elements for each entry: the third is the larger one.
+    """
+    kept = [({"h": 2}, {}), ({}, {"W_lm_head": 2})]
+    for trained in (True, False):
+        ops = tape(Path("fused", tile=1024), trained=trained).ops
+        (op,) = [op for op in ops if op.name == "fused loss"]
+        assert [(t.size.tokens, t.size.fixed) for t in op.saves] == kept
+        assert op.scratch.fixed == {"V": 18 * 1024, "W_lm_head": 4, "h": 4 * 1024}
+    (wide,) = [op for op in tape(Path("fused", tile=4096)).ops if op.name == "fused loss"]
+    assert wide.scratch.fixed == {"V": 22 * 4096, "W_lm_head": 2, "h": 2 * 4096}
+    (fp32,) = [op for op in tape(Path("fused", tile=8192), precision="fp32").ops if op.name == "fused loss"]
+    assert fp32.scratch.fixed == {"V": 20 * 8192, "W_lm_head": 8, "h": 8 * 8192}
+
+
 TILE = 4096 * 32_768  # TRL's tokens and vocabulary entries at a time
 TILED = Path("tiled", tile=4096)
 

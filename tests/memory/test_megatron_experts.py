@@ -105,6 +105,23 @@ def test_as_many_tokens_come_as_go_and_all_of_them_to_each_part_of_an_expert() -
     assert more == per_expert / 2
 
 
+def test_a_capacity_bounds_what_experts_get_and_what_a_router_sends() -> None:
+    """An even router sends each expert half of its share where the capacity is a half; places of 8 bytes and 8, too."""
+    per_pick = 2 * 2 * 512 + 6 * 2 * 256 + 2 * 2
+    assert saved(MOE, capacity=2) == saved(MOE)
+    assert saved(MOE) - saved(MOE, capacity=0.5, sent=0.5, imbalance=0.5) == per_pick / 2 + (8 + 8) * 2 / 2
+
+
+def test_a_capacity_is_sorted_out_beside_the_router() -> None:
+    """`apply_router_token_dropping`: the best tokens of all experts, 3·k of each token, with places of 8 bytes and
+    weights of 2; zeros and a copy with ones, both of 2 bytes for each token and expert. No expert gets more than all.
+    """
+    for capacity, times in ((3, 3), (5, 4)):
+        tape = activations.program(Run(MOE, capacity=capacity), SPEC).layer()
+        (drop,) = [op for op in tape.ops if op.name == "router: drop"]
+        assert drop.scratch.tokens == {"k": times * (8 + 2), "E": 2 + 2}
+
+
 def test_shared_experts_are_a_dense_mlp_beside_the_routed_ones() -> None:
     """6·s more, cut by tensor parallelism; its input is the router's."""
     shared = replace(MOE, shared_experts=1, shared_intermediate=256)

@@ -144,6 +144,30 @@ def test_what_stays_gathered_is_freed_by_its_own_backward_alone() -> None:
     assert watched.seen() == ["+32", "-32", "-40", "+64", "reduces +16", "-32"]
 
 
+def test_the_last_layer_alone_may_stay_gathered_and_the_one_below_is_then_gathered_ahead() -> None:
+    """Its `unshard` returns at once, as it is whole; that of the layer below starts before its backward."""
+    watched = Watched(replace(SHARDED, keeps_last=True))
+    watched.seen()
+    shards, heap = watched.shards, watched.heap
+    shards.begin()
+    for layer in (0, 1):
+        shards.enter(layer)
+        shards.leave(layer)
+    watched.seen()
+    shards.enter(2)
+    shards.leave(2)
+    shards.end()
+    assert watched.seen() == ["gathers +7", "gathers +28", "gathers -7", "+28", "gathers -24", "gathers -28"]
+    shards.turn()
+    assert watched.seen() == []
+    shards.reenter(2)
+    assert watched.seen() == ["gathers +6", "gathers +24", "gathers -6"]
+    shards.reduce(2, [heap.take(28 * MiB)], adding=False)
+    assert watched.seen() == ["+28", "-28", "+56", "-28", "reduces +14"]
+    shards.reenter(1)
+    assert watched.seen() == ["+24", "gathers -24", "gathers +5", "gathers +20", "gathers -5"]
+
+
 def test_a_backward_gathers_ahead_and_keeps_a_reductions_input_until_the_next(watched: Watched) -> None:
     shards, heap = watched.shards, watched.heap
     shards.begin()

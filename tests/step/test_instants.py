@@ -290,6 +290,24 @@ def test_autocast_caches_the_casts_of_fp32_adapters() -> None:
         assert found == [2 * 32 * 64 * (H + H)]
 
 
+@pytest.mark.parametrize("kept", [1, 5])
+def test_last_layers_that_do_not_run_again_keep_all_but_no_checkpoint(kept: int) -> None:
+    """XTuner checkpoints all layers but the last: that keeps 200,840 bytes a token in place of its input, 2h."""
+    full, some = made(checkpointing="full"), made(checkpointing="full", kept_end=kept)
+    more = named(some.forward, "logits: nll").total.tokens - named(full.forward, "logits: nll").total.tokens
+    assert more == kept * (LAYER - 2 * H)
+    every = [*some.layout.backward()]
+    run, again = ({i.where.layer for i in every if i.name.startswith(name)} for name in ("layer", "recompute"))
+    assert (max(run), max(again)) == (31, 31 - kept)
+    assert named(some.backward, "embedding").total == named(full.backward, "embedding").total
+
+
+def test_if_no_layer_runs_again_that_is_no_checkpointing() -> None:
+    none, kept = made(), made(checkpointing="full", kept_end=32)
+    assert [i.total for i in kept.forward] == [i.total for i in none.forward]
+    assert [i.total for i in kept.backward] == [i.total for i in none.backward]
+
+
 def test_selective_checkpointing_keeps_inputs_and_what_the_policy_keeps() -> None:
     """32 inputs, and of each layer q, v, gate, down, attention's output and log-sum-exp; below the last, of 31."""
     kept = 2 * (2 * H + 1024 + 14336 + H) + 4 * 32
@@ -332,6 +350,14 @@ def test_referenced_outputs_are_beside_every_layers_backward() -> None:
     plain = made().backward
     for name in ("layer: mlp: product", "embedding", "loss: log-softmax"):
         assert named(held, name).total.tokens - named(plain, name).total.tokens == 2 * V
+
+
+def test_hidden_states_stay_as_layers_give_their_inputs_back() -> None:
+    """33 tensors of 2H for 32 layers: beside the checkpoints of all of them one more, at the end of backward all."""
+    streams = Path("cut", held="backward", hidden=True, outside=True)
+    held, plain = (made(path=path, checkpointing="full").backward for path in (streams, Path("cut")))
+    for name, number in (("layer: mlp: product", 1), ("embedding", 33)):
+        assert named(held, name).total.tokens - named(plain, name).total.tokens == number * 2 * H
 
 
 def test_outputs_carried_over_are_beside_the_next_forward() -> None:

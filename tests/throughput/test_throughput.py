@@ -229,6 +229,10 @@ def test_experts_on_other_gpus_are_neither_read_nor_waited_for_unless_the_router
     spread: dict[str, Any] = {"expert_parallel": 8}
     jobs = (job, job | spread, job | spread | {"expert_imbalance": 2})
     whole, even, uneven = [next(t for t in answer(each).terms if t.name == "experts") for each in jobs]
+    padded = next(
+        t for t in answer(job | spread | {"expert_capacity": 2, "expert_padding": True}).terms if t.name == "experts"
+    )
+    assert padded.seconds == uneven.seconds
     assert (whole.values["H"], even.values["H"]) == (1, 8)
     assert uneven.values["T"] == 2 * even.values["T"]
     assert even.seconds < whole.seconds and even.seconds < uneven.seconds < 2 * even.seconds

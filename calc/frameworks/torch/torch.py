@@ -45,7 +45,7 @@ from calc.frameworks.torch.trainers import axolotl, litgpt, megatron, megatron_s
 from calc.frameworks.torch.trainers.registry import LOW_LEVEL, ON_TRANSFORMERS, RELEASED, SHIPPED, TRAINERS
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import DEEPSPEED, PREFERENCE, RL
+from calc.scenario.words import DEEPSPEED, FSDP, PREFERENCE, RL
 
 KNOWN: tuple[str, ...] = tuple(RELEASES)
 CHOICES = Choices(own_loop=True, trainers=frozenset({*RELEASED, "megatron"}), fp16=True, shared="tensor_parallel",
@@ -269,8 +269,10 @@ def configured(s: Scenario) -> DeepSpeed | None:
 
 
 def _own(s: Scenario) -> dict[str, Any]:
-    """The fields of the role that your own loop trains."""
-    return {"loads": trainer.loads(s), "ends": "" if s.outer_units == "root" else s.outer_units}
+    """Fields of the role that your own loop trains; under FSDP `grad_dtype` is its policy's reduce_dtype."""
+    other = {("fsdp-mixed", "bf16"): 2, ("bf16", "fp32"): 4} if s.sharding in FSDP else {}
+    ends = "" if s.outer_units == "root" else s.outer_units
+    return {"loads": trainer.loads(s), "ends": ends, "reduce_bytes": other.get((s.precision, s.grad_dtype), 0)}
 
 
 def _plan(s: Scenario) -> Keeps:
@@ -363,15 +365,23 @@ def _loss_path(s: Scenario) -> Path:
     if s.task == "gkd":
         return trainer.divergence(s, wide=wide)
     if s.loss != "full":
-        return Path(s.loss)
-    return _kept(s, trainer.own_loss(s))
+        streamed = Path(s.loss, tile=min(s.loss_chunk_size or 0, s.rows * s.seq_len))
+        # a loss of hidden states, which the model returns without any logits
+        returned = s.output_hidden_states
+        return replace(streamed, held=_held(s), hidden=True, outside=True) if returned else streamed
+    return replace(_kept(s, trainer.own_loss(s)), hidden=s.output_hidden_states)
 
 
 def _kept(s: Scenario, usual: Path) -> Path:
     """The path of a loop whose variables keep the model's outputs, and which may cast them to fp32 before its loss."""
-    held: Held = "forward" if s.outputs_kept == "none" else s.outputs_kept
-    if held == "step" and s.accumulation > 1:
-        held = "next"
+    held = _held(s)
     if not s.loss_fp32:  # `F.cross_entropy` of the model's own logits, whose labels are shifted
         return replace(usual, held=held, head_fp32=False, uncast=True, shift_copy=False, outside=True)
     return replace(usual, held=held, head_fp32=usual.head_fp32 or s.outputs_fp32, outside=s.outputs_fp32)
+
+
+def _held(s: Scenario) -> Held:
+    """How long a loop's variables keep the model's outputs."""
+    if s.outputs_kept == "none":
+        return "forward"
+    return "next" if s.outputs_kept == "step" and s.accumulation > 1 else s.outputs_kept
