@@ -395,6 +395,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         ends=role.ends,
         mask_positions=role.mask_positions,
         keeps_gathered=trained and s.reshard_after_forward == "never",
+        groups=role.groups,
     )
 
 
