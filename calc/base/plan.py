@@ -267,7 +267,8 @@ class Serving:
     `max_num_seqs` and `max_num_batched_tokens`: None where the engine decides. `graphs`: CUDA graphs are captured
     (eager mode is not enforced). `share_of_free`: verl's patched worker takes its share of the free memory, where vLLM
     itself takes its share of the whole card. `sleep_level`: 1 keeps the weights in host memory while the engine sleeps,
-    2 drops them. `executor`: vLLM's `distributed_executor_backend`; under `ray` no step is prepared ahead.
+    2 drops them. `executor`: vLLM's `distributed_executor_backend`; under `ray` no step is prepared ahead. `early`: it
+    starts beside weights alone, before the trainer has built an optimizer.
     """
 
     version: str
@@ -279,6 +280,7 @@ class Serving:
     sleep_level: int = 1
     process: str = "vllm"
     executor: Literal["mp", "ray"] = "mp"
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)

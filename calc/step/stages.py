@@ -122,25 +122,30 @@ class Stages:
     def loading(self) -> Candidates:
         """The instants of loading: models arrive one after another, and stay unless they move to the host."""
         there: list[Line] = []
+        before: list[Line] = []
         engine: State = ""
         for name in self.names:
             if name == "rollout":
-                yield from [Candidate("load", f"{name}: {at}", self.beside_engine(there), at) for at in STARTING]
+                yield from [Candidate("load", f"{name}: {at}", [*before], at) for at in STARTING]
                 engine = "asleep"
             else:
                 for at, lines in self.placed[name].engine.loading():
                     loaded = self.unjoined(name, lines)
                     yield Candidate("load", f"{name}: {at}", [*there, *loaded], engine)
-                there += self.remaining(name, loaded)
+                left = self.remaining(name, loaded)
+                there += left
+                before += self.at_start(name, left) if self.serves else []
 
     def arrived(self, name: str) -> list[Line]:
-        """The lines of a role that stay on the GPU once it has been loaded, as the rollout engine starts."""
+        """The lines of a role that are on the GPU as the rollout engine starts, once it has been loaded."""
         *_, (_, lines) = self.placed[name].engine.loading()
-        return self.beside_engine(self.remaining(name, self.unjoined(name, lines)))
+        return self.at_start(name, self.remaining(name, self.unjoined(name, lines)))
 
-    def beside_engine(self, lines: list[Line]) -> list[Line]:
-        """Those of `lines` that are on the GPU while the rollout engine starts, as while it generates."""
-        return next((self.here(s, lines) for s in self.roles.keeps.stages if s.does == "serve"), lines)
+    def at_start(self, name: str, left: list[Line]) -> list[Line]:
+        """Those of a role that are there as the engine starts, of all lines that loading has `left` on the GPU."""
+        keeps = self.roles.keeps
+        lines = self.placed[name].engine.weights() if keeps.serving and keeps.serving.early else left
+        return next((self.here(s, lines) for s in keeps.stages if s.does == "serve"), lines)
 
     def remaining(self, name: str, loaded: list[Line]) -> list[Line]:
         """The lines of a role's last instant of loading that stay on the GPU."""

@@ -151,6 +151,13 @@ def test_vllm_starts_beside_a_model_that_waits_on_the_host() -> None:
     assert estimate(job(**fields, rollout=AWAY | large)).verdict == "fits"
 
 
+def test_vllm_starts_before_the_optimizer_is_built() -> None:
+    """`Trainer.train` prepares it: beside vLLM are bf16 shards of policy and reference alone."""
+    s = job("3.5.3", gpus=8, sharding="zero3", rollout=VLLM, versions={"ms-swift": "3.5.3", "vllm": "0.8.5"})
+    there = {key: size for key, size in lines(estimate(s), "load").items() if key[0] in ("actor", "reference")}
+    assert there == {("actor", "weights"): 2 * P // 8, ("reference", "weights"): 2 * P // 8}
+
+
 @pytest.mark.parametrize(
     ("version", "method", "batches", "elements"),
     [

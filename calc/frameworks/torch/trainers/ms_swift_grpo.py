@@ -249,10 +249,13 @@ def handed(s: Scenario) -> tuple[Holds, ...]:
 def serving(s: Scenario, completions: int) -> Serving:
     """vLLM in the trainer's own process (`_prepare_vllm_engine`), or `swift rollout` on GPUs of its own.
 
-    Sleep is that of `sleep_level` 1. A server has `vllm_max_num_seqs`, 256 (rlhf_trainers/args_mixin.py:41).
+    It starts in the trainer's `__init__`, DeepSpeed and the optimizer in `train` (transformers 5.19 `trainer.py`,
+    `_inner_training_loop`). Sleep is that of `sleep_level` 1. A server has `vllm_max_num_seqs`, 256
+    (rlhf_trainers/args_mixin.py:41).
     """
     assert s.rollout
     release, length = s.versions["vllm"], s.rollout.max_model_len or s.architecture.max_positions
     if s.placement == "separate":
         return Serving(release, length, max_num_seqs=256)
-    return Serving(release, length, max_num_seqs=completions * s.rollout.tensor_parallel, process="trainer")
+    seqs = completions * s.rollout.tensor_parallel
+    return Serving(release, length, max_num_seqs=seqs, process="trainer", early=True)
