@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from calc.base.plan import Path
-from calc.estimate.estimate import estimate
+from calc.estimate.estimate import estimate, speed
 from calc.estimate.result import Estimate
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
@@ -129,6 +129,24 @@ def test_weights_and_moments_are_gone_while_vllm_generates_and_back_for_the_upda
         assert lines(away, phase) == lines(here, phase)
     on_host = sum(line.bytes for line in away.host_phases[-1].moment.lines)
     assert on_host - sum(line.bytes for line in here.host_phases[-1].moment.lines) == 8 * sum(both.values())
+
+
+@pytest.mark.parametrize(
+    ("sharding", "moved"),
+    [
+        # there and back: weights of 2 bytes, two moments of as many
+        ("ddp", {"actor": 2 * (2 + 2 * 2), "reference": 2 * 2}),
+        # an eighth on each GPU: moments of 4 bytes, and the reference's weights
+        ("zero3", {"actor": 2 * 2 * 4 / 8, "reference": 2 * 2 / 8}),
+    ],
+)
+def test_what_waits_on_the_host_goes_there_and_comes_back(sharding: str, moved: dict[str, float]) -> None:
+    terms = speed(estimate(job(gpus=8, sharding=sharding, gpu="b200", rollout=AWAY))).terms
+    found = {t.name.removesuffix(": swap"): t.values["b"] for t in terms if t.name.endswith(": swap")}
+    assert found == moved
+    assert not [
+        t for t in speed(estimate(job(gpus=8, sharding=sharding, gpu="b200", rollout=VLLM))).terms if "swap" in t.name
+    ]
 
 
 def test_zero3_frees_nothing_of_a_model_that_trains() -> None:
