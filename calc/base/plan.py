@@ -22,6 +22,7 @@ Held = Literal["forward", "inside", "backward", Lasting]
 
 # The words of `Role`.
 Leaves = Literal["weights", "states"]
+Component = Literal["weights", "adapter", "master_weights", "optimizer_states"]
 Paused = Literal["", "all", "states", "weights"]
 Loads = Literal["", "first", "node", "every"]
 Streams = Literal["", "each", "stash", "buffers"]
@@ -40,7 +41,8 @@ MegatronShards = Literal["no_shard", "optim", "optim_grads", "optim_grads_params
 Does = Literal["train", "score", "generate", "serve", "sync", "save"]
 Awake = Literal["asleep", "weights", "all"]
 Handed = Literal[
-    "parameter", "clone", "units", "root", "copies", "bucket", "flattened", "whole", "layer", "adapter", "gradients"
+    "parameter", "clone", "units", "root", "copies", "bucket", "flattened", "whole", "layer", "group", "adapter",
+    "gradients",
 ]  # fmt: skip
 Holds = Literal[Handed, "weights", "prompt-logits"]
 HostCopies = Literal["", "first", "every", "shards"]
@@ -178,7 +180,9 @@ class Role:
     switched off, or its weights are copied over the trained ones. `backups`: copies of weights that stay in pinned host
     memory, the trained model's own and those that take its place. `paused`: what leaves does so as the blocks of the
     allocator that it lies in (torch_memory_saver), the buffer of gradients among them; of `all` the host gets a copy,
-    of the `states` alone, or of these and the `weights`.
+    of the `states` alone, or of these and the `weights`. `away`: components of the ledger that wait on the host in the
+    stages that say so, while the rollout engine generates, and are back for all others. `groups`: the number of groups
+    of layers in which weights are handed on.
 
     `loads`: the ranks that read the whole model on the host before it moves to a GPU or FSDP cuts it, in its type: the
     `first` of the job, the first of each `node`, or `every` one; none that was read where it is empty. `placed`: a
@@ -226,6 +230,8 @@ class Role:
     shares: bool = False
     backups: int = 0
     paused: Paused = ""
+    away: frozenset[Component] = frozenset()
+    groups: int = 1
     loads: Loads = ""
     placed: bool = False
     reduce_bytes: int = 0
@@ -261,7 +267,8 @@ class Serving:
     `max_num_seqs` and `max_num_batched_tokens`: None where the engine decides. `graphs`: CUDA graphs are captured
     (eager mode is not enforced). `share_of_free`: verl's patched worker takes its share of the free memory, where vLLM
     itself takes its share of the whole card. `sleep_level`: 1 keeps the weights in host memory while the engine sleeps,
-    2 drops them. `executor`: vLLM's `distributed_executor_backend`; under `ray` no step is prepared ahead.
+    2 drops them. `executor`: vLLM's `distributed_executor_backend`; under `ray` no step is prepared ahead. `early`: it
+    starts beside weights alone, before the trainer has built an optimizer.
     """
 
     version: str
@@ -273,6 +280,7 @@ class Serving:
     sleep_level: int = 1
     process: str = "vllm"
     executor: Literal["mp", "ray"] = "mp"
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +292,7 @@ class Stage:
 
     `engine` is the part of a rollout engine that is on the GPU, if it can sleep: `asleep`, `weights`, `all`. `back`
     says what of a trained model is on the GPU again, where parts of it leave: `own`, the weights of the role that runs;
-    `all` that it has; or `none`, as copies on the host are read.
+    `all` that it has; or `none`, as copies on the host are read. `away`: what roles have `away` is on the host.
 
     For `train`: `inside` is scored within the forward, while the role's graph is alive; `beside` trains at the same
     time on the same GPUs; `alternating` says that trained roles take turns micro-batch by micro-batch, so that the
@@ -296,7 +304,8 @@ class Stage:
     `parameter` (the largest one gathered), `clone` (a copy of that), `units` (FSDP units gathered in the type they are
     stored in, the root while the layers go by), `root` (the root unit alone), `copies` (of this rank's shards),
     `bucket` (of 2 GiB), `flattened` (buckets as slime makes them), `whole` (all parameters gathered), `layer` (the
-    parameters of one layer, with a copy of this rank's shards of it), `adapter` (one matrix of an adapter gathered),
+    parameters of one layer, with a copy of this rank's shards of it), `group` (the largest of the role's groups of
+    layers, or all outside layers), `adapter` (one matrix of an adapter gathered),
     `gradients` (a buffer that has come back with the weights), `prompt-logits` (logits of every position of the
     prompts). `rows` is the number of sequences of one generation on one GPU.
 
@@ -316,6 +325,7 @@ class Stage:
     host: HostCopies = ""
     host_bytes: int = 2
     back: Back = "own"
+    away: bool = False
 
     @property
     def handed(self) -> tuple[Handed, ...]:

@@ -119,10 +119,10 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
     if flags.has(ACTOR):
         return without_none(_chat(flags)) | {"accumulation": flags.integer("gradient_accumulation_steps_actor")}
     task = _task(flags)
-    trl = project == "trl"
+    trl = project == "trl" or (task == "grpo" and project != SWIFT)
     found: dict[str, Any] = {
-        "framework": "trl" if trl or task == "grpo" else "torch",
-        "trainer": None if trl or task == "grpo" else TRAINERS.get(project, "transformers"),
+        "framework": "trl" if trl else "torch",
+        "trainer": None if trl else TRAINERS.get(project, "transformers"),
         "task": task,
         "model": flags.text(*MODEL),
         **_gpus(flags),
@@ -148,6 +148,8 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
         **_sharding(flags),
     }
     found |= _grpo(flags) if task == "grpo" else {"seq_len": flags.integer(*LENGTH)}
+    if task == "grpo" and project == SWIFT:
+        found |= _swift_grpo(flags)
     if flags.has("roles.reference", "precompute_ref_log_probs") and flags.on("precompute_ref_log_probs"):
         found["roles.reference"] = "none"
     if task == "gkd":
@@ -409,4 +411,18 @@ def _grpo(flags: Flags) -> dict[str, Any]:
         }
     if mode == "server":
         found["placement"] = "separate"
+    return found
+
+
+def _swift_grpo(flags: Flags) -> dict[str, Any]:
+    """The fields of generation that ms-swift names otherwise; `max_length` is that of prompts."""
+    found: dict[str, Any] = {
+        "prompt_len": flags.integer("max_length"),
+        "rollout.max_model_len": flags.integer("vllm_max_model_len"),
+        "rollout.move_model_batches": flags.integer("move_model_batches"),
+    }
+    if flags.text("vllm_mode") != "server":
+        level = flags.integer("sleep_level")
+        found["rollout.sleep"] = None if level is None else level > 0
+        found |= {f"rollout.{name}": flags.on(name) or None for name in ("offload_model", "offload_optimizer")}
     return found

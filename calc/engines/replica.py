@@ -43,6 +43,7 @@ class Replica:
     gradients. `pins`: the allocator of pinned host memory. `in_backward`: each parameter steps as soon as its
     gradient is there, which then goes. `streams` and `ends`: see `calc.base.plan.Role`. `gathers`: bytes of an
     element that FSDP gathers of a layer, 0 for the compute type's. `saved`: elements trained whole beside adapters.
+    `groups`: see `calc.base.plan.Role`.
     `init`: the decomposition from which adapters start on the card, if any. `keeps_gathered`: what FSDP 2 gathers for
     a forward stays until its own backward. `keeps_last`: that of the last layer alone.
     """
@@ -86,6 +87,7 @@ class Replica:
     mask_positions: int = 0
     keeps_gathered: bool = False
     keeps_last: bool = False
+    groups: int = 1
 
     def built(self, ranks: int) -> list[Line]:
         """Host memory of a node's `ranks` while they load; 4-bit weights go to the card one by one."""

@@ -376,10 +376,26 @@ class Zero(Holder):
             yield "optimizer step", [gradients.flattened(r.role, c.share, 4), scratch]
 
     def handing(self, word: Handed) -> Line:
-        """The memory to hand weights on: at stage 3 a parameter gathered, or all; below, only a clone takes any."""
+        """The memory to hand weights on: at stage 3 a parameter gathered, a group, or all; below, a clone alone."""
         r = self.replica
-        elements: dict[Handed, int] = {"parameter": r.embedding, "clone": r.embedding, "whole": r.parameters}
+        elements: dict[Handed, int] = {
+            "parameter": r.embedding, "clone": r.embedding, "whole": r.parameters, "group": self.group,
+        }  # fmt: skip
         return communication.handed(r.role, word, elements[word] if self.stage == 3 or word == "clone" else 0, B)
+
+    @property
+    def group(self) -> int:
+        """Elements of the largest group of weights that are handed on: of layers, a vision tower's, or the others'.
+
+        ms-swift 3.10 `trainers/rlhf_trainer/rollout_mixin.py`, `split_batches`: each group has as many layers but the
+        last, embedding, final norm and head are one more, and so is all that reads images.
+        """
+        r = self.replica
+        each = [layer_parameters(r.arch, spec) for spec in r.arch.specs]
+        size = -(-len(each) // r.groups)
+        seen = sum(t.elements * t.count for t in vision_tensors(r.arch)) if r.arch.vision else 0
+        layers = [sum(each[first : first + size]) for first in range(0, len(each), size)]
+        return max(*layers, seen, r.parameters - sum(each) - seen)
 
     def host(self, ranks: int) -> Moments:
         """Host memory of the node's ranks, from loading to after the first step."""

@@ -75,6 +75,7 @@ class Hosts:
         for at in HOST[-2:]:
             for name, count in ranks.items():
                 moments[at].extend(self.checkpoints(name, count))
+                moments[at].extend(self.away(name, count, stepped=at == HOST[-1]))
             moments[at].extend(self.serving(ranks.get("rollout", 0)))
         saves = [
             stage for stage in self.job.keeps.stages if stage.does == "save" and stage.host and stage.role in ranks
@@ -102,6 +103,14 @@ class Hosts:
         one = batch.tokens * r.arch.hidden * r.run.residual
         pageable = placed.role.pageable
         return times([host.checkpoints(r.role, r.arch.layers, one, pageable=pageable, pins=r.pins)], ranks)
+
+    def away(self, name: str, ranks: int, *, stepped: bool) -> list[Line]:
+        """Host memory of what a role's `ranks` ranks have there while the engine generates; `stepped`: states, too."""
+        placed = self.job.placed.get(name)
+        if not placed or placed.role.shares or not placed.role.away:
+            return []
+        there = [*placed.engine.weights(), *(placed.engine.states() if stepped else [])]
+        return times([host.paused(line) for line in there if line.component in placed.role.away], ranks)
 
     def serving(self, ranks: int) -> list[Line]:
         """Host memory of `ranks` vLLM ranks: swap space, and the weights of ranks that sleep at level 1."""

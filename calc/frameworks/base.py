@@ -33,7 +33,7 @@ class Choices(NamedTuple):
     `liger`: trainers with a switch for Liger's kernels, its fused loss among them.
     `pure`: trainers that train in bf16 alone if they are told to, and in fp32 else.
     `adapters`: trainers with a switch for the type of adapters.
-    `engines`: what may generate the responses of RL, beside nothing that does.
+    `engines`: what may generate the responses of RL, beside nothing that does; `serves`: trainers that start vLLM, too.
     `shared`: the degree by which its trainer lets GPUs share a sequence, "" for none; `cuts` tells from a job's fields
     and a rung of them whether sequences are cut.
     `pads` tells from fields, a model and whether it can read images if batches of that model are padded in any case.
@@ -53,6 +53,7 @@ class Choices(NamedTuple):
     pure: frozenset[str] = frozenset()
     adapters: frozenset[str] = frozenset()
     engines: tuple[Generates, ...] = ("vllm", "hf")
+    serves: frozenset[str] = frozenset()
     shared: str = ""
     cuts: Cut = lambda job, rung: True
     pads: Pads = lambda values, architecture, sees: False

@@ -14,6 +14,7 @@ from calc.frameworks.torch import torch
 from calc.frameworks.trl import trl
 from calc.frameworks.verl import verl
 from calc.scenario.scenario import Scenario
+from calc.scenario.words import Generates
 
 FRAMEWORKS: Mapping[str, Framework] = {
     "torch": torch, "openrlhf": openrlhf, "verl": verl, "trl": trl, "slime": slime,
@@ -28,7 +29,8 @@ def framework(name: str) -> Framework:
 def refusal(s: Scenario) -> Refusal | None:
     """The reason why the framework of `s` cannot run it, in one line, or None."""
     own = framework(s.framework)
-    return engine_fault(s, own.CHOICES.engines) or own.refuse(s)
+    started: tuple[Generates, ...] = ("vllm",) if s.trainer in own.CHOICES.serves else ()
+    return engine_fault(s, (*own.CHOICES.engines, *started)) or own.refuse(s)
 
 
 def plan(s: Scenario) -> Keeps:

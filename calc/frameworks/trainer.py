@@ -16,11 +16,13 @@ from calc.base.schema import show
 from calc.base.versions import at_least
 from calc.models.releases import logits_cast
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import DEEPSPEED, FSDP
+from calc.scenario.words import DEEPSPEED, FSDP, Sharding
 
 TASKS = ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo", "gkd")
 GENERATES = "on_policy: what the student generates is held in memory; the time it takes is not computed"
 NO_SYNC = "1.11"  # of Accelerate: `no_sync` of FSDP 2 calls set_requires_gradient_sync
+# the weights that a sharding gathers to hand them on, on top of those already there
+HANDED: Mapping[Sharding, tuple[Holds, ...]] = {"zero3": ("parameter",), "fsdp1": ("units",), "fsdp2": ("parameter",)}
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,6 +68,14 @@ def reduces_once(sharding: str, given: Mapping[str, Any]) -> bool:
     """
     early = not at_least(str(given.get("versions.accelerate", NO_SYNC)), NO_SYNC)
     return sharding in FSDP and not (sharding == "fsdp2" and early)
+
+
+def trainers(given: Mapping[str, Any]) -> int:
+    """The number of GPUs that train: all, or those that a vLLM server leaves (vllm_mode server)."""
+    gpus = int(given.get("gpus", 1))
+    if given.get("placement", "colocated") == "colocated":
+        return gpus
+    return int(given.get("roles.actor.gpus") or max(1, gpus - int(given.get("rollout.gpus") or 0)))
 
 
 def wrapped(s: Scenario) -> bool:
@@ -189,6 +199,16 @@ def likelihood(s: Scenario, usual: Path) -> Path:
     One row without its last position is contiguous, several are copied.
     """
     return replace(usual, nll=0.5, shift_copy=s.micro_batch > 1)
+
+
+def saving(s: Scenario) -> Stage:
+    """The checkpoint of RL.
+
+    Below stage 3 every rank copies the state dict to the host (accelerate accelerator.py:3926), else the first alone.
+    """
+    every = s.sharding in ("zero1", "zero2")
+    return Stage("save", "actor", holds=HANDED.get(s.sharding, ()), host="every" if every else "first",
+                 host_bytes=2 if s.layout in ("mixed", "bf16") else 4)  # fmt: skip
 
 
 def notes(s: Scenario) -> tuple[str, ...]:

@@ -45,6 +45,9 @@ ABSENT: Mapping[str, Any] = {
     "rollout.max_num_seqs": None,
     "rollout.max_num_batched_tokens": None,
     "rollout.layered_summon": False,
+    "rollout.offload_model": False,
+    "rollout.offload_optimizer": False,
+    "rollout.move_model_batches": None,
 }
 # The first releases in which blocks of pinned memory need not be rounded.
 PINS_SINCE, PINS_SINCE_VLLM = "2.13", "0.27"

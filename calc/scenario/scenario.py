@@ -123,7 +123,9 @@ class Rollout:
 
     `micro_batch` sequences are scored at once, as many as the actor trains at once if it is None; if batches are
     dynamic, as many as `max_tokens_per_gpu` hold, by default the actor's. `v0`: vLLM's first engine runs, where a
-    release has two. `max_model_len` is None if the framework decides, `max_num_seqs` and `max_num_batched_tokens` are
+    release has two. `offload_model` and `offload_optimizer`: weights and optimizer states wait on the host while the
+    engine generates; weights are handed to it in `move_model_batches` groups of layers, None for the framework's usual
+    way. `max_model_len` is None if the framework decides, `max_num_seqs` and `max_num_batched_tokens` are
     None if vLLM does. `layered_summon`: adapters are gathered for the engine a layer at a time. `expected_len` is the
     mean length of a response, `fullest_len` that of the sequences in the fullest micro batch, prompts included; None
     where they are not known.
@@ -141,6 +143,9 @@ class Rollout:
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     layered_summon: bool
+    offload_model: bool
+    offload_optimizer: bool
+    move_model_batches: int | None
     batch: int
     expected_len: int | None
     fullest_len: int | None

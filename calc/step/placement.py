@@ -399,6 +399,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         mask_positions=role.mask_positions,
         keeps_gathered=trained and s.reshard_after_forward == "never",
         keeps_last=trained and s.reshard_after_forward == "all-but-last",
+        groups=role.groups,
     )
 
 

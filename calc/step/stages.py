@@ -122,21 +122,30 @@ class Stages:
     def loading(self) -> Candidates:
         """The instants of loading: models arrive one after another, and stay unless they move to the host."""
         there: list[Line] = []
+        before: list[Line] = []
         engine: State = ""
         for name in self.names:
             if name == "rollout":
-                yield from [Candidate("load", f"{name}: {at}", [*there], at) for at in STARTING]
+                yield from [Candidate("load", f"{name}: {at}", [*before], at) for at in STARTING]
                 engine = "asleep"
             else:
                 for at, lines in self.placed[name].engine.loading():
                     loaded = self.unjoined(name, lines)
                     yield Candidate("load", f"{name}: {at}", [*there, *loaded], engine)
-                there += self.remaining(name, loaded)
+                left = self.remaining(name, loaded)
+                there += left
+                before += self.at_start(name, left) if self.serves else []
 
     def arrived(self, name: str) -> list[Line]:
-        """The lines of a role that stay on the GPU once it has been loaded."""
+        """The lines of a role that are on the GPU as the rollout engine starts, once it has been loaded."""
         *_, (_, lines) = self.placed[name].engine.loading()
-        return self.remaining(name, self.unjoined(name, lines))
+        return self.at_start(name, self.remaining(name, self.unjoined(name, lines)))
+
+    def at_start(self, name: str, left: list[Line]) -> list[Line]:
+        """Those of a role that are there as the engine starts, of all lines that loading has `left` on the GPU."""
+        keeps = self.roles.keeps
+        lines = self.placed[name].engine.weights() if keeps.serving and keeps.serving.early else left
+        return next((self.here(s, lines) for s in keeps.stages if s.does == "serve"), lines)
 
     def remaining(self, name: str, loaded: list[Line]) -> list[Line]:
         """The lines of a role's last instant of loading that stay on the GPU."""
@@ -438,7 +447,14 @@ class Stages:
 
     def serve(self, stage: Stage) -> Moments:
         """The instant at which vLLM generates."""
-        yield "rollout", "generation", [*self.beside(stage, "rollout"), *self.staying(stage)]
+        yield "rollout", "generation", [*self.here(stage, self.beside(stage, "rollout")), *self.staying(stage)]
+
+    def here(self, stage: Stage, lines: Iterable[Line]) -> list[Line]:
+        """The `lines` that are on the GPU during a stage: not those that wait on the host while responses are made."""
+        if not stage.away:
+            return list(lines)
+        gone = {(placed.engine.replica.role, what) for placed in self.placed.values() for what in placed.role.away}
+        return [line for line in lines if (line.role, line.component) not in gone]
 
     def staying(self, stage: Stage) -> list[Line]:
         """Weights of trained roles that have not left for the host yet while vLLM runs."""
@@ -492,7 +508,8 @@ class Stages:
         """The lines that are alive while a role's weights are handed on."""
         placed = self.placed[stage.role]
         held = [line for word in stage.handed if (line := placed.engine.handing(word)).bytes]
-        return [*self.beside(stage, stage.role), *self.present(placed, stage.back), *held]
+        there = [*self.beside(stage, stage.role), *self.present(placed, stage.back)]
+        return [*self.here(stage, there), *held]
 
 
 def _complete(placed: Placed) -> list[Line]:

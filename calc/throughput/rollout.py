@@ -288,6 +288,16 @@ def crossings(keeps: Keeps, role: Role) -> dict[str, int]:
     return found
 
 
+def _away(own: Scenario, role: Role, count: int, r: Rates) -> Iterator[Term]:
+    """Copies to the host and back of what a role has there while the engine generates, of `count` parameters."""
+    weight, _, _, stepped = FORMATS[own.layout]
+    moved = weight / (own.shards if own.sharded.gathers else 1) * ("weights" in role.away)
+    # both moments; of adapters alone they are few
+    moments = 0.0 if own.lora else 2 * stepped / (own.shards if own.sharded.family == "zero" else 1)
+    if shares := 2 * (moved + moments * ("optimizer_states" in role.away)):
+        yield traffic.copied(count, shares, 1, r.pcie)._replace(name=f"{role.name}{SWAP}")
+
+
 def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
     """Copies to host memory and back while others work: roles' weights and optimizer states, the engine's weights."""
     assert s.rollout
@@ -305,6 +315,8 @@ def swapped(s: Scenario, keeps: Keeps, r: Rates) -> Iterator[Term]:
         if own.lora:
             a = work.adapters(own.architecture, own.lora.rank, own.lora.modules)
             states *= a.elements * own.lora.count / parameters(own.architecture)
+        if own.sharded.family != "megatron" and not role.shares:
+            yield from _away(own, role, count, r)
         for label, copies in crossings(keeps, role).items():
             if shares := copies * weights + 2 * states * (label == name):
                 yield traffic.copied(count, shares, own.shards, r.pcie)._replace(name=f"{label}{SWAP}")

@@ -23,7 +23,7 @@ from calc.frameworks.torch.trainers import (
     torchtune,
     unsloth,
 )
-from calc.frameworks.torch.trainers.registry import RELEASED
+from calc.frameworks.torch.trainers.registry import REINFORCES, RELEASED
 from calc.launch.unsloth import PADS
 
 Released = Callable[[str, str], Release]
@@ -90,6 +90,11 @@ SCHEMAS = "axolotl/utils/schemas"
 OLD, NEW = "swift/llm/argument", "swift/arguments"
 RECIPES = "recipes/configs/llama3_1"
 CLI = "unsloth_cli/config.py"
+ENGINE, MIXIN = (
+    f"swift/rlhf_trainers/args_mixin.py:{name}" for name in ("VllmArguments", "RolloutTrainerArgumentsMixin")
+)
+ENGINES = {"gpu_memory_utilization": "gpu_memory_utilization", "tensor_parallel": "tensor_parallel_size",
+           "max_model_len": "max_model_len"}  # fmt: skip
 
 
 def field(path: str, since: str) -> dict[str, str]:
@@ -172,6 +177,22 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
             {},
             QLORA,
         ),
+        Row("prompt_len", swift(*(f"{at}/base_args/template_args.py:max_length" for at in (OLD, NEW))), {None: 512}, {},
+            "grpo"),
+        Row("response_len", swift(*(f"{at}/rlhf_args.py:max_completion_length" for at in (OLD, NEW))), task="grpo"),
+        Row("rollout.n", swift(*(f"{at}/rlhf_args.py:num_generations" for at in (OLD, NEW))), task="grpo"),
+        Row("rollout.engine", swift(f"{OLD}/rlhf_args.py:use_vllm", f"{MIXIN}.use_vllm"), {False: "hf"}, task="grpo"),
+        *(
+            Row(f"rollout.{name}", swift(f"swift/trainers/arguments.py:vllm_{word}", f"{ENGINE}.vllm_{word}"),
+                task="grpo")
+            for name, word in ENGINES.items()
+        ),
+        *(
+            Row(f"rollout.{name}", swift(f"swift/trainers/arguments.py:{name}", f"{MIXIN}.{name}"), task="grpo")
+            for name in ("offload_model", "offload_optimizer", "move_model_batches")
+        ),
+        Row("rollout.sleep", swift("swift/trainers/arguments.py:sleep_level", f"{MIXIN}.sleep_level"), {0: False}, {},
+            "grpo"),
     ),
     "megatron-swift": (
         Row("micro_batch", megatron("micro_batch_size")),
@@ -438,6 +459,7 @@ IN_CODE |= {"lora.dtype", "lora.units", "lora.targets", "double_quantization", "
 IN_CODE |= {"create_attention_mask_in_dataloader"}
 UNTOLD = {
     "llamafactory": {"micro_batch"},
+    "ms-swift": {"rollout.batch", "roles.reward"},
     "torchtune": {"packing"},
     "torchtitan": {"packing"},
     "unsloth": {"padding_free"},
@@ -466,7 +488,9 @@ def test_a_source_names_the_line_of_the_newest_release(released: Released, train
     """The word that a source begins with stands in the line that it names."""
     module = MODULES[trainer]
     release = released(trainer, list(module.RELEASES)[-1])
-    rows: list[Default] = [row for table in vars(module).values() if isinstance(table, Table) for row in table.rows]
+    places = [module, *([REINFORCES[trainer]] if trainer in REINFORCES else [])]
+    tables = [table for place in places for table in vars(place).values() if isinstance(table, Table)]
+    rows: list[Default] = [row for table in tables for row in table.rows]
     found = [match for row in rows if (match := SOURCE.fullmatch(row.source))]
     assert len(found) > 1
     for word, path, line in (match.groups() for match in found):

@@ -222,6 +222,8 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         yield from supervised("torch", ("pretrain", "sft", "rm", "dpo"), *usual, of)
         kin = {"llamafactory": ("orpo", "simpo"), "ms-swift": ("kto", "orpo", "simpo", "gkd"), "axolotl": ()}[name]
         yield from supervised("torch", kin, METHODS, ZERO, MACHINES, of)
+        if name == "ms-swift":
+            yield from reinforced(of)
     elif name == "torchtune":
         held = (METHODS, ({}, {"loss": "full"}), ATTENTIONS[1:3], SWITCHES[:1], STEPPED[-3:], MACHINES, of)
         moved = {"checkpointing": "full", "offload.activations": True}
@@ -282,6 +284,20 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
     else:
         held = (METHODS, ({}, {"loss": "full"}), kept_or_not(), ({}, {"packing": True}), ({"lora.rank": 16}, {}), of)
         yield from supervised("torch", ("pretrain", "sft"), *held)
+
+
+def reinforced(of: tuple[dict[str, Any], ...]) -> Iterator[dict[str, Any]]:
+    """The jobs of ms-swift's GRPO, with vLLM beside the trainer, apart from it, and without."""
+    away = {"rollout.sleep": True, "rollout.offload_model": True, "rollout.offload_optimizer": True}
+    engines: tuple[dict[str, Any], ...] = (
+        {"rollout.engine": "hf"}, {"rollout.engine": "vllm"}, {"rollout.engine": "vllm", **away},
+        {"rollout.engine": "vllm", "rollout.move_model_batches": 8, "rollout.max_model_len": 4096},
+        {"rollout.engine": "vllm", "placement": "separate", "gpus": 8, "rollout.gpus": 4, "global_batch": 64},
+    )  # fmt: skip
+    roles = ({}, {"roles.reference": "none"})
+    lengths = ({"prompt_len": 1024, "response_len": 1024},)
+    usual = ({"micro_batch": 2, "global_batch": 128},)
+    yield from joined("torch", "grpo", of, usual, lengths, METHODS[:3], ZERO, roles, MACHINES, engines)
 
 
 def kept_or_not() -> tuple[dict[str, Any], ...]:

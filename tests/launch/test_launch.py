@@ -259,6 +259,7 @@ CHANGES: dict[str, Any] = {
     "rollout.max_model_len": 4096, "rollout.max_num_seqs": 512, "rollout.max_num_batched_tokens": 4096,
     "rollout.max_tokens_per_gpu": {"max_tokens_per_gpu": 16_384, "rollout.max_tokens_per_gpu": 32_768},
     "rollout.gpus": 6, "gpus_per_node": 4, "rollout.expected_len": 99,
+    "rollout.offload_model": True, "rollout.offload_optimizer": True, "rollout.move_model_batches": 8,
     "rollout.fullest_len": {"expected_len": 99, "rollout.fullest_len": 199},
     "cpu_threads": 7, "expandable_segments": "other", "pinned_max_round_threshold_mb": 64,
     "placement": {"placement": "separate", "rollout.gpus": 4},
@@ -309,6 +310,7 @@ STARTS: tuple[dict[str, Any], ...] = (
     {"framework": "trl", "task": "dpo", "sharding": "zero3", "micro_batch": 2, "global_batch": 64},
     {"framework": "trl", "task": "grpo", "rollout__engine": "vllm", "roles__reference": {}, **RL},
     {"framework": "torch", "trainer": "ms-swift", "task": "gkd", "micro_batch": 2, "global_batch": 64},
+    {"framework": "torch", "trainer": "ms-swift", "task": "grpo", "sharding": "zero3", "rollout__engine": "vllm", **RL},
 )
 
 

@@ -284,10 +284,13 @@ SWIFT = (
     *BASE_ARGS,
     *(f"swift/arguments/{name}_args.py" for name in ("sft", "tuner", "rlhf")),
     "swift/trainers/arguments.py",
+    "swift/rlhf_trainers/args_mixin.py",
 )
+SERVERS = ("swift/arguments/deploy_args.py", "swift/rlhf_trainers/args_mixin.py")
 
 
-LISTS = ("target_modules", "dataset", "recompute_modules")  # flags of several words
+# flags of several words
+LISTS = ("target_modules", "dataset", "recompute_modules", "reward_funcs", "vllm_server_host", "vllm_server_port")
 
 
 def flagged(words: list[str], of: Mapping[str, Any]) -> dict[str, Any]:
@@ -309,10 +312,39 @@ def adapters(said: Mapping[str, Any], s: Scenario) -> dict[str, Any]:
     return {"lora.rank": said["lora_rank"], "lora.dropout": said["lora_dropout"], "lora.targets": targets}
 
 
+def generated(release: Release, said: Mapping[str, Any], servers: list[list[str]], s: Scenario) -> dict[str, Any]:
+    """What ms-swift's flags say of generation, those of a server among them."""
+    assert s.rollout
+    gpus = s.gpus_of("actor")
+    told = {
+        "response_len": said["max_completion_length"],
+        "rollout.n": said["num_generations"],
+        "rollout.engine": "vllm" if said["use_vllm"] else "hf",
+        "rollout.batch": said["steps_per_generation"] * said["per_device_train_batch_size"] * gpus // s.rollout.n,
+        "rollout.move_model_batches": said.get("move_model_batches"),
+        "placement": "separate" if servers else "colocated",
+    }
+    assert (said["beta"] > 0) == s.has("reference")
+    if not said["use_vllm"]:
+        return told
+    if servers:
+        [[program, command, *own]] = servers
+        assert (program, command) == ("swift", "rollout") and said["vllm_mode"] == "server"
+        serving = flagged(own, known(release, *BASE_ARGS, *SERVERS))
+        assert serving["vllm_data_parallel_size"] * serving["vllm_tensor_parallel_size"] == s.rollout.gpus
+    else:
+        serving = said
+        told |= {f"rollout.{name}": said[name] for name in ("offload_model", "offload_optimizer")}
+        told["rollout.sleep"] = said["sleep_level"] == 1
+    words = {"gpu_memory_utilization": "", "tensor_parallel": "_size"}
+    told |= {f"rollout.{name}": serving[f"vllm_{name}{end}"] for name, end in words.items()}
+    return told | {"rollout.max_model_len": serving.get("vllm_max_model_len")}
+
+
 def check_ms_swift(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]:
     """What a command of ms-swift says."""
     release = packages.release("ms_swift")
-    [words] = grid.processes(found.command)
+    *servers, words = grid.processes(found.command)
     program, command, *own = environment(words, s)
     assert program == "swift"
     assert f"'{command}': 'swift.cli.{command}'" in release.text("swift/cli/main.py")
@@ -324,7 +356,7 @@ def check_ms_swift(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
     fsdp = json.loads(found.files[said["fsdp"]]) if "fsdp" in said else {}
     frozen = said["tuner_type"] == "lora"
     told = {
-        "seq_len": said["max_length"],
+        "prompt_len" if s.rollout else "seq_len": said["max_length"],
         "packing": said["packing"],
         "attention": {"flash_attn": "flash"}.get(said["attn_impl"], said["attn_impl"]),
         "checkpointing": "full" if said["gradient_checkpointing"] else "none",
@@ -336,6 +368,8 @@ def check_ms_swift(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
         half = "fp16" if said["fp16"] else "mixed" if "deepspeed" in said else "bf16"
         told["precision"] = half if said["torch_dtype"] != "float32" else "autocast" if said["bf16"] else "fp32"
     told |= adapters(said, s)
+    if s.rollout:
+        told |= generated(release, said, servers, s)
     if s.lora and "deepspeed" not in said:
         told["lora.dtype"] = {"bfloat16": "bf16"}.get(said.get("lora_dtype", ""), "fp32")
     return told | sharded(fsdp, s) | of_trainer(packages, s, said, found, "per_device_train_batch_size")

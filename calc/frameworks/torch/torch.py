@@ -42,14 +42,21 @@ from calc.frameworks.constraints import (
 from calc.frameworks.releases import pinned
 from calc.frameworks.torch.releases import RELEASES
 from calc.frameworks.torch.trainers import axolotl, litgpt, megatron, megatron_swift, torchtitan, torchtune, unsloth
-from calc.frameworks.torch.trainers.registry import LOW_LEVEL, ON_TRANSFORMERS, RELEASED, SHIPPED, TRAINERS
+from calc.frameworks.torch.trainers.registry import (
+    LOW_LEVEL,
+    ON_TRANSFORMERS,
+    REINFORCES,
+    RELEASED,
+    SHIPPED,
+    TRAINERS,
+)
 from calc.models.architecture import Architecture
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, PREFERENCE, RL
 
 KNOWN: tuple[str, ...] = tuple(RELEASES)
 CHOICES = Choices(own_loop=True, trainers=frozenset({*RELEASED, "megatron"}), fp16=True, shared="tensor_parallel",
-                  engines=("hf",),
+                  engines=("hf",), serves=frozenset(REINFORCES),
                   fixed={"unsloth": unsloth.FIXED, "torchtune": torchtune.FIXED, "torchtitan": torchtitan.FIXED},
                   liger=frozenset({"llamafactory", "axolotl", "ms-swift"}), pure=frozenset({"llamafactory"}),
                   adapters=frozenset({"own", "axolotl", "ms-swift"}),
@@ -106,10 +113,11 @@ def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any
     The habits of a trainer that is named go before them, and others follow from those.
     """
     name = given.get("trainer", "own")
-    habits = TRAINERS[name].habits(task, given) if name in TRAINERS and task not in RL else {}
+    loops = name in (REINFORCES if task in RL else TRAINERS)
+    habits = TRAINERS[name].habits(task, given) if loops else {}
     given = {**habits, **given}
     shared, pins = together(given), pinned(RELEASES[version])
-    gpus = max(1, int(given.get("gpus", 1)) // shared)  # groups of GPUs, each with sequences of its own
+    gpus = max(1, trainer.trainers(given) // shared)  # groups of GPUs, each with sequences of its own
     micro_batch = int(given.get("micro_batch", 1))
     several = "fsdp2" if shared > 1 else "ddp"
     copies = gpus * int(given.get("context_parallel", 1))  # copies of each layer
@@ -201,7 +209,7 @@ def refuse(s: Scenario) -> Refusal | None:
         return Refusal("optimizer", f"{s.optimizer!r} for inference", "none; nothing is trained")
     if s.task == "inference" and s.method == "lora":
         return Refusal("method", "'lora' for inference", "full, or qlora for weights in four bits")
-    if s.placement != "colocated":
+    if s.placement != "colocated" and s.trainer not in REINFORCES:
         return Refusal("placement", "'separate'", "colocated", "with torch")
     if fault := cut_alike(s):
         return fault
@@ -279,7 +287,8 @@ def _plan(s: Scenario) -> Keeps:
     deepspeed = configured(s)
     path = loss_path(s)
     if s.task in RL:
-        return reinforcement(s, path, deepspeed)
+        loop = REINFORCES[s.trainer].plan if s.trainer in REINFORCES else reinforcement
+        return loop(s, path, deepspeed)
     own: dict[str, Any] = TRAINERS[s.trainer].keeps(s) if s.trainer != "own" else _own(s)
     alike: dict[str, Any] = {name: own[name] for name in ("wrapped", "loads", "caches") if name in own}
     if s.offload.activations:

@@ -33,17 +33,6 @@ LENGTH = "0.26.0"  # vllm_max_model_length (trainer/grpo_config.py:564)
 AT_ONCE = "0.17.0"  # a generation is one of a whole step's completions, before of a micro batch's
 STEPS = 8  # gradient_accumulation_steps of 0.14 (trainer/grpo_config.py)
 
-# the weights that a sharding gathers to hand them on, on top of those already there
-HANDED: Mapping[Sharding, tuple[Holds, ...]] = {"zero3": ("parameter",), "fsdp1": ("units",), "fsdp2": ("parameter",)}
-
-
-def trainers(given: Mapping[str, Any]) -> int:
-    """The number of GPUs that train: all, or those that a vLLM server leaves (vllm_mode server)."""
-    gpus = int(given.get("gpus", 1))
-    if given.get("placement", "colocated") == "colocated":
-        return gpus
-    return int(given.get("roles.actor.gpus") or max(1, gpus - int(given.get("rollout.gpus") or 0)))
-
 
 def defaults(task: str, version: str, given: Mapping[str, Any], least: int) -> dict[str, Any]:
     """Defaults of RL alone; a generation batch is one optimizer step's completions, of which `least` run at once."""
@@ -55,7 +44,7 @@ def defaults(task: str, version: str, given: Mapping[str, Any], least: int) -> d
     if not at_least(version, "0.15.0"):
         # a micro batch is of prompts, one of them, and each has n completions; eight are accumulated
         values["micro_batch"] = int(given.get("micro_batch", n))
-        least = values["micro_batch"] * trainers(given) * STEPS
+        least = values["micro_batch"] * trainer.trainers(given) * STEPS
     # n must divide the generation batch (trainer/grpo_config.py:1131): as few accumulation steps as do that
     completions = int(given.get("global_batch", lcm(least, n)))
     values |= {"global_batch": completions, "rollout.n": n, "rollout.batch": max(1, completions // n)}
@@ -76,7 +65,7 @@ def of_ppo(version: str, given: Mapping[str, Any], least: int) -> dict[str, Any]
         values["roles.critic.method"] = "full"
     if given.get("sharding") in DEEPSPEED:
         return values
-    placed = "ddp" if trainers(given) > 1 else "none"
+    placed = "ddp" if trainer.trainers(given) > 1 else "none"
     narrow = given.get("precision") == "bf16"
     for name in ("reference", "reward"):
         # moved to the GPU as they are: no Accelerate around them (trainer/ppo_trainer.py, __init__)
@@ -95,7 +84,7 @@ def alone(role: str, given: Mapping[str, Any], known: Mapping[str, Any], precisi
         return {}
     narrow = at_least(str(known["versions.transformers"]), "5")
     own = "bf16" if narrow else {"fsdp-mixed": "autocast"}.get(precision, precision)
-    return {f"roles.{role}.precision": own, f"roles.{role}.sharding": "ddp" if trainers(given) > 1 else "none"}
+    return {f"roles.{role}.precision": own, f"roles.{role}.sharding": "ddp" if trainer.trainers(given) > 1 else "none"}
 
 
 def unsharded(task: str, version: str, given: Mapping[str, Any], precision: str) -> dict[str, Any]:
@@ -264,7 +253,7 @@ def grpo(s: Scenario, trained: Mapping[str, Any], deepspeed: DeepSpeed | None) -
         # merging adapters needs all weights at once under ZeRO-3 (generation/vllm_generation.py:447); until 0.15 a
         # state dict of all of them is made (trainer/grpo_trainer.py:489 of 0.15.2)
         whole = zero3 and (s.lora or not at_least(version, SERVES))
-        gathered = ("whole",) if whole else HANDED.get(s.sharding, ())
+        gathered = ("whole",) if whole else trainer.HANDED.get(s.sharding, ())
         stages += [Stage("sync", "actor", engine="weights", holds=gathered), Stage("serve", "rollout")]
     else:
         stages.append(Stage("generate", "actor", rows=at_once, holds=generating(s)))
@@ -275,7 +264,7 @@ def grpo(s: Scenario, trained: Mapping[str, Any], deepspeed: DeepSpeed | None) -
         # the policy's log-probabilities come first (`compute_loss`, trainer/grpo_trainer.py:349 of 0.14.0)
         inside = next((role.name for role in others), "")
         stages += [Stage("score", role.name) for role in others[1:]]
-    stages += [Stage("train", "actor", inside=inside), saving(s)]
+    stages += [Stage("train", "actor", inside=inside), trainer.saving(s)]
     return Keeps(
         roles=(actor, *others),
         stages=tuple(stages),
@@ -303,16 +292,6 @@ def generating(s: Scenario) -> tuple[Holds, ...]:
     """
     gathers: Mapping[Sharding, tuple[Holds, ...]] = {"zero3": ("whole",), "fsdp1": ("root",)}
     return gathers.get(s.sharding, ())
-
-
-def saving(s: Scenario) -> Stage:
-    """The checkpoint.
-
-    Below stage 3 every rank copies the state dict to the host (accelerate accelerator.py:3926), else the first alone.
-    """
-    every = s.sharding in ("zero1", "zero2")
-    return Stage("save", "actor", holds=HANDED.get(s.sharding, ()), host="every" if every else "first",
-                 host_bytes=2 if s.layout in ("mixed", "bf16") else 4)  # fmt: skip
 
 
 def serving(s: Scenario, completions: int) -> Serving:
@@ -363,7 +342,7 @@ def ppo(s: Scenario, trained: Mapping[str, Any], deepspeed: DeepSpeed | None) ->
             Stage("generate", "actor", rows=at_once, holds=generating(s)),
             *[Stage("score", name) for name in ("reference", "critic", "reward")],
             Stage("train", "actor", joint="critic"),
-            saving(s),
+            trainer.saving(s),
         ),
         loading=tuple(role.name for role in roles if not role.shares),
         deepspeed=deepspeed,

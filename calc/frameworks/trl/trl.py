@@ -92,7 +92,7 @@ def tasks(version: str) -> tuple[str, ...]:
 
 def defaults(task: str, version: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of the trainers' configurations for `task`, by dotted key; `given` is what the user set."""
-    gpus, method = rl.trainers(given), given.get("method", "full")
+    gpus, method = trainer.trainers(given), given.get("method", "full")
     adapters = method != "full"
     tables = (DEFAULTS, NOTHING if task in RL else SUPERVISED, ADAPTERS if adapters else NOTHING)
     libraries = {place: pin for place, pin in pinned(RELEASES[version]).items() if pin}

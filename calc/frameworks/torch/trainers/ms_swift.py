@@ -17,9 +17,10 @@ from calc.frameworks.constraints import vocabulary_fault
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
+from calc.frameworks.torch.trainers import ms_swift_grpo
 from calc.scenario.scenario import Scenario
 
-TASKS = ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo", "gkd")
+TASKS = ("pretrain", "sft", "rm", "dpo", "kto", "orpo", "simpo", "gkd", "grpo")
 FIRST = "3.9.0"
 # Transformers as new as METADATA allows; PyTorch and DeepSpeed, which it leaves open, as new as their day's.
 RELEASES: Mapping[str, Pins] = {
@@ -58,6 +59,7 @@ ADAPTERS = Table(
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Its defaults for `task`, by dotted key; weights load in their checkpoint's type (base_args/model_args.py:114)."""
     version, libraries = shared.release("ms-swift", RELEASES, given)
+    given = {**given, "gpus": trainer.trainers(given)}
     values = stated(task, version, DEFAULTS, NOTHING if given.get("method", "full") == "full" else ADAPTERS)
     sharding = shared.sharded(given)
     one = shared.batches(values, given, 1)["global_batch"]
@@ -72,6 +74,7 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         "reentrant": sharding != "ddp",  # trainers/mixin.py:950
         **({"sft_alpha": 1} if task == "dpo" and not at_least(_given(given, version), BARE) else {}),
         **(seen(given) if "images.width" in given else {}),
+        **(ms_swift_grpo.habits(version, given, STEP) if task == "grpo" else {}),
     }
 
 
@@ -96,7 +99,8 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.unpadded and s.attention != "flash":  # argument/train_args.py, `_check_padding_free`
         feature = "packing" if s.packing else "padding_free"
         return Refusal(feature, f"true with attention {s.attention!r}", "with flash", "with trainer ms-swift")
-    return shared.refuse(s, TASKS, {"loss": ("full", "fused"), "checkpointing": ("none", "full")})
+    fault = shared.refuse(s, TASKS, {"loss": ("full", "fused"), "checkpointing": ("none", "full")})
+    return fault or (ms_swift_grpo.refuse(s) if s.task == "grpo" else None)
 
 
 def deepspeed(s: Scenario) -> DeepSpeed:
@@ -124,6 +128,8 @@ def path(s: Scenario, usual: Path) -> Path:
             return replace(usual, copied=True)
         tokens = trainer.compared(s)
         return replace(usual, tile=min(TURN, tokens), turns=-(-tokens // TURN))
+    if s.task == "grpo":
+        return ms_swift_grpo.path(s, usual)
     path = preferred(s, usual) if s.task == "dpo" else trainer.selective(usual)
     return trainer.likelihood(s, path) if s.task == "simpo" else path
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from calc.base.plan import DeepSpeed, Path
+from calc.base.plan import DeepSpeed, Keeps, Path
 from calc.base.refusal import Refusal
 from calc.frameworks import trainer
 from calc.frameworks.torch.releases import Pins
@@ -17,6 +17,7 @@ from calc.frameworks.torch.trainers import (
     megatron,
     megatron_swift,
     ms_swift,
+    ms_swift_grpo,
     torchtitan,
     torchtune,
     unsloth,
@@ -43,6 +44,13 @@ class Trainer(Protocol):
         """Notes on what it does and no field of a scenario says."""
 
 
+class Reinforces(Protocol):
+    """The interface of a module that has a trainer's loop of RL."""
+
+    def plan(self, s: Scenario, way: Path, deepspeed: DeepSpeed | None) -> Keeps:
+        """The plan of a step whose log-probabilities are taken in the `way` given."""
+
+
 class Released(Trainer, Protocol):
     """The interface of a trainer whose releases are told apart."""
 
@@ -61,6 +69,8 @@ RELEASED: Mapping[str, Released] = {
 TRAINERS: Mapping[str, Trainer] = {
     "transformers": trainer, "litgpt": litgpt, "colossalai": colossalai, "megatron": megatron, **RELEASED,
 }  # fmt: skip
+# Those that run RL themselves, and start vLLM for it.
+REINFORCES: Mapping[str, Reinforces] = {"ms-swift": ms_swift_grpo}
 # Those that ship a configuration file for each stage of DeepSpeed's, with that file.
 SHIPPED: Mapping[str, Callable[[Scenario], DeepSpeed]] = {
     "axolotl": axolotl.deepspeed,
