@@ -111,6 +111,7 @@ UNMODELLED = _named(
             for pattern, id in {
                 r"trinity[ _-]?large": "trinity-mini",
                 r"pixtral[ _-]?large": "pixtral-12b",
+                r"apriel": "apriel-1.6-15b",
                 r"llava[ _-]next[ _-](?:72|110)b": "llava-1.6-34b",
                 r"granite[ _-]vision[ _-]3": "granite-vision-3.3-2b",
                 r"aya[ _-]vision[ _-]32b": "aya-vision-8b",
@@ -152,10 +153,9 @@ UNMODELLED = _named(
         r"minicpm[ _-]?(?:v|o)": _NO_TOWER,
         r"minicpm": "has attention of a kind that is not modelled; qwen3-8b is of like size",
         r"deepseek[ _-]?ocr|[a-z0-9]*ocr[a-z0-9]*": _NO_TOWER,
-        r"mistral[ _-]?large[ _-]?3": "reads images, and no file of the catalog describes it; its language model is of "
-        "the build of deepseek-v3",
-        r"mistral[ _-]?medium[ _-]?[4-9]|apriel": "reads images, and its layers are not those of the Mistral "
-        "models that are modelled, such as mistral-small-3.2-24b",
+        r"mistral[ _-]?medium[ _-]?[4-9]": "reads images, and its layers are not those of the Mistral models that are "
+        "modelled, such as mistral-small-3.2-24b",
+        r"ouro|huginn": "runs its layers several times over, which is not modelled; smollm3-3b is of like size",
         r"(?:glm[ _-]?4v|cogvlm[0-9]?|cogagent)": f"{_IMAGES}; glm-4.1v-9b is of a later kind",
         r"llava|bakllava|idefics-?2?|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
         r"granite-vision|mineru[0-9.]*|"

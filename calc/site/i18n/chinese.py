@@ -1831,8 +1831,8 @@ REFUSALS = {
     "reads images, and its layers are not those of the Mistral models that are modelled, such as {id!}": (
         "会读图像，它的层也不同于可计算的 Mistral 模型，例如 {id}"
     ),
-    "reads images, and no file of the catalog describes it; its language model is of the build of {id!}": (
-        "会读图像，目录中没有它的文件；它的语言模型结构与 {id} 相同"
+    "runs its layers several times over, which is not modelled; smollm3-3b is of like size": (
+        "会把各层循环运行多遍，不在计算范围内；大小相近的有 smollm3-3b"
     ),
     "hears or speaks, which is not modelled; qwen2.5-omni-3b and qwen2.5-omni-7b are, without sound": (
         "处理语音，不在计算范围内；可计算不用语音的 qwen2.5-omni-3b 和 qwen2.5-omni-7b"
