@@ -29,6 +29,7 @@ from calc.models.mixers import (
     ShortConv,
     Ssm,
 )
+from calc.models.sound import Sound
 from calc.models.vision import Tower
 
 Head = Literal["lm", "scalar", "none"]
@@ -298,6 +299,7 @@ class Architecture:
     activation: str = "silu"
     names: Names = NAMES
     vision: Tower | None = None  # the part for images
+    sound: Sound | None = None  # the part that hears, which is loaded and not run
     passed: int = 0  # layers that attend to images alone, and that text without images passes over (Llama 3.2 Vision)
     beyond: int = 0  # rows of the embedding beyond those of the head
     # width of the embedding and of what the head reads, where linears lead from the one to the layers and from these to
@@ -892,10 +894,10 @@ def beside_embedding_parameters(arch: Architecture) -> int:
 
 @lru_cache(maxsize=4096)
 def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ...]:
-    """The parameter tensors of the vision tower and its projector, or one part of them; none without a tower."""
+    """The parameter tensors of the vision tower, its projector, and what hears, or one part of them; none without."""
     tower = arch.vision
     if tower is None:
-        return ()
+        return _heard(arch) if part in ("all", "unread") else ()
     blocks = tuple([
         t._replace(name=tower.placed(t.name, spec), count=count, module="vision")
         for spec, count in layer_kinds(tower.blocks)
@@ -914,14 +916,19 @@ def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ..
         case "unread":
             idle = [t._replace(count=tower.unread) for t in blocks if tower.unread]
             idle += named(tower.idle)
-            heard = tower.sound.tensors if tower.sound else ()
-            return (*idle, *[Tensor(f"{tower.prefix}{name}", *of, "vision") for name, of in heard])
+            return (*idle, *_heard(arch))
         case "linears":
             return named(tower.linears)
         case "blocks":
             return blocks
         case "projector":
             return projector
+
+
+def _heard(arch: Architecture) -> tuple[Tensor, ...]:
+    """The parameter tensors of the part that hears."""
+    heard = arch.sound.tensors if arch.sound else ()
+    return tuple([Tensor(f"model.{name}", *of, "vision") for name, of in heard])
 
 
 def vision_block(arch: Architecture) -> int:
@@ -932,7 +939,7 @@ def vision_block(arch: Architecture) -> int:
 
 def language(arch: Architecture) -> Architecture:
     """The layers of the language model that text runs through, alone."""
-    return replace(arch, vision=None, passed=0) if arch.vision or arch.passed else arch
+    return replace(arch, vision=None, sound=None, passed=0) if arch.vision or arch.sound or arch.passed else arch
 
 
 def passing(arch: Architecture) -> Architecture:

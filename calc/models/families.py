@@ -77,9 +77,9 @@ UNSCORED = (
     "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite", "granitemoehybrid",
     "granitevision", "idefics3", "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava",
     "llava_next", "llava_onevision", "mimo_v2_flash", "minicpmv", "minicpmv4_5", "minimax_m2", "mistral3",
-    "mllama_text_model", "nemotron_h", "olmoe", "paligemma", "phi3_v", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker",
-    "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text", "smolvlm", "solar_open",
-    "youtu",
+    "mllama_text_model", "nemotron_h", "olmoe", "paligemma", "phi3_v", "pixtral", "qwen2_audio", "qwen2_vl",
+    "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
+    "smolvlm", "solar_open", "voxtral", "youtu",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {

@@ -16,6 +16,7 @@ from calc.estimate.estimate import estimate
 from calc.models.architecture import Tensor, tensors
 from calc.models.families import FAMILIES, SEEING
 from calc.models.hf_config import from_config
+from calc.models.sound_config import HEARING
 from calc.resolve.parse import parse
 from tests.trace.test_trace import HERE, answers
 
@@ -135,12 +136,15 @@ APART = (
     "minicpmv4_5",
 )
 # families that came since; each way of running is that of a place in the list
-LATE = ("mllama_text_model", "deepseek_v4")
+LATE = ("mllama_text_model", "deepseek_v4", *HEARING)
 RUN = (*(family for family in FAMILIES if family not in (*APART, *LATE)), *LATE)
 TOWERED = tuple(family for family in SEEING if family not in APART)
 
 
 def config(family: str) -> dict[str, Any]:
+    if family in HEARING:
+        sizes = {"d_model": 80, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 160}
+        return {"model_type": family, "text_config": config(HEARING[family].text), "audio_config": sizes}
     fields = {"model_type": family, **SIZES, **OWN.get(family, {})}
     return {name: value for name, value in fields.items() if value is not None}
 
