@@ -126,7 +126,6 @@ UNMODELLED = _named(
                 r"eurollm[ _-]22b": "eurollm-9b",
                 r"galactica": "opt-6.7b",
                 r"hunyuan[ _-]mt": "hunyuan-7b",
-                r"stablelm[ _-]?2[ _-]12b": "stablelm-2-1.6b",
                 r"sailor2|oreal-7b|acemath[ _-]7b|qwen2[._]5[ _-]math[ _-]prm": "qwen2.5-7b",
                 r"(?:openmath|acemath)[a-z _-]*1[._]5b": "qwen2.5-1.5b",
                 r"seallms?[ _-]v3": "qwen2-7b",

@@ -172,8 +172,8 @@ class Architecture:
     o_bias: bool = False
     mlp_bias: bool = False
     # queries and keys are normed head by head, with one head's weight or each's own (Command R+), or over all heads;
-    # bare: head by head without weights, where they rotate
-    qk_norm: Literal["", "heads", "each", "width", "bare"] = ""
+    # bare: head by head without weights, where they rotate; apart: each head by a norm of its own (StableLM 2 12B)
+    qk_norm: Literal["", "heads", "each", "width", "bare", "apart"] = ""
     qk_norm_late: bool = False  # after the rotation (Hunyuan)
     norms: Norms = BEFORE
     # centred: the mean is taken off too; layer: PyTorch's own, of which bare has no weight (OLMo), and one-plus adds 1
@@ -666,7 +666,11 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             if arch.output_gate == "apart":
                 yield from linear(f"{a}.gate_proj", h, queries)
         yield from linear(f"{a}.{names.output}".removeprefix("."), heads * width, h, arch.o_bias)
-        if arch.qk_norm not in ("", "bare"):
+        if arch.qk_norm == "apart":
+            for name, number in (names.q_norm, heads), (names.k_norm, arch.kv_heads):
+                for n in range(number):
+                    yield tensor(f"{a}.{name}.norms.{n}.weight", (arch.head_dim,), "norm", "attn")
+        elif arch.qk_norm not in ("", "bare"):
             whole = arch.qk_norm in ("each", "width")
             yield from norm(f"{a}.{names.q_norm}", queries if whole else arch.head_dim, "attn")
             if not spec.borrows:

@@ -839,9 +839,10 @@ FAMILIES: dict[str, Family] = {
         embedding_dropout="embedding_dropout",
     ),
     "stablelm": Family(
-        dict(num_key_value_heads=32, max_position_embeddings=4096, use_qkv_bias=False),
-        dict(norm="layer", norm_bias=True, rotation="joined"), biases=("use_qkv_bias", "", ""),
-        refused=("qk_layernorm", "use_parallel_residual"),
+        dict(num_key_value_heads=32, max_position_embeddings=4096, use_qkv_bias=False, qk_layernorm=False,
+             use_parallel_residual=False),
+        dict(norm="layer", norm_bias=True, rotation="joined", names=Names(q_norm="q_layernorm", k_norm="k_layernorm")),
+        biases=("use_qkv_bias", "", ""), parallel="use_parallel_residual",
     ),
     "phi": Family(
         dict(hidden_act="gelu_new", max_position_embeddings=2048, resid_pdrop=0.0, embd_pdrop=0.0),

@@ -168,6 +168,9 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
         weighed = "each" if family.fixed.get("norm") == "centred" else "heads"
         facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else weighed
+    if "qk_layernorm" in family.defaults:
+        facts["qk_norm"] = "apart" if read.boolean("qk_layernorm") else ""
+        facts["norms"] = Norms(mlp="") if facts["parallel"] else BEFORE
     if "rotary_dim" in family.defaults:
         rotated = read.integer("rotary_dim")
         if rotated > head_dim or rotated % 2:

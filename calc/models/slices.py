@@ -33,7 +33,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         return arch
     for here, why in (
         (arch.fused_qkv or arch.fused_gate_up, "whose fused projections are gathered again"),
-        (arch.qk_norm == "width", "whose queries and keys are gathered again for their norms"),
+        (arch.qk_norm in ("width", "apart"), "whose queries and keys are gathered again for their norms"),
         (arch.mla and not megatron, "with latent attention"),
         (arch.ssm and not megatron, "with state spaces"),
         (arch.conv, "with convolutions"),

@@ -54,6 +54,7 @@ TYPED = {
     "mistralai/Mistral-Large-3-675B-Instruct-2512": "mistral-large-3",
     "mistral large 3": "mistral-large-3",
     "rednote-hilab/dots.ocr": "dots.ocr",
+    "stabilityai/stablelm-2-12b-chat": "stablelm-2-12b",
     "mistralai/Voxtral-Mini-3B-2507": "voxtral-mini-3b",
     "Voxtral Small 24B": "voxtral-small-24b",
     "Qwen/Qwen2-Audio-7B-Instruct": "qwen2-audio-7b",
@@ -394,7 +395,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 357
+    assert len(TYPED) == 358
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:

@@ -95,6 +95,7 @@ OWN: dict[str, dict[str, Any]] = {
                          "mamba_d_head": 64, "mamba_d_state": 64, "head_dim": None},
     "falcon_h1": {"mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_ssm": 1024, "mamba_d_state": 64},
     "starcoder2": {"residual_dropout": 0.1, "embedding_dropout": 0.1},
+    "stablelm": {"qk_layernorm": True, "use_parallel_residual": True},
     "gpt_neox": {"num_key_value_heads": None},
     "gpt2": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, "attn_pdrop": 0.0,
              "hidden_size": None, "num_hidden_layers": None, "num_attention_heads": None, "intermediate_size": None,
