@@ -17,6 +17,7 @@ from calc.catalog.catalog import Catalog
 from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING
 from calc.models.hf_config import from_config, seeing, thinker
+from calc.models.sound_config import HEARING
 
 # What a config.json does not say, and what each option gives.
 OPTIONS: Mapping[str, str] = {
@@ -100,8 +101,8 @@ def _kept(data: Mapping[str, Any]) -> dict[str, Any]:
     if family in NESTED:
         data = {"model_type": NESTED[family], **data["text_config"]}
         text = data["model_type"]
-    elif family in SEEING and _names_another(data):
-        inner = {name: value for name, value in data["text_config"].items() if name not in _PASSING}
+    elif family in HEARING or (family in SEEING and _names_another(data)):
+        inner = {name: value for name, value in (data.get("text_config") or {}).items() if name not in _PASSING}
         outer = {name: value for name, value in data.items() if name not in _PASSING}
         return {**outer, "text_config": inner}
     elif family in SEEING:

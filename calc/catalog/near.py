@@ -46,7 +46,7 @@ ELSEWHERE: Told = (
 _IMAGES = "reads images, and its vision tower is not modelled"
 _NO_TOWER = f"{_IMAGES}; those of qwen3-vl-8b and gemma-3-12b are"
 _BESIDE = "whose code lies beside its weights"
-_SOUND = "hears or speaks, which is not modelled; qwen2.5-omni-3b and qwen2.5-omni-7b are, without sound"
+_SOUND = "hears or speaks, which is not modelled; qwen2.5-omni-7b and qwen2-audio-7b are, without sound"
 # Models that read images by towers that are not modelled, whose language model has the shapes of one of the catalog.
 SPEAKS = _named(
     {
@@ -111,6 +111,7 @@ UNMODELLED = _named(
             for pattern, id in {
                 r"trinity[ _-]?large": "trinity-mini",
                 r"pixtral[ _-]?large": "pixtral-12b",
+                r"apriel": "apriel-1.6-15b",
                 r"llava[ _-]next[ _-](?:72|110)b": "llava-1.6-34b",
                 r"granite[ _-]vision[ _-]3": "granite-vision-3.3-2b",
                 r"aya[ _-]vision[ _-]32b": "aya-vision-8b",
@@ -125,7 +126,6 @@ UNMODELLED = _named(
                 r"eurollm[ _-]22b": "eurollm-9b",
                 r"galactica": "opt-6.7b",
                 r"hunyuan[ _-]mt": "hunyuan-7b",
-                r"stablelm[ _-]?2[ _-]12b": "stablelm-2-1.6b",
                 r"sailor2|oreal-7b|acemath[ _-]7b|qwen2[._]5[ _-]math[ _-]prm": "qwen2.5-7b",
                 r"(?:openmath|acemath)[a-z _-]*1[._]5b": "qwen2.5-1.5b",
                 r"seallms?[ _-]v3": "qwen2-7b",
@@ -152,10 +152,9 @@ UNMODELLED = _named(
         r"minicpm[ _-]?(?:v|o)": _NO_TOWER,
         r"minicpm": "has attention of a kind that is not modelled; qwen3-8b is of like size",
         r"deepseek[ _-]?ocr|[a-z0-9]*ocr[a-z0-9]*": _NO_TOWER,
-        r"mistral[ _-]?large[ _-]?3": "reads images, and no file of the catalog describes it; its language model is of "
-        "the build of deepseek-v3",
-        r"mistral[ _-]?medium[ _-]?[4-9]|apriel": "reads images, and its layers are not those of the Mistral "
-        "models that are modelled, such as mistral-small-3.2-24b",
+        r"mistral[ _-]?medium[ _-]?[4-9]": "reads images, and its layers are not those of the Mistral models that are "
+        "modelled, such as mistral-small-3.2-24b",
+        r"ouro|huginn": "runs its layers several times over, which is not modelled; smollm3-3b is of like size",
         r"(?:glm[ _-]?4v|cogvlm[0-9]?|cogagent)": f"{_IMAGES}; glm-4.1v-9b is of a later kind",
         r"llava|bakllava|idefics-?2?|molmo|ovis|aya-vision|phi-?[34][.0-9]*-(?:vision|multimodal)|"
         r"granite-vision|mineru[0-9.]*|"
@@ -163,7 +162,8 @@ UNMODELLED = _named(
         r"docowl|emu3": _NO_TOWER,
         r"[a-z0-9.]+[ _-]vl[0-9]*[ _-]?[0-9a-z.]*|internvl2|internvl-chat|internlm-xcomposer[0-9a-z.]*|"
         r"video-?llama[0-9]*|granite[ _-]docling": _NO_TOWER,
-        r"vibevoice|midashenglm|voxtral|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|csm-1b": _SOUND,
+        r"voxtral": "is of the family of voxtral-mini-3b, but no file of the catalog describes it",
+        r"vibevoice|midashenglm|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|csm-1b": _SOUND,
         r"(?:flan-?|m|u|by|code|long)?t5|t5gemma|aya-101|bart|mbart|pegasus|nllb": "has an encoder beside its decoder, "
         "which is not modelled; decoders of every size are, from qwen3-0.6b on",
         r"(?:modern|distil|ro|al|de|electra)?bert[a-z]*|deberta|roberta|bge|[a-z0-9.]*embedding|"

@@ -255,12 +255,12 @@ class Holder:
         r = self.replica
         positions, b = r.arch.cached_positions, r.arch.cached_bytes or self.table_bytes()
         found = [weights.tables(r.role, r.arch, positions, b)] if positions else []
-        sound = r.arch.vision and r.arch.vision.sound
         own = weights.triangles if r.arch.positions else weights.sinusoids  # of GPT-Neo, and of GPT-J
         found += [own(r.role, r.arch)] if r.arch.wide_scores else []
         found += [weights.decays(r.role, r.arch, self.table_bytes())] if r.arch.lightning else []
         found += [weights.triangle(r.role, r.arch.max_positions)] if r.arch.masks_positions else []
-        return [*found, weights.sines(r.role, sound)] if isinstance(sound, Whisper) else found
+        sound = r.arch.sound
+        return [*found, weights.sines(r.role, sound)] if isinstance(sound, Whisper) and not sound.tabled else found
 
     def left(self: TrainingEngine) -> list[Line]:
         """What the first forward makes and leaves: a buffer for dequantised weights, masks of all positions."""

@@ -739,7 +739,8 @@ def compile_fault(s: Scenario) -> Refusal | None:
         and arch.gated
         and not (arch.experts or arch.mla or arch.parallel or arch.joined)
     )
-    plain = plain and arch.vision is None and not (arch.recurrent or arch.qk_norm_late) and arch.names.mlp == "mlp"
+    plain = plain and not (arch.vision or arch.sound or arch.recurrent or arch.qk_norm_late)
+    plain = plain and arch.names.mlp == "mlp"
     if not plain or norms.attention_output or norms.mlp_output or arch.residual_dropout or arch.attention_sinks:
         return Refusal("compile", f"{given} with model {s.model}", "none, loss; modelled for layers as Llama's")
     if s.method == "qlora":
@@ -863,7 +864,7 @@ def _norms_fault(s: Scenario) -> Refusal | None:
     barred = {
         f"trainer {s.trainer}": s.trainer in ("llamafactory", "unsloth"),
         f"compile {s.compile}": s.compile not in ("none", "loss"),
-        f"model {s.model}": arch.vision is not None or any(spec.mixer != "attention" for spec in arch.specs),
+        f"model {s.model}": bool(arch.vision or arch.sound) or any(spec.mixer != "attention" for spec in arch.specs),
     }
     return _barred("lora.modules_to_save", NORMS, "none, or others", barred)
 

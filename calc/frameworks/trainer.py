@@ -14,7 +14,7 @@ from calc.base.plan import Holds, Keeps, Loads, Path, Stage
 from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.base.versions import at_least
-from calc.models.releases import logits_cast
+from calc.models.releases import logits_cast, shifts_logits
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, Sharding
 
@@ -159,8 +159,8 @@ def divergence(s: Scenario, *, wide: bool) -> Path:
 def own_loss(s: Scenario) -> Path:
     """The loss of Transformers' models, `ForCausalLMLoss` (`loss/loss_utils.py`).
 
-    The cast to fp32 is in most models up to 4.45 and in the loss since; some have none before. Up to 4.48 logits were
-    shifted by one position, which copies them unless there is a single sequence; since then labels are shifted.
+    The cast to fp32 is in most models up to 4.45 and in the loss since; some have none before. Up to 4.48, and by some
+    models since, logits are shifted by one position, which copies them unless there is a single sequence.
 
     fms-acceleration's plugin casts and shifts them in any release, and writes the gradient over the shifted ones
     (fms_acceleration_foak 0.3 and 0.7 `kernels/unsloth/cross_entropy_loss.py`).
@@ -169,7 +169,7 @@ def own_loss(s: Scenario) -> Path:
     cast = logits_cast(s.architecture.family, transformers)
     if s.kernels == "foak":
         return Path("flash", head_fp32=True, shift_copy=s.rows > 1, in_place=True)
-    shifts = s.rows > 1 and not at_least(transformers, "4.49")
+    shifts = s.rows > 1 and shifts_logits(s.architecture.family, transformers)
     return Path("cross-entropy", head_fp32=cast == "model", uncast=not cast, shift_copy=shifts)
 
 

@@ -170,8 +170,19 @@ class Attention(Linears):
         if self.arch.qk_norm == "bare":
             return self.unweighed_heads(q, "q: norm", of(H=1)), self.unweighed_heads(k, "k: norm", of(K=1))
         names = self.arch.names
+        if self.arch.qk_norm == "apart":
+            return self.normed_apart(q, names.q_norm, of(H=1)), self.normed_apart(k, names.k_norm, of(K=1))
         rows = (None, None) if self.arch.qk_norm == "width" else (of(H=1), of(K=1))
         return self.norm(q, names.q_norm, rows[0]), self.norm(k, names.k_norm, rows[1])
+
+    def normed_apart(self, x: Tensor, name: str, rows: Size) -> Tensor:
+        """PyTorch's norm of each head, whose outputs are joined; so are their inputs' gradients.
+
+        Transformers 5.23 `models/stablelm/modeling_stablelm.py`, `StableLmLayerNormPerHead`.
+        """
+        x = self.cast(x, 4, name) if self.autocast else x
+        kept, own = [x, Tensor(rows, 8)], self.norm_weight(name)
+        return self.tape.op(name, [x], x.width, x.b, saves=kept, scratch=x.size, backward_scratch=x.size, weight=own)
 
     def unweighed_heads(self, x: Tensor, name: str, rows: Size) -> Tensor:
         """A norm of each head without weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -391,13 +392,16 @@ SHARED = {("attn", "c_proj"), ("self_attn", "gate_proj")}
 STATE_SPACE = frozenset({"dt_bias", "A_log", "D", "conv1d", "in_proj", "norm", "out_proj"})
 
 
+_HEAD = re.compile(r"\.norms\.[0-9]+$")  # one of those that norm each head of queries or of keys (StableLM 2 12B)
+
+
 def short(name: str, spec: LayerSpec | None = None) -> str:
     """`…mlp.down_proj.weight` as `down_proj`, `…mlp.experts.down_proj` as `experts_down_proj`.
 
     In a layer of the kind `spec` whose linear attention lies where others attend, its modules are told apart (Kimi
     Linear, MiniMax-Text-01), and so are those that make entries of positions in several ways (DeepSeek-V4).
     """
-    *_, inside, last = ("", *name.removesuffix(".weight").removesuffix(".linear").split("."))
+    *_, inside, last = ("", *_HEAD.sub("", name.removesuffix(".weight").removesuffix(".linear")).split("."))
     if spec and spec.mixer in ("delta", "lightning") and inside in ("self_attn", "forget_gate"):
         return f"{spec.mixer}_{last}"
     if spec and inside == "compressor":

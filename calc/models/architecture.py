@@ -29,6 +29,7 @@ from calc.models.mixers import (
     ShortConv,
     Ssm,
 )
+from calc.models.sound import Sound
 from calc.models.vision import Tower
 
 Head = Literal["lm", "scalar", "none"]
@@ -171,8 +172,8 @@ class Architecture:
     o_bias: bool = False
     mlp_bias: bool = False
     # queries and keys are normed head by head, with one head's weight or each's own (Command R+), or over all heads;
-    # bare: head by head without weights, where they rotate
-    qk_norm: Literal["", "heads", "each", "width", "bare"] = ""
+    # bare: head by head without weights, where they rotate; apart: each head by a norm of its own (StableLM 2 12B)
+    qk_norm: Literal["", "heads", "each", "width", "bare", "apart"] = ""
     qk_norm_late: bool = False  # after the rotation (Hunyuan)
     norms: Norms = BEFORE
     # centred: the mean is taken off too; layer: PyTorch's own, of which bare has no weight (OLMo), and one-plus adds 1
@@ -298,6 +299,7 @@ class Architecture:
     activation: str = "silu"
     names: Names = NAMES
     vision: Tower | None = None  # the part for images
+    sound: Sound | None = None  # the part that hears, which is loaded and not run
     passed: int = 0  # layers that attend to images alone, and that text without images passes over (Llama 3.2 Vision)
     beyond: int = 0  # rows of the embedding beyond those of the head
     # width of the embedding and of what the head reads, where linears lead from the one to the layers and from these to
@@ -664,7 +666,11 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
             if arch.output_gate == "apart":
                 yield from linear(f"{a}.gate_proj", h, queries)
         yield from linear(f"{a}.{names.output}".removeprefix("."), heads * width, h, arch.o_bias)
-        if arch.qk_norm not in ("", "bare"):
+        if arch.qk_norm == "apart":
+            for name, number in (names.q_norm, heads), (names.k_norm, arch.kv_heads):
+                for n in range(number):
+                    yield tensor(f"{a}.{name}.norms.{n}.weight", (arch.head_dim,), "norm", "attn")
+        elif arch.qk_norm not in ("", "bare"):
             whole = arch.qk_norm in ("each", "width")
             yield from norm(f"{a}.{names.q_norm}", queries if whole else arch.head_dim, "attn")
             if not spec.borrows:
@@ -892,10 +898,10 @@ def beside_embedding_parameters(arch: Architecture) -> int:
 
 @lru_cache(maxsize=4096)
 def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ...]:
-    """The parameter tensors of the vision tower and its projector, or one part of them; none without a tower."""
+    """The parameter tensors of the vision tower, its projector, and what hears, or one part of them; none without."""
     tower = arch.vision
     if tower is None:
-        return ()
+        return _heard(arch) if part in ("all", "unread") else ()
     blocks = tuple([
         t._replace(name=tower.placed(t.name, spec), count=count, module="vision")
         for spec, count in layer_kinds(tower.blocks)
@@ -914,14 +920,19 @@ def vision_tensors(arch: Architecture, part: Seeing = "all") -> tuple[Tensor, ..
         case "unread":
             idle = [t._replace(count=tower.unread) for t in blocks if tower.unread]
             idle += named(tower.idle)
-            heard = tower.sound.tensors if tower.sound else ()
-            return (*idle, *[Tensor(f"{tower.prefix}{name}", *of, "vision") for name, of in heard])
+            return (*idle, *_heard(arch))
         case "linears":
             return named(tower.linears)
         case "blocks":
             return blocks
         case "projector":
             return projector
+
+
+def _heard(arch: Architecture) -> tuple[Tensor, ...]:
+    """The parameter tensors of the part that hears."""
+    heard = arch.sound.tensors if arch.sound else ()
+    return tuple([Tensor(f"model.{name}", *of, "vision") for name, of in heard])
 
 
 def vision_block(arch: Architecture) -> int:
@@ -932,7 +943,7 @@ def vision_block(arch: Architecture) -> int:
 
 def language(arch: Architecture) -> Architecture:
     """The layers of the language model that text runs through, alone."""
-    return replace(arch, vision=None, passed=0) if arch.vision or arch.passed else arch
+    return replace(arch, vision=None, sound=None, passed=0) if arch.vision or arch.sound or arch.passed else arch
 
 
 def passing(arch: Architecture) -> Architecture:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING
+from calc.models.sound_config import HEARING
 
 # PreTrainedConfig's own, and what nearly all families share.
 COMMON = frozenset({
@@ -275,13 +276,14 @@ def known(family: str) -> frozenset[str]:
 MODELLED = frozenset[str]().union(*map(known, FAMILIES))
 
 
-# Fields of a config with a vision tower around those of its language model.
+# Fields of a config with a vision tower, or a part that hears, around those of its language model.
 _SEEN = frozenset({
     "vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
     "vision_token_id", "downsample_ratio", "image_seq_length", "projector_hidden_act", "vision_feature_layer",
     "vision_feature_select_strategy", "scale_factor", "ignore_index", "num_image_tokens", "projection_dim",
     "multimodal_projector_bias", "audio_config", "image_grid_pinpoints", "use_image_newline_parameter",
-    "vision_aspect_ratio", "image_token_index", "video_token_index", "downsample_factor",
+    "vision_aspect_ratio", "image_token_index", "video_token_index", "downsample_factor", "audio_token_id",
+    "audio_token_index",
     "batch_vision_input", "drop_vision_last_layer", "query_num", "slice_config", "slice_mode", "use_image_id",
     "version", "vision_batch_size",
     "alignment_intermediate_size", "adapter_layer_norm_eps", "alignment_activation_fn", "max_splits_per_img",
@@ -292,4 +294,6 @@ def known_around(family: str) -> frozenset[str]:
     """The fields of a config of this `model_type`; of a model with a part for images, those around `text_config`."""
     if family in SEEING and not SEEING[family].apart:
         return known(SEEING[family].text) | _SEEN
+    if family in HEARING:
+        return known(HEARING[family].text) | _SEEN
     return COMMON | {*CARRIED[family]} if family in NESTED else known(family)

@@ -77,9 +77,9 @@ UNSCORED = (
     "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite", "granitemoehybrid",
     "granitevision", "idefics3", "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava",
     "llava_next", "llava_onevision", "mimo_v2_flash", "minicpmv", "minicpmv4_5", "minimax_m2", "mistral3",
-    "mllama_text_model", "nemotron_h", "olmoe", "paligemma", "phi3_v", "pixtral", "qwen2_vl", "qwen2_5_omni_thinker",
-    "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text", "smolvlm", "solar_open",
-    "youtu",
+    "mllama_text_model", "nemotron_h", "olmoe", "paligemma", "phi3_v", "pixtral", "qwen2_audio", "qwen2_vl",
+    "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
+    "smolvlm", "solar_open", "voxtral", "youtu",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
@@ -839,9 +839,10 @@ FAMILIES: dict[str, Family] = {
         embedding_dropout="embedding_dropout",
     ),
     "stablelm": Family(
-        dict(num_key_value_heads=32, max_position_embeddings=4096, use_qkv_bias=False),
-        dict(norm="layer", norm_bias=True, rotation="joined"), biases=("use_qkv_bias", "", ""),
-        refused=("qk_layernorm", "use_parallel_residual"),
+        dict(num_key_value_heads=32, max_position_embeddings=4096, use_qkv_bias=False, qk_layernorm=False,
+             use_parallel_residual=False),
+        dict(norm="layer", norm_bias=True, rotation="joined", names=Names(q_norm="q_layernorm", k_norm="k_layernorm")),
+        biases=("use_qkv_bias", "", ""), parallel="use_parallel_residual",
     ),
     "phi": Family(
         dict(hidden_act="gelu_new", max_position_embeddings=2048, resid_pdrop=0.0, embd_pdrop=0.0),

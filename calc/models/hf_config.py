@@ -29,7 +29,7 @@ from calc.models.families import (
 )
 from calc.models.mixers import AltUp, Broad, Delta, Hyper, Indexer, LayerInputs, Mla, Pools, ShortConv, Ssm
 from calc.models.reader import MOST, Reader
-from calc.models.sound import Conformer, Sound, Whisper
+from calc.models.sound_config import HEARING, hearing, sound
 from calc.models.vision import Tower
 
 # fields of Architecture that a number in the config switches on
@@ -61,8 +61,9 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     The five sizes (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, vocab_size) must be given,
     except those that Gemma 3's published configs leave out; other fields default as in the family's config class;
     fields that change no tensor are ignored. A model that reads images has its vision tower if its family is
-    in `SEEING`, and one whose language model has a class of its own if the job reads `images`; of the others, in
-    `NESTED`, the language model alone is described; of those in `THINKERS` the thinker.
+    in `SEEING`, and one whose language model has a class of its own if the job reads `images`; one in `HEARING` has the
+    part that hears; of the others, in `NESTED`, the language model alone is described; of those in `THINKERS` the
+    thinker.
     Raises ConfigError for an unknown family (and says what else of the config is not modelled), a missing field, or a
     value that no model can have.
     """
@@ -72,6 +73,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in SEEING and (images or not SEEING[model_type].apart):
         return _seeing(config)
+    if isinstance(model_type, str) and model_type in HEARING:
+        return _hearing(config)
     if isinstance(model_type, str) and model_type in NESTED:
         inner = config.get("text_config")
         if not isinstance(inner, Mapping):
@@ -80,7 +83,8 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
         model_type = config["model_type"]
     model_type = ALIKE.get(model_type, model_type) if isinstance(model_type, str) else model_type
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known, strange = [*dict.fromkeys((*FAMILIES, *ALIKE, *NESTED, *SEEING, *THINKERS))], _unmodelled(config)
+        known = [*dict.fromkeys((*FAMILIES, *ALIKE, *NESTED, *SEEING, *HEARING, *THINKERS))]
+        strange = _unmodelled(config)
         told = f"not modelled of this config: {strange}" if strange else "each field of this config is one of theirs"
         raise ConfigError("model_type", model_type, f"{', '.join(known)}; {told}", near=() if strange else known)
     lacked, earlier = EARLIER.get(model_type, ("model_type", ""))
@@ -164,6 +168,9 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     if "use_qk_norm" in family.defaults and read.boolean("use_qk_norm"):
         weighed = "each" if family.fixed.get("norm") == "centred" else "heads"
         facts["qk_norm"] = "bare" if family.fixed.get("qk_norm_late") else weighed
+    if "qk_layernorm" in family.defaults:
+        facts["qk_norm"] = "apart" if read.boolean("qk_layernorm") else ""
+        facts["norms"] = Norms(mlp="") if facts["parallel"] else BEFORE
     if "rotary_dim" in family.defaults:
         rotated = read.integer("rotary_dim")
         if rotated > head_dim or rotated % 2:
@@ -277,23 +284,40 @@ def seeing(config: Mapping[str, Any]) -> str:
 def _seeing(config: Mapping[str, Any]) -> Architecture:
     """A language model with its vision tower."""
     family = seeing(config)
-    inner = config.get("text_config")
-    if inner in (None, {}):
-        inner = {name: value for name, value in config.items() if name not in ("vision_config", "text_config")}
-    if not isinstance(inner, Mapping):
-        raise ConfigError("text_config", inner, f"a mapping, the language model of {family}")
     sight = SEEING[family]
+    inner = _speaking(config, family, sight.text)
     tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
     tied = {} if sight.ties and inner.get("tie_word_embeddings") is True else tied
-    named = inner.get("model_type") if "text_config" in config else None
-    arch = from_config({**inner, **tied, "model_type": named if named in FAMILIES else sight.text}, images=True)
+    arch = from_config({**inner, **tied}, images=True)
     vision = config.get("vision_config", {} if sight.coded else None)
     if not isinstance(vision, Mapping):
         raise ConfigError("vision_config", vision, f"a mapping, the vision tower of {family}")
     names = arch.names._replace(model=sight.inner, head=sight.head)
     tower = _tower(family, vision, arch, config)
     both = inner.get("use_bidirectional_attention") == "vision"  # tokens of an image see each other (Gemma 4)
-    return replace(arch, family=family, names=names, vision=tower, windows_masked=both, **sight.fixed)
+    heard = sound(config.get("audio_config"), arch.hidden, whisper=sight.whisper)
+    return replace(arch, family=family, names=names, vision=tower, sound=heard, windows_masked=both, **sight.fixed)
+
+
+def _hearing(config: Mapping[str, Any]) -> Architecture:
+    """A language model with the part that hears."""
+    family = config["model_type"]
+    inner = _speaking(config, family, HEARING[family].text)
+    arch = from_config({**HEARING[family].defaults, **inner})
+    names = arch.names._replace(model="model.language_model")
+    return replace(arch, family=family, names=names, sound=hearing(family, config.get("audio_config"), arch.hidden))
+
+
+def _speaking(config: Mapping[str, Any], family: str, usual: str) -> dict[str, Any]:
+    """The language model's config of a model with other parts, in `text_config` or beside theirs; `usual`: its type."""
+    inner = config.get("text_config")
+    if inner in (None, {}):
+        parts = ("vision_config", "text_config", "audio_config")
+        inner = {name: value for name, value in config.items() if name not in parts}
+    if not isinstance(inner, Mapping):
+        raise ConfigError("text_config", inner, f"a mapping, the language model of {family}")
+    named = inner.get("model_type") if "text_config" in config else None
+    return {**inner, "model_type": named if named in FAMILIES else usual}
 
 
 def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: Mapping[str, Any]) -> Tower:
@@ -360,7 +384,6 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         deep=tuple(deep),
         unread=read.integer("depth") - depth,
         head="vision_tower.head" if "vision_use_head" in given and read.boolean("vision_use_head") else "",
-        sound=_sound(config.get("audio_config"), arch.hidden, whisper=sight.whisper),
         standardised="standardize" in given and read.boolean("standardize"),
         **{"taken": taken, **sight.tower, **crossed, **(_cut(config, sight, edge) if "grids" in sight.tower else {})},
     )
@@ -383,39 +406,6 @@ def _globals(
         raise wrong("supported_aspect_ratios", read.value("supported_aspect_ratios"), "a list of columns and rows")
     fields = dict(crossed=number, ratios=len(shapes) + 1, tiles=tiles, taken=(*[n + 1 for n in taken], depth + number))
     return (LayerSpec(rotated=False, weighed=True),) * number, fields
-
-
-def _sound(given: object, inner: int, *, whisper: bool) -> Sound | None:
-    """The part that hears, of an `audio_config`, in front of a language model `inner` wide; `whisper`: see `Sight`."""
-    if given is None:
-        return None
-    if not isinstance(given, Mapping):
-        raise ConfigError("audio_config", given, "a mapping, the part that hears, or null")
-    return _whisper(given, inner) if whisper else _conformer(given, inner)
-
-
-def _conformer(given: Mapping[str, Any], inner: int) -> Conformer:
-    defaults = dict(hidden_size=1024, num_hidden_layers=12, num_attention_heads=8, conv_kernel_size=5,
-                    subsampling_conv_channels=(128, 32), output_proj_dims=1536)  # fmt: skip
-    read = Reader(given, defaults, {})
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "conv_kernel_size")
-    hidden, layers, heads, kernel = (read.integer(name) for name in names)
-    channels = _listed(read.value("subsampling_conv_channels"))
-    if len(channels) != 2 or not all(type(n) is int and n > 0 for n in channels):
-        raise ConfigError("audio_config.subsampling_conv_channels", channels, "a list of two numbers")
-    first, second = (int(str(n)) for n in channels)
-    return Conformer(hidden, layers, heads, kernel, (first, second), read.integer("output_proj_dims"), inner)
-
-
-def _whisper(given: Mapping[str, Any], inner: int) -> Whisper:
-    defaults = dict(d_model=1280, encoder_layers=32, encoder_ffn_dim=5120, num_mel_bins=128,
-                    max_source_positions=1500, output_dim=3584)  # fmt: skip
-    read = Reader(given, defaults, {})
-    hidden, layers, intermediate, bins, positions, out = (read.integer(name) for name in defaults)
-    if out != inner:
-        raise ConfigError("audio_config.output_dim", out, f"hidden_size = {inner} of the language model")
-    channels = read.optional("downsample_hidden_size") or 0
-    return Whisper(hidden, layers, intermediate, bins, positions, out, channels)
 
 
 def _wrapped(read: Reader) -> dict[str, Any]:

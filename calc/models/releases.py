@@ -33,7 +33,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.42.0": ("gemma2",),
     "4.44.0": ("nemotron",),
     "4.45.0": ("granite", "granitemoe", "llava_onevision", "mllama", "olmoe", "pixtral", "qwen2_vl",
-               "mllama_text_model"),
+               "mllama_text_model", "qwen2_audio"),
     "4.46.0": ("glm", "idefics3", "phimoe"),
     "4.47.0": ("olmo2",),
     "4.48.0": ("bamba", "cohere2"),
@@ -43,7 +43,8 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.51.3": ("glm4",),
     "4.52.0": ("granitemoehybrid", "internvl", "qwen2_5_omni_thinker"),
     "4.53.0": ("arcee", "dots1", "falcon_h1", "gemma3n", "gemma3n_text", "glm4v", "minimax", "smollm3"),
-    "4.54.0": ("deepseek_v2", "ernie4_5", "ernie4_5_moe", "exaone4", "glm4_moe", "lfm2"),
+    "4.54.0": ("deepseek_v2", "ernie4_5", "ernie4_5_moe", "exaone4", "glm4_moe", "lfm2",
+               "voxtral"),
     "4.55.0": ("gpt_oss",),
     "4.56.0": ("apertus", "glm4v_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss"),
     "4.57.0": ("flex_olmo", "ministral", "olmo3", "qwen3_next", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe"),
@@ -96,8 +97,8 @@ NARROW_LOSS: Mapping[str, str] = {
 # The first release in which blocks of a vision tower are never run again, by family: `MllamaVisionEncoder` was once
 # checkpointed with the layers (`modeling_mllama.py` of 4.54.1 and 4.55.4).
 TOWER_ONCE: Mapping[str, str] = {"mllama": "4.55"}
-# Families whose own code, which lies beside their weights, takes logits in the type that they have.
-OWN_LOSS = ("baichuan",)
+# Families whose own code takes logits in the type that they have: beside the weights, or in Transformers, to 5.23.
+OWN_LOSS = ("baichuan", "qwen2_audio")
 # Families whose own model casts logits in every release (`modeling_mllama.py`, `MllamaForCausalLM.forward`, and
 # `modeling_minicpm.py` beside the weights).
 OWN_CAST = ("minicpm", "mllama_text_model")
@@ -159,6 +160,14 @@ def logits_cast(family: str, transformers: str) -> Literal["model", "loss", ""]:
     if since(transformers, SHARE_LOSS.get(family, "4.46")):
         return "loss"
     return "model" if since(transformers, NARROW_LOSS.get(family, "0")) else ""
+
+
+def shifts_logits(family: str, transformers: str) -> bool:
+    """True if a loss of that family leaves out each row's last logits, which copies those of several rows.
+
+    Labels are shifted since 4.49 (`loss/loss_utils.py`, `ForCausalLMLoss`), but by models with a loss of their own.
+    """
+    return family in OWN_LOSS or not at_least(transformers, "4.49")
 
 
 def tower_again(family: str, transformers: str) -> bool:

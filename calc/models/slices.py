@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from calc.models.architecture import Architecture, ConfigError, embedding_parameters, layer_parameters, tensors
 from calc.models.mixers import Delta, Ssm
@@ -33,7 +33,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         return arch
     for here, why in (
         (arch.fused_qkv or arch.fused_gate_up, "whose fused projections are gathered again"),
-        (arch.qk_norm == "width", "whose queries and keys are gathered again for their norms"),
+        (arch.qk_norm in ("width", "apart"), "whose queries and keys are gathered again for their norms"),
         (arch.mla and not megatron, "with latent attention"),
         (arch.ssm and not megatron, "with state spaces"),
         (arch.conv, "with convolutions"),
@@ -45,6 +45,7 @@ def part(arch: Architecture, ranks: int, expert_ranks: int = 1, expert_tensor: i
         (arch.shared_experts and not megatron, "with shared experts"),
         (arch.altup or arch.hyper, "whose residual stream is of several"),
         (arch.vision and not megatron, "whose vision tower stays whole"),
+        (arch.sound and not megatron, "whose part that hears stays whole"),
         (arch.passed, "whose layers for images stay whole"),
     ):
         if here:
@@ -159,6 +160,8 @@ def stage(
         return arch
     if arch.vision and not arch.megatron:
         raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with a vision tower")
+    if arch.sound and not arch.megatron:
+        raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with a part that hears")
     if arch.passed:
         raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with layers for images")
     if chunks > 1 and arch.megatron:
@@ -214,10 +217,8 @@ def chunk(
     below = sum(sum(turn) for turn in pieces[:n]) + sum(pieces[n][:index])
     begins, ends = index == n == 0, (index, n) == (stages - 1, chunks - 1)
     specs = arch.specs[below : below + pieces[n][index]]
-    vision = arch.vision if begins else None
-    return replace(
-        arch, specs=specs, embeds=begins, ends=ends, tied=False, depths=arch.depths if ends else (), vision=vision
-    )
+    parts: dict[str, Any] = {} if begins else {"vision": None, "sound": None}
+    return replace(arch, specs=specs, embeds=begins, ends=ends, tied=False, depths=arch.depths if ends else (), **parts)
 
 
 def chunk_layers(counts: tuple[int, ...], chunks: int) -> list[list[int]]:

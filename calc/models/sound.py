@@ -1,7 +1,7 @@
-"""The part of a model that hears, which a job with images loads, too, though nothing runs it: its tensors alone.
+"""The part of a model that hears, which a job of text or images loads, too, though nothing runs it: its tensors alone.
 
-Read in transformers 5.23 `models/{gemma4,qwen2_5_omni,qwen3_omni_moe}/{configuration,modeling}_*.py`:
-`Gemma4AudioModel`, `Qwen2_5OmniAudioEncoder` and `Qwen3OmniMoeAudioEncoder`.
+Read in transformers 5.23 `{configuration,modeling}_*.py` of `models/{gemma4,qwen2_5_omni,qwen3_omni_moe,qwen2_audio,
+voxtral}`: `Gemma4AudioModel`, `Qwen2_5OmniAudioEncoder`, `Qwen3OmniMoeAudioEncoder`, `Qwen2AudioModel`, `VoxtralModel`.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Conformer:
 
 @dataclass(frozen=True, slots=True)
 class Whisper:
-    """Whisper's encoder, over `bins` of a spectrogram, and linears that make tokens `out` wide.
+    """Whisper's encoder, over `bins` of a spectrogram, and `linears` that make tokens: name, outputs, inputs, bias.
 
-    Two convolutions over time come first, and one linear last; keys have no bias (Qwen2.5-Omni). With `channels`, three
-    convolutions with so many over time and pitch, each of which halves both, and two linears; keys have a bias
-    (Qwen3-Omni). Sines of `positions` are a buffer.
+    Two convolutions over time come first; keys have no bias. With `channels`, three convolutions with so many over time
+    and pitch, each of which halves both, and a linear behind them; keys have a bias (Qwen3-Omni). Sines of `positions`
+    are a buffer, or (`tabled`) a parameter that is never trained. `marks`: the width of the two tokens around a sound.
     """
 
     hidden: int
@@ -65,37 +65,44 @@ class Whisper:
     intermediate: int
     bins: int
     positions: int
-    out: int
+    linears: tuple[tuple[str, int, int, bool], ...]
+    norm: str = "ln_post"
     channels: int = 0
+    tabled: bool = False
+    marks: int = 0
 
     @property
     def tensors(self) -> Iterable[Heard]:
         """The name of each tensor, and its shape, number and kind."""
-        h, c, out = self.hidden, self.channels, self.out
+        h, c = self.hidden, self.channels
         if c:
             for n, inputs in enumerate((1, c, c), 1):
-                yield from _biased(f"conv2d{n}", (c, inputs, 3, 3), "patches")
+                yield from _biased(f"audio_tower.conv2d{n}", (c, inputs, 3, 3), "patches")
             yield "audio_tower.conv_out.weight", ((h, c * -(-self.bins // 8)), 1, "linear")
         else:
             for n, inputs in enumerate((self.bins, h), 1):
-                yield from _biased(f"conv{n}", (h, inputs, 3), "patches")
-            yield "audio_tower.audio_bos_eos_token.weight", ((2, out), 1, "patches")
+                yield from _biased(f"audio_tower.conv{n}", (h, inputs, 3), "patches")
+        if self.marks:
+            yield "audio_tower.audio_bos_eos_token.weight", ((2, self.marks), 1, "patches")
+        if self.tabled:
+            yield "audio_tower.embed_positions.weight", ((self.positions, h), 1, "patches")
+        layer = "audio_tower.layers.*"
         for name in "q_proj", "k_proj", "v_proj", "out_proj":
-            yield from _biased(f"layers.*.self_attn.{name}", (h, h), "linear", self.layers, name != "k_proj" or c > 0)
+            yield from _biased(f"{layer}.self_attn.{name}", (h, h), "linear", self.layers, name != "k_proj" or c > 0)
         for name, size in ("fc1", (self.intermediate, h)), ("fc2", (h, self.intermediate)):
-            yield from _biased(f"layers.*.{name}", size, "linear", self.layers)
+            yield from _biased(f"{layer}.{name}", size, "linear", self.layers)
         for name in "self_attn_layer_norm", "final_layer_norm":
-            yield from _biased(f"layers.*.{name}", (h,), "norm", self.layers)
-        yield from _biased("ln_post", (h,), "norm")
-        for name, outputs in (("proj1", h), ("proj2", out)) if c else (("proj", out),):
-            yield from _biased(name, (outputs, h), "linear")
+            yield from _biased(f"{layer}.{name}", (h,), "norm", self.layers)
+        yield from _biased(f"audio_tower.{self.norm}", (h,), "norm")
+        for name, outputs, inputs, bias in self.linears:
+            yield from _biased(name, (outputs, inputs), "linear", 1, bias)
 
 
 def _biased(name: str, shape: tuple[int, ...], kind: str, count: int = 1, bias: bool = True) -> Iterable[Heard]:
     """A module's weight, and its bias if it has one."""
-    yield f"audio_tower.{name}.weight", (shape, count, kind)
+    yield f"{name}.weight", (shape, count, kind)
     if bias:
-        yield f"audio_tower.{name}.bias", (shape[:1], count, "norm" if kind == "norm" else "bias")
+        yield f"{name}.bias", (shape[:1], count, "norm" if kind == "norm" else "bias")
 
 
 Sound = Conformer | Whisper

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, assert_never
 
-from calc.models.sound import Sound
-
 if TYPE_CHECKING:
     from calc.models.architecture import Architecture, LayerSpec
 
@@ -126,8 +124,7 @@ class Tower:
     projector makes, of which none lies among the text; an image always has `tiles` squares, empty ones, too, which see
     each other under a mask, each filled up to a multiple of eight patches; a square's patches get positions of their
     own and rows of `ratios` tables by the image's shape, and the last `crossed` blocks are a transformer of their own
-    behind a norm, whose outputs numbers weigh; no block is run again (Llama 3.2 Vision). `sound`:
-    the part that hears, which is loaded and not run.
+    behind a norm, whose outputs numbers weigh; no block is run again (Llama 3.2 Vision).
     """
 
     blocks: Architecture
@@ -174,7 +171,6 @@ class Tower:
     crossed: int = 0
     ratios: int = 0
     standardised: bool = False
-    sound: Sound | None = None
     video_limits: Pixels | None = None
     frame_limits: Pixels | None = None
 

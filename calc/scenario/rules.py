@@ -607,6 +607,8 @@ def warnings_of(
         yield f"{values['model']} without images is its language model alone: with images its vision tower counts, too"
     if architecture.vision and "images.width" not in values and not values["vision_tower"]:
         yield f"{values['model']} without images reads text alone: images.width and images.height say their size"
+    if architecture.sound:
+        yield f"{values['model']} is computed without sound: the part that hears is loaded, and does not run"
     fused = architecture.experts and not (architecture.experts_apart or architecture.expert_linears)
     if fused and values["method"] == "qlora" and not values["quantize_moe_experts"]:
         yield "routed experts stay in 16 bits: Transformers 5 has fused them, and 4-bit loading takes linears alone"

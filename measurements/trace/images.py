@@ -47,6 +47,7 @@ MODULES = (
     "aya_vision",
 )
 SOUND = re.compile(r"\b(audio_tower|embed_audio)\.")  # it is loaded, and nothing runs it
+HEARING = ("qwen2_audio", "voxtral")  # whose projector belongs to what hears
 VISION = re.compile(
     r"\b(?:(visual|vision_tower|vision_model|multi_modal_projector|connector|embed_vision|audio_tower|embed_audio)\."
     r"|image_newline$)"
@@ -253,6 +254,8 @@ def unread(case: Case, model: Any) -> set[int]:
     if case.config["model_type"] == "mllama_text_model":
         crossing = "|".join(map(str, model.config.get_text_config().cross_attention_layers))
         return {id(p) for name, p in model.named_parameters() if re.search(rf"\blayers\.({crossing})\.", name)}
+    if case.config["model_type"] in HEARING:
+        return {id(p) for name, p in model.named_parameters() if SOUND.search(name) or PROJECTOR.search(name)}
     if case.config["model_type"] not in ("llava", "aya_vision", *CUT):
         return {id(parameter) for name, parameter in model.named_parameters() if SOUND.search(name)}
     config = _of(model)

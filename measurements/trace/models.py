@@ -16,6 +16,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     Mistral4ForCausalLM,
     MllamaForCausalLM,
+    Qwen2AudioForConditionalGeneration,
+    VoxtralForConditionalGeneration,
 )
 from transformers.initialization import no_init_weights
 
@@ -26,8 +28,13 @@ from . import attention, four_bits, images, pipeline_parallel, tensor_parallel
 from .case import LAYERS, Case
 
 DEVICE = torch.device("cuda")
-# classes that AutoModelForCausalLM does not make of their own config: language models that are a part of another
-UNMAPPED = {"mistral4": Mistral4ForCausalLM, "mllama_text_model": MllamaForCausalLM}
+# classes that AutoModelForCausalLM does not make of their own config: parts of another, and those that hear
+UNMAPPED = {
+    "mistral4": Mistral4ForCausalLM,
+    "mllama_text_model": MllamaForCausalLM,
+    "qwen2_audio": Qwen2AudioForConditionalGeneration,
+    "voxtral": VoxtralForConditionalGeneration,
+}
 MAMBA = {"out_proj", "conv1d"}  # what PEFT refuses to adapt in some families
 GROUPED = {"o_a_proj"}  # a linear that multiplies group by group, as its adapter would not (DeepSeek-V4)
 

@@ -49,6 +49,15 @@ TYPED = {
     "llava-hf/llava-onevision-qwen2-7b-ov-hf": "llava-onevision-7b",
     "LLaVA-OneVision-72B": "llava-onevision-72b",
     "mistralai/Pixtral-12B-2409": "pixtral-12b",
+    "ServiceNow-AI/Apriel-1.6-15b-Thinker": "apriel-1.6-15b",
+    "ServiceNow-AI/Apriel-1.5-15b-Thinker": "apriel-1.6-15b",
+    "mistralai/Mistral-Large-3-675B-Instruct-2512": "mistral-large-3",
+    "mistral large 3": "mistral-large-3",
+    "rednote-hilab/dots.ocr": "dots.ocr",
+    "stabilityai/stablelm-2-12b-chat": "stablelm-2-12b",
+    "mistralai/Voxtral-Mini-3B-2507": "voxtral-mini-3b",
+    "Voxtral Small 24B": "voxtral-small-24b",
+    "Qwen/Qwen2-Audio-7B-Instruct": "qwen2-audio-7b",
     "Qwen/Qwen2.5-14B-Instruct-1M": "qwen2.5-14b-1m",
     "Qwen/Qwen2.5-Math-1.5B": "qwen2.5-1.5b",
     "Qwen2.5-Math-7B-Instruct": "qwen2.5-7b",
@@ -386,7 +395,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 349
+    assert len(TYPED) == 358
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -481,8 +490,10 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
         ("llava-hf/llava-next-110b-hf", "is of the family of llava-1.6-34b"),
         ("llava-hf/LLaVA-NeXT-Video-7B-hf", "reads images"),
         ("CohereLabs/aya-vision-32b", "is of the family of aya-vision-8b"),
-        ("mistralai/Voxtral-Mini-3B-2507", "hears or speaks"),
+        ("openai/whisper-large-v3", "hears or speaks"),
         ("google/flan-t5-xl", "has an encoder beside"),
+        ("ByteDance/Ouro-2.6B", "runs its layers several times over"),
+        ("ServiceNow-AI/Apriel-5B-Instruct", "is of the family of apriel-1.6-15b"),
         ("microsoft/Phi-3-small-8k-instruct", "has attention by blocks"),
         ("bigcode/santacoder", "is of an architecture that few train today"),
         ("meituan-longcat/LongCat-Flash-Chat", "has two attentions in a layer"),
@@ -526,10 +537,11 @@ def test_a_model_whose_part_for_images_is_not_modelled_is_its_language_model_and
         ("nvidia/Llama-3_1-Nemotron-51B-Instruct", "nemotron-super-49b"),
         ("DAMO-NLP-SG/VideoLLaMA3-7B", "qwen3-vl-8b"),
         ("GSAI-ML/LLaDA-8B-Instruct", "llama-3-8b"),
-        ("Qwen/Qwen2-Audio-7B-Instruct", "qwen2.5-omni-7b"),
+        ("moonshotai/Kimi-Audio-7B-Instruct", "qwen2-audio-7b"),
         ("google/flan-t5-xl", "qwen3-0.6b"),
         ("CohereForAI/aya-101", "qwen3-0.6b"),
         ("adept/fuyu-8b", "gpt2"),
+        ("ByteDance/Ouro-1.4B-Thinking", "smollm3-3b"),
         ("internlm/internlm-7b", "qwen3-8b"),
     ],
 )

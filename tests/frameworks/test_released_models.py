@@ -10,9 +10,11 @@ from released import read_or_skip
 from calc.base.versions import at_least
 from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING, THINKERS
 from calc.models.releases import FIRST, SEVERAL, SHARE_TABLES
+from calc.models.sound_config import HEARING
 
 # each type with that of the whole model in whose file it stands
-TYPES = {name: name for name in (*FAMILIES, *ALIKE, *NESTED, *SEEING)} | {own: whole for whole, own in THINKERS.items()}
+TYPES = {name: name for name in (*FAMILIES, *ALIKE, *NESTED, *SEEING, *HEARING)}
+TYPES |= {own: whole for whole, own in THINKERS.items()}
 TYPES["mllama_text_model"] = "mllama"  # which has a class of its own in the mapping only since Transformers 5
 MAPPED = "transformers/models/auto/configuration_auto.py"
 LISTED = "transformers/models/auto/auto_mappings.py"  # since Transformers 5.5

@@ -313,6 +313,25 @@ def test_qk_norms_work_on_each_heads_rows() -> None:
     """)  # fmt: skip
 
 
+def test_a_norm_of_each_head_joins_what_the_heads_made() -> None:
+    """StableLM 2 12B's: beside the join, 2q, lie the outputs of all heads' norms, 2q; k and v, 4kv, wait beside.
+
+    Each keeps its input, and a mean and a scale for every head, 8H. In backward the gradients of all heads' inputs lie
+    beside those they are made of and what joins them; those of the stream and of the MLP's input, 4h, wait.
+    """
+    made = tape("stablelm-2-12b")
+    kept = [(t.width.tokens, t.b) for op in made.ops if op.name == "q_layernorm" for t in op.saves]
+    assert kept == [({"q": 1}, 2), ({"H": 1}, 8)]
+    check(passing("stablelm-2-12b", forward_of(made)), """
+        q_layernorm = 4q + 4kv
+        k_layernorm = 2q + 6kv
+    """)  # fmt: skip
+    check(passing("stablelm-2-12b", backward_of(made)), """
+        k_layernorm = 4h + 2q + 8kv
+        q_layernorm = 4h + 6q + 4kv
+    """)  # fmt: skip
+
+
 def test_olmo_2_norms_all_heads_of_a_token_as_one_row() -> None:
     """One mean a token, 4, beside the square, 4q, and k and v, 4kv; the block's input, 2h, is kept by its linears."""
     made = tape("olmo-2-7b")

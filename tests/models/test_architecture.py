@@ -293,6 +293,8 @@ def test_the_language_model_of_one_that_reads_images() -> None:
         # and biases 8 + 4 + 4 + 8, 12 + 8; norms have 8 more each
         ("starcoder2", {}, 400 + 24 + 20 + 16), ("starcoder2", {"use_bias": False}, 416),
         ("stablelm", {}, 512), ("stablelm", {"use_qkv_bias": True}, 528),
+        # a norm of each head of queries and keys, and one of the stream less
+        ("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}, 512 + 8 + 4 - 16),
         # norms of queries and keys, and both slopes of an activation
         ("apertus", {}, 400 + 4 + 2), ("hunyuan_v1_dense", {"head_dim": 2}, 500),
         # norms have no weight, or a bias

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING
 from calc.models.releases import BROUGHT, CODE_BESIDE, FIRST, knows, newest_type
+from calc.models.sound_config import HEARING
 
-TYPES = {*FAMILIES, *ALIKE, *NESTED, *SEEING}
+TYPES = {*FAMILIES, *ALIKE, *NESTED, *SEEING, *HEARING}
 
 
 def test_every_model_type_has_its_first_release_unless_its_code_lies_beside_weights_alone() -> None:

@@ -16,6 +16,7 @@ from calc.estimate.estimate import estimate
 from calc.models.architecture import Tensor, tensors
 from calc.models.families import FAMILIES, SEEING
 from calc.models.hf_config import from_config
+from calc.models.sound_config import HEARING
 from calc.resolve.parse import parse
 from tests.trace.test_trace import HERE, answers
 
@@ -94,6 +95,7 @@ OWN: dict[str, dict[str, Any]] = {
                          "mamba_d_head": 64, "mamba_d_state": 64, "head_dim": None},
     "falcon_h1": {"mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_ssm": 1024, "mamba_d_state": 64},
     "starcoder2": {"residual_dropout": 0.1, "embedding_dropout": 0.1},
+    "stablelm": {"qk_layernorm": True, "use_parallel_residual": True},
     "gpt_neox": {"num_key_value_heads": None},
     "gpt2": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, "attn_pdrop": 0.0,
              "hidden_size": None, "num_hidden_layers": None, "num_attention_heads": None, "intermediate_size": None,
@@ -135,12 +137,15 @@ APART = (
     "minicpmv4_5",
 )
 # families that came since; each way of running is that of a place in the list
-LATE = ("mllama_text_model", "deepseek_v4")
+LATE = ("mllama_text_model", "deepseek_v4", *HEARING)
 RUN = (*(family for family in FAMILIES if family not in (*APART, *LATE)), *LATE)
 TOWERED = tuple(family for family in SEEING if family not in APART)
 
 
 def config(family: str) -> dict[str, Any]:
+    if family in HEARING:
+        sizes = {"d_model": 80, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 160}
+        return {"model_type": family, "text_config": config(HEARING[family].text), "audio_config": sizes}
     fields = {"model_type": family, **SIZES, **OWN.get(family, {})}
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -965,6 +965,9 @@ ADVICE = {
     "{model} without images is its language model alone: with images its vision tower counts, too": (
         "{model} 没有 images 时只算语言模型；给出 images 则视觉塔也计入"
     ),
+    "{model} is computed without sound: the part that hears is loaded, and does not run": (
+        "{model} 按不含语音计算：处理语音的部分会加载，但不运行"
+    ),
     "{model} without images reads text alone: images.width and images.height say their size": (
         "{model} 没有 images 时只读文本：images.width 与 images.height 说明图像多大"
     ),
@@ -1831,11 +1834,11 @@ REFUSALS = {
     "reads images, and its layers are not those of the Mistral models that are modelled, such as {id!}": (
         "会读图像，它的层也不同于可计算的 Mistral 模型，例如 {id}"
     ),
-    "reads images, and no file of the catalog describes it; its language model is of the build of {id!}": (
-        "会读图像，目录中没有它的文件；它的语言模型结构与 {id} 相同"
+    "runs its layers several times over, which is not modelled; smollm3-3b is of like size": (
+        "会把各层循环运行多遍，不在计算范围内；大小相近的有 smollm3-3b"
     ),
-    "hears or speaks, which is not modelled; qwen2.5-omni-3b and qwen2.5-omni-7b are, without sound": (
-        "处理语音，不在计算范围内；可计算不用语音的 qwen2.5-omni-3b 和 qwen2.5-omni-7b"
+    "hears or speaks, which is not modelled; qwen2.5-omni-7b and qwen2-audio-7b are, without sound": (
+        "处理语音，不在计算范围内；可计算不用语音的 qwen2.5-omni-7b 和 qwen2-audio-7b"
     ),
     "has attention of a kind that is not modelled; {id!} is the nearest": ("的注意力不在计算范围内；最接近的是 {id}"),
     "has attention of a kind that is not modelled; qwen3-8b is of like size": (

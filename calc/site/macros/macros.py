@@ -26,6 +26,7 @@ from calc.memory.optimizer import Optimizer
 from calc.models.architecture import Architecture, Head, parameters
 from calc.models.families import ALIKE, FAMILIES, NESTED
 from calc.models.lora import lora_parameters
+from calc.models.sound_config import HEARING
 from calc.recommend.clock import TOLERANCE
 from calc.recommend.problem import PATIENCE, SENSIBLE
 from calc.scenario.scenario import ScenarioError
@@ -139,7 +140,7 @@ class Macros(Effects, Lookups):
 
     def families(self) -> str:
         """The families whose `config.json` works as a model, by their `model_type`."""
-        return ", ".join(f"`{name}`" for name in sorted((*FAMILIES, *ALIKE, *NESTED)))
+        return ", ".join(f"`{name}`" for name in sorted((*FAMILIES, *ALIKE, *NESTED, *HEARING)))
 
     # --- tables of jobs
 
