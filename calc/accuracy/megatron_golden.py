@@ -210,6 +210,7 @@ def running(a: Mapping[str, Any], arch: Architecture) -> Run:
         sequences=a.get("sequence-parallel", False) and tensor > 1,
         deterministic=a.get("deterministic-mode", False),
         linear_kernels=True,
+        reentrant=a.get("recompute-granularity") == "full",
         again=frozenset(re.findall(r"\w+", a.get("recompute-modules", ""))),
     )
 

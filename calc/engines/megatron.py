@@ -229,7 +229,21 @@ class Megatron(Holder):
         library = Line("workspace", r.role, n * CUBLAS, "n·w", {"n": n, "w": CUBLAS}, "runtime#cublas")
         values = {"b": 2, "H": r.arch.heads, "T": tokens, "S": length}
         scores = Line("workspace", r.role, 2 * r.arch.heads * tokens * length, "b·H·T·S", values, "runtime#cublas")
-        return [library] * (n > 0) + [scores] * local
+        return [library] * (n > 0) + [scores] * local + self.routed(tokens)
+
+    def routed(self, tokens: int) -> list[Line]:
+        """Where the tokens of each layer's last micro batch went, which its dispatcher keeps, run again or not.
+
+        The probabilities of all experts and the map of those chosen, of `tokens` as the router sees them, and the order
+        of their rows: attributes of the module until its next forward, outside of what autograd saves
+        (`moe/token_dispatcher.py`, `MoEAlltoAllTokenDispatcher.dispatch_preprocess`).
+        """
+        r = self.replica
+        layers = sum(spec.mlp == "experts" for spec in (*r.arch.specs, *r.arch.depths))
+        values = {"n": layers, "T": int(tokens * r.run.share), "E": r.arch.experts, "k": r.arch.experts_per_token}
+        kept = layers * values["T"] * (3 * r.arch.experts + 8 * r.arch.experts_per_token)
+        line = Line("activations", r.role, kept, "n·T·(3·E + 8·k)", values, "activations#experts")
+        return [line] * (layers > 0)
 
     def root(self) -> list[Line]:
         """Empty: nothing is gathered to compute, since weights are gathered in place after the step."""

@@ -165,14 +165,15 @@ class MegatronLayer(MegatronBeside, MegatronDelta, MegatronStateSpace, MegatronS
         angles = Tensor(of(D=2), BF16)
         return self.tape.op(f"{name}: rotate", [x], x.width, BF16, saves=[angles], scratch=x.size * 2)
 
-    def apart(self, x: Tensor, name: str, already: object = False) -> Tensor:
-        """A contiguous copy of keys or values, unless they have a tensor of their own `already`."""
-        return x if already else self.tape.op(f"{name}: contiguous", [x], x.width, BF16)
-
     def head_norm(self, x: Tensor, name: str, rows: Size) -> Tensor:
-        """A norm of each head, which keeps its input and the scale of each of its `rows`."""
+        """A norm of each head, which keeps its input and the scale of each of its `rows`.
+
+        One without weights is compiled, and reads the product of all three where it lies (`torch_norm.py`, `L2Norm`).
+        """
         weight = self.trained_elements(name)
-        return self.tape.op(name, [x], x.width, BF16, saves=[x, Tensor(rows, 4)], weight=weight)
+        x = x if self.arch.qk_norm == "bare" else self.alone(x, name)
+        scales = 8 if self.arch.norm == "layer" and self.arch.qk_norm != "bare" else 4  # and means
+        return self.tape.op(name, [x], x.width, BF16, saves=[x, Tensor(rows, scales)], weight=weight)
 
     def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """cuDNN's or FlashAttention's kernel, on all positions of a part of the heads if those are swapped."""

@@ -41,7 +41,7 @@ class MegatronExperts(MegatronLinears):
         tape, received = self.tape, self.arch.expert_tensor * self.run.imbalance
         probabilities = self.route(routed_by or x)
         goes, picks = self.picked(routed(self.arch), self.run.sent), self.picked("k", self.run.sent)
-        places = [Tensor(picks, INDEX), Tensor(picks, INDEX)]
+        places = [Tensor(picks, INDEX)]
         sent = tape.op("experts: permute", [x, probabilities], goes, BF16, saves=places)
         got = self.picked(routed(self.arch), self.run.imbalance)
         there = tape.op("experts: all-to-all", [sent], got, BF16) if self.arch.expert_ranks > 1 else sent
@@ -65,7 +65,8 @@ class MegatronExperts(MegatronLinears):
         """The router: a number for each token and expert, the best of them, and the load-balancing loss's scores.
 
         Its input is kept, whether it is trained or not (`RouterGatingLinearFunction`). Scores are computed in fp32 and
-        have the type of the logits again; the dispatcher keeps both maps.
+        have the type of the logits again. To pick the weights of the rows that are sent, `permute` turns both maps, and
+        keeps its copies (`masked_select` of Megatron-core 0.16.1; d98e8a64dd sorts the map: 8·E).
         """
         tape, each, best = self.tape, self.picked("E"), self.picked("k")
         name = self.arch.router.rpartition(".")[2]

@@ -1,7 +1,7 @@
 """Megatron-core's norms and products on a tape, cut over tensor-parallel ranks, with adapters beside them.
 
 Read in Megatron-LM d98e8a64dd `megatron/core/tensor_parallel/layers.py`, `fusions/fused_bias_dropout.py` and
-TransformerEngine `pytorch/module/{layernorm_linear,linear}.py`.
+TransformerEngine d0067d0d `pytorch/module/{layernorm_linear,linear}.py`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,22 @@ class MegatronLinears(MegatronAdapters):
 
         `rows`: those of this rank's positions if not given.
         """
+        x = self.alone(x, name)
         statistics = Tensor(rows or Size({"": self.run.share}), 8 if self.arch.norm == "layer" else 4)
         weight = self.elements.get(name, self.arch.norm_elements) if self.run.trained else 0
         return self.tape.op(name, [x], x.width, x.b, saves=[x, statistics], weight=weight)
+
+    def apart(self, x: Tensor, name: str, already: object = False) -> Tensor:
+        """A contiguous copy of keys or values, unless they have a tensor of their own `already`."""
+        return x if already else self.tape.op(f"{name}: contiguous", [x], x.width, x.b)
+
+    def alone(self, x: Tensor, name: str) -> Tensor:
+        """The input of Transformer Engine's norms, which copy a part of a wider product: nothing else keeps that then.
+
+        PyTorch's and Apex's, of the `local` spec, read it where it lies (TransformerEngine d0067d0d
+        `pytorch/ops/basic/{rmsnorm,layer_norm}.py`, `op_forward`, and `pytorch/module/base.py`, `prepare_forward`).
+        """
+        return self.apart(x, name, x.storage is x or self.arch.modeling == "megatron-local")
 
     def column(self, name: str, x: Tensor, out: Size, weight: int) -> Tensor:
         """A product cut by its outputs: keeps its input, with sequence parallelism as this rank has it.

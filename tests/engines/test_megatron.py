@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import median
+from typing import Literal
 
 import pytest
 
@@ -182,7 +183,10 @@ def test_unfused_attention_keeps_probabilities_before_and_after_dropout() -> Non
 
 @pytest.mark.parametrize("kernel", ["flash", "math"])
 def test_norms_without_weights_are_where_heads_rotate(kernel: Kernel) -> None:
-    """Llama 4's, of which mcore-bridge leaves out those of layers without rotary positions (`Llama4Loader`)."""
+    """Llama 4's, of which mcore-bridge leaves out those of layers without rotary positions (`Llama4Loader`).
+
+    Keys' norm reads them in the product of all three, 2·q + 4·kv, where one with weights copies them, 2·kv.
+    """
     llama = replace(GPT, norm="rms", norm_bias=False, kv_heads=2)
 
     def kept(qk_norm: str, rotated: bool) -> float:
@@ -190,11 +194,51 @@ def test_norms_without_weights_are_where_heads_rotate(kernel: Kernel) -> None:
         return activations.layer(run, LayerSpec(rotated=rotated)).saved.tokens
 
     assert kept("bare", rotated=False) == kept("", rotated=False)
-    assert kept("bare", rotated=True) == kept("heads", rotated=True) > kept("", rotated=True)
+    assert kept("bare", rotated=True) - kept("heads", rotated=True) == 2 * (8 + 2) * 64
+    assert kept("heads", rotated=True) > kept("", rotated=True)
+
+
+@pytest.mark.parametrize(("norm", "scales"), [("rms", 4), ("layer", 8)])
+def test_norms_of_heads_copy_their_part_of_the_product_which_goes(norm: Literal["rms", "layer"], scales: int) -> None:
+    """Before it was kept for queries and values: now both norms' inputs and outputs, and values, 4·q + 4·kv + 2·kv.
+
+    TransformerEngine d0067d0d `pytorch/ops/basic/rmsnorm.py`, `op_forward`: `input_.contiguous()`. The `local` spec's
+    norms keep the product of all three, 2·q + 4·kv, in place of keys' copy.
+    """
+    bare = replace(GPT, norm=norm, positions=0, specs=(LayerSpec(),) * 12, kv_heads=2)
+    normed = replace(bare, qk_norm="heads")
+    q, kv = 8 * 64, 2 * 64
+
+    def kept(arch: Architecture) -> float:
+        return activations.layer(Run(arch), LayerSpec()).saved.tokens
+
+    assert kept(normed) - kept(bare) == 2 * q + 2 * kv + scales * (8 + 2)
+    local = [replace(arch, modeling="megatron-local") for arch in (bare, normed)]
+    assert kept(local[1]) - kept(local[0]) == 2 * q + 2 * q + 4 * kv + scales * (8 + 2)
+
+
+def test_each_dispatcher_keeps_where_the_tokens_of_its_last_micro_batch_went() -> None:
+    """Of each token the probabilities of 8 experts in 16 bits, a map of a byte each and the 2 places of its rows.
+
+    Megatron-core 0.16.1 `moe/token_dispatcher.py`, `dispatch_preprocess`: `self.probs`, `self.routing_map`,
+    `self.reversed_local_input_permutation_mapping`. A step of its own code on fake tensors keeps as much where each
+    layer is run again.
+    """
+    moe = replace(GPT, specs=(LayerSpec(), *[LayerSpec(mlp="experts")] * 11), experts=8, experts_per_token=2,
+                  moe_intermediate=256)  # fmt: skip
+
+    def kept(arch: Architecture, **how: bool) -> int:
+        own = engine()
+        there = replace(own, replica=replace(own.replica, arch=arch, run=Run(arch, training=True, **how)))
+        return total(there.routed(4096))
+
+    assert kept(moe) == 11 * 4096 * ((2 + 1) * 8 + 8 * 2)
+    assert kept(part(moe, 2), sequences=True) == 11 * 2048 * ((2 + 1) * 8 + 8 * 2)
+    assert engine().routed(4096) == []
 
 
 def test_latent_attention_keeps_its_low_ranks_before_and_after_their_norms() -> None:
-    """Beside the norm of the stream: 4·c_q, 4·c_kv and 2·rope with a scale of 4 each; q, k 4·q, v and output 4·o, 4·H.
+    """Beside the norm of the stream: 4·c_q and 4·c_kv with a scale of 4 each; q, k 4·q, v and output 4·o, 4·H.
 
     Ranks share heads; low ranks they share with sequence parallelism alone.
     """
@@ -206,7 +250,7 @@ def test_latent_attention_keeps_its_low_ranks_before_and_after_their_norms() -> 
         return activations.layer(replace(Run(arch), **how), LayerSpec("latent")).saved.tokens  # type: ignore[arg-type]
 
     stream = 8 * 512 + 2 * 4 + 16 * 512
-    ranks = 4 * 96 + 4 * 64 + 2 * 16 + 2 * 4
+    ranks = 4 * 96 + 4 * 64 + 2 * 4
     heads = 8 * (4 * 48 + 4 * 24 + 4)
     assert kept(latent) == stream + ranks + heads
     assert kept(part(latent, 2)) == 8 * 512 + 2 * 4 + 8 * 512 + ranks + heads / 2

@@ -212,6 +212,8 @@ def test_what_is_said_goes_before_a_habit(trainer: str) -> None:
         ("axolotl", {}, True), ("axolotl", {"task": "dpo"}, False),
         ("ms-swift", {}, True), ("ms-swift", {"gpus": 2}, False), ("ms-swift", {"gpus": 2, "sharding": "zero2"}, True),
         ("torchtune", {}, False), ("torchtitan", {}, False), ("unsloth", {}, True),
+        # Megatron-core's `CheckpointFunction` runs the whole of `run_function` in backward (tensor_parallel/random.py)
+        ("megatron", {}, True), ("megatron", {"checkpointing": "selective"}, False), ("megatron-swift", {}, True),
     ],
 )  # fmt: skip
 def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], kept: bool) -> None:

@@ -45,9 +45,13 @@ def test_a_norm_without_weights_keeps_values_in_fp32() -> None:
 
 
 def test_values_that_are_the_keys_make_the_product_narrower() -> None:
-    """Of the product, which keys' norm keeps, 2·kv are left out."""
+    """Neither norm keeps it: of its 2·q + 4·kv, those of keys and values read copies, and 2·kv are not made."""
     values = replace(GROUPED, values_normed=True)
-    assert saved(values) - saved(replace(values, keys_as_values=True)) == 2 * KV
+    shared = replace(values, keys_as_values=True)
+    assert saved(values) == saved(shared)
+    widths = [op.outs[0].width for arch in (values, shared)
+              for op in activations.program(Run(arch), SPEC).layer().ops if op.name == "linear_qkv"]  # fmt: skip
+    assert widths[0].tokens["kv"] - widths[1].tokens["kv"] == 1
 
 
 def test_a_gate_that_no_kernel_fuses_keeps_what_it_activates_and_a_copy_of_the_ups() -> None:

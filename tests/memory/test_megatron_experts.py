@@ -28,9 +28,9 @@ def saved(arch: Architecture, **how: object) -> float:
     return activations.layer(replace(Run(arch), **how), arch.specs[0]).saved.tokens  # type: ignore[arg-type]
 
 
-# top k: an index of 8 bytes, a weight of 4 after the softmax; places of tokens and weights, 8 each; all of k
+# top k: an index of 8 bytes, a weight of 4 after the softmax; the place of a row, 8; all of k
 # the loss's scores in fp32, a map of a byte and the weights in 16 bits, of all E
-ROUTED = (8 + 4 + 8 + 8) * 2 + (4 + 1 + 2) * 8
+ROUTED = (8 + 4 + 8) * 2 + (4 + 1 + 2) * 8
 
 
 def test_a_layer_keeps_the_inputs_of_both_products_and_of_the_activation() -> None:

@@ -64,7 +64,7 @@ DEFAULTS = Table(
     Default("loss", FIRST, "full", "backends/megatron_utils/loss.py"),
     Default("logprob", FIRST, "logsumexp", "over a rank's part of the vocabulary (utils/ppo_utils.py)"),
     Default("packing", FIRST, True, "always use varlen (backends/megatron_utils/arguments.py)"),
-    Default("reentrant", FIRST, False, "Megatron-core's own `CheckpointFunction`"),
+    Default("reentrant", FIRST, True, "Megatron-core's own `CheckpointFunction`"),
     Default("entropy_coeff", FIRST, 0, "--entropy-coef (utils/arguments.py)"),
     Default("roles.reward", FIRST, "none", "--rm-type names a function, or a server elsewhere"),
     Default("roles.reference", FIRST, "none", "--use-kl-loss is off (utils/arguments.py)"),

@@ -72,6 +72,7 @@ def defaults(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         "no_sync": False,
         "packing": True,
         "checkpointing": "none",
+        "reentrant": True,  # Megatron-core's own `CheckpointFunction`
         "sequence_parallel": int(given.get("tensor_parallel", 1)) > 1,
         **({"lora.dtype": "bf16"} if adapters else {}),
         **{f"roles.{role}.{name}": value for role, own in roles.items() for name, value in own.items()},
@@ -95,7 +96,7 @@ def refuse(s: Scenario) -> Refusal | None:
         "checkpointing": ("none", "full", "selective") if reached(version, PARTS) else ("none", "full"),
         "packing": (True,),
         "no_sync": (False,),
-        "reentrant": (False,),
+        "reentrant": (True,) if s.checkpointing == "full" else (True, False),
     }
     for field, allowed in fixed.items():
         if (value := getattr(s, field)) not in allowed:

@@ -42,7 +42,7 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer": "adamw",
         "optimizer_impl": "fused",  # Transformer Engine's FusedAdam
         "attention": "flash",  # attention_backend auto: a fused kernel
-        "reentrant": False,  # its own `CheckpointFunction`, which keeps the input of a layer alone
+        "reentrant": True,  # its own `CheckpointFunction` (tensor_parallel/random.py)
         "sequence_parallel": int(given.get("tensor_parallel", 1)) > 1,
         "create_attention_mask_in_dataloader": True,  # unless a flag says no (training/arguments.py)
     }
@@ -83,7 +83,7 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
         "no_sync": (False,),
         "kernels": ("eager",),
         "optimizer_in_backward": (False,),
-        "reentrant": (False,),
+        "reentrant": (True,) if s.checkpointing == "full" else (True, False),
         **own,
     }
     if fault := shared.refuse(s, tasks, fixed, together=True):
