@@ -61,7 +61,7 @@ class Unit(NamedTuple):
     `whole` has the sizes of the unsharded tensors, `shards` those of this rank's shards as they are stored. Where the
     compute type is another, the shards are first `cast` into one tensor of that type; a gather fills a `buffer`, out of
     which the `gathered` tensors are copied. Gradients are joined in `reducing`, of which this rank's part becomes
-    `reduced`; both are 0 where nothing is trained.
+    `reduced`; both are 0 where nothing is trained. `kept` is that part in the type of gradients, 0 if it has that.
     """
 
     whole: tuple[int, ...]
@@ -71,6 +71,7 @@ class Unit(NamedTuple):
     gathered: tuple[int, ...]
     reducing: int
     reduced: int
+    kept: int = 0
 
 
 class Flat(NamedTuple):
@@ -480,6 +481,7 @@ def _unit(r: Replica, own: Sequence[Tensor], adapters: Sequence[Tensor], narrow:
         gathered=tuple([part * ranks for part in sent]),
         reducing=trained * ranks * r.reduce_bytes,
         reduced=trained * r.reduce_bytes,
+        kept=trained * r.grad_bytes if r.grad_bytes != r.reduce_bytes else 0,
     )
 
 

@@ -152,6 +152,10 @@ class Shards:
             last = 1 if layer < 0 else 0
             self.heap.give_all(gradients[last:])
             output = self.reduces.take(unit.reduced)
+            if unit.kept:  # `_to_dtype_if_needed`
+                kept = self.reduces.take(unit.kept)
+                self.reduces.give(output)
+                output = kept
             self.heap.give_all(gradients[:last])
             if adding:
                 self.reduces.give(output)

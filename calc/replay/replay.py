@@ -109,7 +109,8 @@ def known(roles: Roles) -> bool:
     return (
         not (stages[0].beside or stages[0].joint)
         and len(roles.placed) == 1 + bool(stages[0].inside)
-        and all(blocks_known(own, roles.keeps.bare) and own.role.path.held != "inside" for own in roles.placed.values())
+        and all(blocks_known(own, roles.keeps.bare) for own in roles.placed.values())
+        and not any(own.role.path.held == "inside" or own.role.path.hidden for own in roles.placed.values())
     )
 
 

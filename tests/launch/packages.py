@@ -138,6 +138,8 @@ class Hydra:
     WHOLE = "verl/trainer/config/_generated_ppo_trainer.yaml"  # the same, composed by verl itself
     MEGATRON = "verl/trainer/config/_generated_ppo_megatron_trainer.yaml"  # composed for model_engine=megatron
     SFT = "verl/trainer/config/sft_trainer_engine.yaml"  # which verl does not compose itself
+    # a mapping with some keys, of which each and any other is handed on to Megatron-core's TransformerConfig
+    OPEN = "override_transformer_config"
 
     def __init__(self, release: Release, main: str = MAIN, **chosen: str) -> None:
         self.release = release
@@ -157,7 +159,8 @@ class Hydra:
         value = yaml.load(text.replace(":", ": ") if text.startswith("{") else text, Loader=LOADER)
         if name.startswith("+"):
             parent, _, _leaf = name[1:].rpartition(".")
-            assert self.node(parent) == {}, f"{name}: {parent} is not an empty mapping"
+            free = parent.endswith(self.OPEN) and name not in self.keys
+            assert free or self.node(parent) == {}, f"{name}: {parent} is not an empty mapping"
             return name[1:], value
         assert name in self.keys, f"{self.release.name}: no key {name}"
         default = self.keys[name]

@@ -199,6 +199,16 @@ def test_a_backward_gathers_ahead_and_keeps_a_reductions_input_until_the_next(wa
     assert watched.seen() == ["-80", "reduces -14", "reduces -12", "reduces -20"]
 
 
+def test_what_is_reduced_in_another_type_is_cast_to_that_of_gradients() -> None:
+    """`foreach_reduce`: the reduction's output is there until its copy in the parameter's own type is."""
+    watched = Watched(replace(SHARDED, units=(*[u._replace(kept=u.reduced // 2) for u in SHARDED.units[:3]], ROOT)))
+    shards = watched.shards
+    shards.copied[2] = []
+    watched.seen()
+    shards.reduce(2, [], adding=False)
+    assert watched.seen() == ["+56", "reduces +14", "reduces +7", "reduces -14"]
+
+
 def test_the_layer_right_below_is_gathered_next(watched: Watched) -> None:
     watched.shards.layers = tuple(unit(part) for part in (10, 12, 14, 16))
     watched.shards.turn()

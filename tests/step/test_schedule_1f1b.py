@@ -30,7 +30,8 @@ SFT = {
 WHOLE = sorted(
     name
     for name, model in load().models.items()
-    if not model.architecture.tied and (model.architecture.vision or model.architecture.passed)
+    if not model.architecture.tied
+    and (model.architecture.vision or model.architecture.passed or model.architecture.sound)
 )
 UNTIED = sorted(name for name, model in load().models.items() if not model.architecture.tied and name not in WHOLE)
 

@@ -15,9 +15,9 @@ from calc.site.views.accuracy import accuracy, records
 
 # the drawing in its own units: a square field with margins for the labels
 FIELD, LEFT, BELOW = 400, 52, 40
-LOW, HIGH = 0.5, 4000.0  # GiB at the ends of both axes
+LOW, HIGH = 0.5, 8000.0  # GiB at the ends of both axes
 FURTHEST = 150  # rows that the page shows: all would be half of what it transfers
-TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 # the kinds of points in drawing order, each with the class that sets its colour
 KINDS = {"traced": "c-weights", "published": "c-logits", "blind": "c-gradients", "measured": "c-optimizer_states"}
 # the shape of each kind around its place, for readers to whom the colours look alike
