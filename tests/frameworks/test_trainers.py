@@ -562,6 +562,11 @@ def test_what_is_trained_at_the_ends_is_refused_where_it_is_not_modelled() -> No
         ("own", {"lora": rows, "gpus": 2, "sharding": "zero3"}, "lora.targets: given embed_tokens with sharding zero3"),
         ("own", {"lora": {**rows, **saved}}, "lora.targets: given embed_tokens with lora.modules_to_save lm_head"),
         ("unsloth", {"lora": rows}, "given embed_tokens with trainer unsloth, allowed: lora.modules_to_save embed_tok"),
+        (
+            "unsloth",
+            {"model": "lfm2-1.2b", "lora": {"rank": 8, "targets": ["embed_tokens", "lm_head"]}},
+            "given embed_tokens, lm_head with trainer unsloth, allowed: linears of layers, too",
+        ),
         ("own", {"lora": {**rows, "dora": True}}, "lora.dora: given true with lora.targets embed_tokens"),
         ("own", {"lora": {**rows, "count": 4}}, "lora.count: given 4 with lora.targets embed_tokens"),
         ("own", {"lora": {**named, **saved}}, "lora.targets: given lm_head with lora.modules_to_save lm_head"),

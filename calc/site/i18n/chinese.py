@@ -2382,6 +2382,7 @@ REFUSALS = {
     "any but the embedding": "除嵌入层外的任何层",
     "{others?}, or with loss full": "{others}，或与 loss full 一起",
     "{others?}, or with sharding {ways!}": "{others}，或与 sharding {ways} 一起",
+    "linears of layers, too; it trains none of these": "还须有各层的线性层；这些它都不训练",
     "{modules!}, as it trains a copy whole": "{modules}，因为它完整训练一个副本",
     "0; its linears drop nothing out": "0；它的线性层不做 dropout",
     "none, or with sharding none, ddp": "none，或与 sharding none、ddp 一起",

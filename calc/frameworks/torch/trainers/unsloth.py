@@ -157,6 +157,9 @@ def _copied(s: Scenario) -> Refusal | None:
         if s.lora and module in s.lora.modules and s.architecture.family in OWN:
             allowed = f"lora.modules_to_save {module}, as it trains a copy whole"
             return Refusal("lora.targets", f"{module} with trainer unsloth", allowed)
+    if s.lora and not isinstance(s.lora.targets, str) and len(untrained(s)) == len(s.lora.targets):
+        given = f"{', '.join(s.lora.targets)} with trainer unsloth"
+        return Refusal("lora.targets", given, "linears of layers, too; it trains none of these")
     return None
 
 
