@@ -254,7 +254,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
             or embedding_matrices(arch, adapter.rank, adapter.targets)
         ),
         # `prepare_model_for_kbit_training`; Transformers from 5 on (`gradient_checkpointing_enable`)
-        hooked=s.method == "qlora" or at_least(s.versions.get("transformers", "5"), "5"),
+        hooked=not role.adapts_first and (s.method == "qlora" or at_least(s.versions.get("transformers", "5"), "5")),
         quantised=s.method == "qlora",
         int8=s.load_in_8bit,
         nested=s.double_quantization,

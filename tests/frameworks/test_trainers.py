@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from jobs import P, job
+from jobs import P, engine_of, job
 
 from calc.base.plan import Path
 from calc.estimate.estimate import estimate
@@ -524,6 +524,18 @@ def test_unsloth_pads_no_batches_from_a_release_on_but_of_some_models() -> None:
             ScenarioError, match=f"{field}: given true, allowed with trainer unsloth: false; batches of"
         ):
             held("2026.1.2", "gpt-oss-20b", **{field: True})
+
+
+def test_an_embeddings_rows_are_a_leaf_where_checkpointing_is_on_before_adapters_are_there() -> None:
+    """Transformers from 5 on hooks the embedding as checkpointing is switched on: PEFT's by then under its Trainer."""
+
+    def hooked(trainer: str, **fields: Any) -> bool:
+        lora = {"rank": 8, "targets": ["q_proj", "embed_tokens"]}
+        return engine_of(run(trainer, lora=lora, **{"method": "lora"} | fields)).replica.run.hooked
+
+    assert hooked("own") and hooked("axolotl") and not hooked("transformers") and not hooked("llamafactory")
+    older = {"versions": {"transformers": "4.57"}}
+    assert not hooked("own", **older) and hooked("own", method="qlora", **older)
 
 
 def test_unsloths_fastmodel_has_adapters_at_the_ends_that_it_does_not_train() -> None:
