@@ -896,8 +896,10 @@ def _end_fault(s: Scenario, lora: Lora, module: str, others: str) -> Refusal | N
         return Refusal(field, f"{module} with {_loop(s)}", f"{others}; not modelled there")
     if s.loss != "full" and module == HEAD and s.trainer != "unsloth":
         return Refusal(field, f"{module} with loss {s.loss}", f"{others}, or with loss full")
+    if s.together > 1:
+        return Refusal(field, f"{module} where GPUs share sequences", f"{others}; not modelled there")
     own = ("zero1", "zero2") if s.trainer == "colossalai" else ("none", "ddp")
-    if s.sharding not in own or s.together > 1:
+    if s.sharding not in own:
         return Refusal(field, f"{module} with sharding {s.sharding}", f"{others}, or with sharding {', '.join(own)}")
     return None
 

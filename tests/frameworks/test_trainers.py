@@ -572,6 +572,7 @@ def test_what_is_trained_at_the_ends_is_refused_where_it_is_not_modelled() -> No
         ("own", {"lora": named, "gpus": 2, "sharding": "fsdp2"}, "lora.targets: given lm_head with sharding fsdp2"),
         ("torchtune", {"lora": rows, "loss": "full"}, "lora.targets: given embed_tokens with trainer torchtune"),
         ("own", {"lora": rows, "gpus": 2, "sharding": "zero3"}, "lora.targets: given embed_tokens with sharding zero3"),
+        ("own", {"lora": rows, "gpus": 2, "tensor_parallel": 2}, "given embed_tokens where GPUs share sequences"),
         ("own", {"lora": {**rows, **saved}}, "lora.targets: given embed_tokens with lora.modules_to_save lm_head"),
         ("unsloth", {"lora": rows}, "given embed_tokens with trainer unsloth, allowed: lora.modules_to_save embed_tok"),
         (
