@@ -205,7 +205,8 @@ class Role:
     tower's patches.
 
     `keeps_originals`: modules of which copies are trained beside adapters stay on the GPU themselves. `upcasts`: the
-    copies are made fp32.
+    copies are made fp32. `untrained`: modules whose adapters are there and get no gradients.
+    `adapts_first`: PEFT has put adapters into the model before anything switches its checkpointing on.
 
     `streams`: how checkpoints leave for the host and come back, if they do: `each` on its own, `stash` (a few wait on
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
@@ -254,6 +255,8 @@ class Role:
     handed: int = 1
     hooks: bool = True
     keeps_originals: bool = True
+    untrained: tuple[str, ...] = ()
+    adapts_first: bool = False
     upcasts: bool = False
     pipeline: tuple[int, int] = (0, 1)
     model: str = ""

@@ -121,7 +121,9 @@ class LowLevelZero(Holder):
         done = where.done if where.backward else 0
         waits, making = min(c.waiting, done) if where.making else 0, where.making
         if where.segment == "end":
-            done, waits = done - making, 0
+            # an adapter's rows join others in the last bucket, where they fit
+            waits = max(0, min(c.last, done) - making) if where.relaid else 0
+            done -= making
         elif where.segment == "reduce":
             waits = min(c.last, done)
         # those of earlier micro batches are complete
@@ -129,9 +131,9 @@ class LowLevelZero(Holder):
         lines = [self.kept(reduced)] if reduced else []
         if tied := self.tied(where, B):
             return [*lines, *tied]
-        lines += self.waiting_head(where, B)
+        lines += [*self.waiting_head(where, B), *self.laid_anew(where, B)]
         if where.backward and waits + making:
-            lines += [gradients.new(r.role, making + waits, B), self.leaving(waits)]
+            lines += [gradients.new(r.role, making + waits, B), self.leaving(0 if where.relaid else waits)]
         return lines
 
     def kept(self, done: int) -> Line:

@@ -76,6 +76,7 @@ class Plain(Holder):
             whole = (where.root + (where.here if where.segment == "end" else 0)) if r.saved else 0
             done = ((where.done - whole, r.grad_bytes), (whole, r.saved_bytes))
             lines = [gradients.so_far(r.role, elements, b) for elements, b in done if elements]
+            lines += self.laid_anew(where, r.grad_bytes)
         if r.accumulates and r.embedding_kept:
             lines.append(gradients.whole_embedding(r.role, r.embedding_kept, r.grad_bytes))
         lines += self.whole_embedding(where, r.grad_bytes)

@@ -43,6 +43,7 @@ class Replica:
     gradients. `pins`: the allocator of pinned host memory. `in_backward`: each parameter steps as soon as its
     gradient is there, which then goes. `streams` and `ends`: see `calc.base.plan.Role`. `gathers`: bytes of an
     element that FSDP gathers of a layer, 0 for the compute type's. `saved`: elements trained whole beside adapters.
+    `untrained`: matrices of adapters that get no gradients.
     `groups`: see `calc.base.plan.Role`.
     `init`: the decomposition from which adapters start on the card, if any. `keeps_gathered`: what FSDP 2 gathers for
     a forward stays until its own backward. `keeps_last`: that of the last layer alone.
@@ -83,6 +84,7 @@ class Replica:
     cut_scales: bool = False
     ends: Ends = ""
     saved: int = 0
+    untrained: tuple[Tensor, ...] = ()
     init: Literal["", "pissa", "olora"] = ""
     mask_positions: int = 0
     keeps_gathered: bool = False
@@ -223,7 +225,7 @@ class Where(NamedTuple):
     `layer` counts from 0. In backward, `root` trained elements of head and final norm and `above` of the layers above
     have their gradient, and `here` of this layer; `making` is what the operation that runs makes. `sorting`: the
     embedding's gradient is still being made, and not added to a tied head's yet. `seen`: the trained blocks of a vision
-    tower have theirs, the last before the embedding's.
+    tower have theirs, the last before the embedding's. `relaid`: what is made lies otherwise than its parameter.
     """
 
     segment: Place
@@ -235,6 +237,7 @@ class Where(NamedTuple):
     making: int = 0
     sorting: bool = False
     seen: bool = False
+    relaid: bool = False
 
     @property
     def done(self) -> int:
@@ -304,6 +307,15 @@ class Holder:
         if where.segment != "end" or not r.ties_gradients:
             return []
         return [gradients.tied_embedding(r.role, r.embedding, b, contiguous=r.ties_in_place or where.sorting)]
+
+    def laid_anew(self: TrainingEngine, where: Where, b: int) -> list[Line]:
+        """The gradient of the rows beside an embedding as it is made, while autograd copies it for its parameter.
+
+        PEFT looks rows up in the transposed matrix, whose gradient has other strides than the parameter (torch 2.13
+        `csrc/autograd/utils/grad_layout_contract.h`, `clone_obey_contract`); it is added in place to an earlier one.
+        """
+        copied = where.relaid and not where.sorting
+        return [gradients.new(self.replica.role, where.making, b)] if copied else []
 
     def stepped_at_once(self: TrainingEngine, where: Where, *, part: bool = False) -> list[Line]:
         """The one gradient in memory where parameters step in backward, and the temporaries of its step.
@@ -387,6 +399,9 @@ class TrainingEngine(Protocol):
 
     def staying(self) -> list[Line]:
         """The states that stay on the GPU while the role does not train."""
+
+    def laid_anew(self, where: Where, b: int) -> list[Line]:
+        """A gradient that lies otherwise than its parameter, while it is copied."""
 
     def finishing(self) -> list[Line]:
         """The tensors alive while gradients that waited for the last micro batch are reduced."""

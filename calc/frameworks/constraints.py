@@ -10,8 +10,8 @@ from calc.base.units import GB
 from calc.base.versions import at_least
 from calc.models.architecture import BEFORE, parameters
 from calc.models.kernels import SDPA_FLASH_HEAD, replaced
-from calc.models.lora import HEAD, NORMS, adapts_experts
-from calc.scenario.scenario import Scenario
+from calc.models.lora import EMBEDDING, HEAD, NORMS, adapts_experts
+from calc.scenario.scenario import Lora, Scenario
 from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS, Generates
 
 ON_PEFT = ("transformers", "llamafactory", "axolotl", "ms-swift", "unsloth")  # trainers that call PEFT
@@ -21,6 +21,10 @@ HYBRID = ("verl", "megatron", "megatron-swift")
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
 # trainers that run PEFT's own linears, with which 8 bits and DoRA are modelled: Unsloth has kernels of its own
 PLAIN_PEFT = ("own", *[name for name in ON_PEFT if name != "unsloth"])
+# modules outside the layers that adapters may be beside, and what a refusal allows in place of each
+BESIDE_ENDS = {EMBEDDING: "any but the embedding", HEAD: "any but the head"}
+# trainers whose adapters beside an embedding were read: PEFT's, and ColossalAI's of the same operations
+ADAPT_ROWS = ("own", *ON_PEFT, "colossalai")
 WHOLE_COPIES = ("none", "ddp", "zero1", "zero2", "zero3")  # sharding beside which modules are trained as copies
 QUANTISE_EXPERTS = ("own", "axolotl")  # trainers whose routed experts in four bits are modelled
 ORTHOGONAL = ("own", "ms-swift", "llamafactory")  # trainers whose Muon, of PyTorch's operations, was read
@@ -869,20 +873,34 @@ def _norms_fault(s: Scenario) -> Refusal | None:
     return _barred("lora.modules_to_save", NORMS, "none, or others", barred)
 
 
-def head_fault(s: Scenario) -> Refusal | None:
-    """The reason why no adapter stands beside the head, in one line, or None: of losses that read its weight itself."""
-    if not s.lora or HEAD not in s.lora.modules:
+def ends_fault(s: Scenario) -> Refusal | None:
+    """The reason why no adapter stands beside the embedding or the head, in one line, or None.
+
+    A loss that reads the head's weight itself passes an adapter by.
+    """
+    if not s.lora:
         return None
-    if HEAD in s.lora.modules_to_save:
-        return Refusal("lora.targets", f"{HEAD} with lora.modules_to_save {HEAD}", "one of them")
-    if s.framework != "torch" or s.architecture.megatron:
-        return Refusal("lora.targets", f"{HEAD} with {_loop(s)}", "any but the head; not modelled there")
-    if s.loss != "full":
-        return Refusal("lora.targets", f"{HEAD} with loss {s.loss}", "any but the head, or with loss full")
-    if s.sharding not in ("none", "ddp") or s.together > 1:
-        return Refusal(
-            "lora.targets", f"{HEAD} with sharding {s.sharding}", "any but the head, or with sharding none, ddp"
-        )
+    for module, others in BESIDE_ENDS.items():
+        if module in s.lora.modules and (fault := _end_fault(s, s.lora, module, others)):
+            return fault
+    return None
+
+
+def _end_fault(s: Scenario, lora: Lora, module: str, others: str) -> Refusal | None:
+    """The reason why no adapter stands beside the `module`, in one line, or None; `others` stand for the rest."""
+    field, either = "lora.targets", set(lora.modules_to_save) & {*BESIDE_ENDS}
+    if either:
+        return Refusal(field, f"{module} with lora.modules_to_save {min(either)}", "one of them")
+    rows = module == EMBEDDING and s.framework == "torch" and s.trainer not in ADAPT_ROWS
+    if s.framework != "torch" or s.architecture.megatron or rows:
+        return Refusal(field, f"{module} with {_loop(s)}", f"{others}; not modelled there")
+    if s.loss != "full" and module == HEAD and s.trainer != "unsloth":
+        return Refusal(field, f"{module} with loss {s.loss}", f"{others}, or with loss full")
+    if s.together > 1:
+        return Refusal(field, f"{module} where GPUs share sequences", f"{others}; not modelled there")
+    own = ("zero1", "zero2") if s.trainer == "colossalai" else ("none", "ddp")
+    if s.sharding not in own:
+        return Refusal(field, f"{module} with sharding {s.sharding}", f"{others}, or with sharding {', '.join(own)}")
     return None
 
 
@@ -912,7 +930,7 @@ def dora_fault(s: Scenario) -> Refusal | None:
         "compile": s.compile != "none",
         "load_in_8bit": s.load_in_8bit,
         "lora.init": s.lora.init != "random",
-        f"lora.targets {HEAD}": HEAD in s.lora.modules,
+        **{f"lora.targets {end}": end in s.lora.modules for end in BESIDE_ENDS},
         "images.freeze": s.images is not None and s.images.freeze != "vision",
         "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),
     }
@@ -934,7 +952,7 @@ def chosen_fault(s: Scenario) -> Refusal | None:
         "lora.dora": s.lora.dora,
         "lora.init": s.lora.init != "random",
         "lora.modules_to_save": bool(s.lora.modules_to_save),
-        f"lora.targets {HEAD}": HEAD in s.lora.modules,
+        **{f"lora.targets {end}": end in s.lora.modules for end in BESIDE_ENDS},
         "images.freeze": s.images is not None and s.images.freeze != "vision",
         "experts that get adapters": s.experts_implementation == "transformers"
         and adapts_experts(s.architecture, s.lora.modules),

@@ -35,9 +35,10 @@ def keeps(s: Scenario, *, placed: bool = False) -> dict[str, Any]:
 
     FSDP reduces gradients in the compute type (accelerate `utils/dataclasses.py:2137`). Embeddings: `trainer.py:1338`.
     DDP finds unused parameters, unless the model is Transformers' own, which PEFT's is not, and checkpoints
-    (`trainer.py:749`).
+    (`trainer.py:749`). It switches checkpointing on as training begins (`Trainer.train`).
     """
     return {
+        "adapts_first": True,
         "reduce_bytes": 2 if s.precision == "fsdp-mixed" else 0,
         "wrapped": wrapped(s),
         "by_trainer": True,

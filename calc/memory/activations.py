@@ -35,7 +35,7 @@ from calc.memory.run import PREFIXES, Run, dimensions, routed, symbol
 from calc.memory.ssm import StateSpace
 from calc.memory.weights import SCALE
 from calc.models.architecture import BESIDE, BLOCKS, LATENT, PROJECTIONS, LayerSpec, Norms, layer_kinds
-from calc.models.lora import adapted
+from calc.models.lora import EMBEDDING, adapted
 from calc.models.mixers import AltUp, Hyper
 
 
@@ -622,6 +622,22 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttenti
         self.outer_linear(0)
         return self.tape
 
+    def adapted_embedding(self) -> Tape:
+        """The embedding's rows and, beside them, those of its adapter's first matrix times the second, in its type.
+
+        What comes of the frozen rows needs no gradient. peft 0.21 `tuners/lora/layer.py`, `Embedding.forward`; nothing
+        is dropped out, and autocast leaves the rows as they are.
+        """
+        adapter, tape, label = self.run.adapter, self.tape, f"{EMBEDDING}: LoRA"
+        assert adapter is not None
+        rank, outer, rows = adapter.rank, self.arch.outer, of(e=1) if self.arch.narrow else WIDTH
+        y = tape.op(EMBEDDING, [], rows, self.run.residual)
+        down = tape.op(f"{label} A", [], of(r=1), adapter.b, weight=rank * self.arch.embedding_rows)
+        up = self.through(f"{label} B", down, rows, outer * rank)
+        scaled = tape.op(f"{label} scale", [up], rows, up.b)
+        self.with_adapters(label, y, [scaled])
+        return tape
+
     def embedding_norm(self) -> Tape:
         """The norm between the embedding and the first layer (BLOOM)."""
         self.norm(self.input, self.arch.names.embedding_norm)
@@ -757,11 +773,12 @@ def below_layers(run: Run, recompute: bool, masked: bool = False) -> Size:
     `modeling_{qwen2_vl,internvl,…}.py`), the first layer's input is another tensor, and the leaf counts here. Eager
     attention gets a mask in the type of the residual stream, and another one if some of the layers slide: checkpoints
     keep both. SDPA's mask of rows that lie end to end, or of images whose tokens see each other, has a byte for each
-    two positions.
+    two positions. Beside an adapter the frozen rows are that leaf, where a hook was there before PEFT.
     """
     dropped = run.arch.embedding_dropout and run.training
     masks = len({spec.slides for spec in run.arch.specs})
     leaf = recompute and run.adapter is not None
+    first = not (run.trained or leaf or run.adapts_embedding)
     kept = of(h=1) if dropped and (run.trained or leaf) else NOTHING
     if recompute and run.kernel == "eager":
         kept += Size({"S": masks * run.residual})
@@ -770,18 +787,22 @@ def below_layers(run: Run, recompute: bool, masked: bool = False) -> Size:
     if recompute:
         kept += lent(run)
     if run.arch.narrow:
-        kept += Program(run, first=not run.trained and not leaf).projected_embedding().saved()
+        kept += Program(run, first=first).projected_embedding().saved()
+    if run.adapts_embedding:
+        kept += Program(run).adapted_embedding().saved()
     if run.arch.names.embedding_norm:
-        kept += Program(run, first=not run.trained and not leaf).embedding_norm().saved()
+        kept += Program(run, first=first).embedding_norm().saved()
     if run.arch.layer_inputs:
-        tape = Program(run, first=not run.trained and not leaf, counted=recompute).layer_inputs()
+        tape = Program(run, first=first, counted=recompute).layer_inputs()
         kept += tape.saved() + of(Lp=run.residual)
     if run.arch.altup:
-        tape = Program(run, first=not run.trained and not leaf, counted=recompute).parted(run.arch.altup)
+        tape = Program(run, first=first, counted=recompute).parted(run.arch.altup)
         kept += tape.saved()
+    if run.adapts_embedding:
+        leaf = leaf and run.hooked
     if leaf and run.arch.narrow:
         return kept + of(e=run.residual)
-    apart = dropped or run.arch.embedding_scaled or run.sees or run.arch.hyper
+    apart = dropped or run.arch.embedding_scaled or run.sees or run.arch.hyper or run.adapts_embedding
     return kept + (of(h=run.residual) if leaf and apart else NOTHING)
 
 

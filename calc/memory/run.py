@@ -12,6 +12,7 @@ from calc.base.plan import Exchange, Recomputed
 from calc.memory.weights import Experts
 from calc.models.architecture import PROJECTIONS, Architecture, LayerSpec, layer_kinds, layer_tensors
 from calc.models.kernels import SDPA_FLASH_HEAD, Replaced
+from calc.models.lora import EMBEDDING
 
 # bf16: every tensor; autocast: fp32 weights and residual stream; autocast-narrow: a residual stream in bf16, where the
 # first operation is a product; autocast-bf16: both in bf16; autocast-wide: weights in bf16 below an embedding
@@ -137,7 +138,8 @@ class Run:
     single: bool = False  # one sequence at a time, where attention reads that in place (`Architecture.views_one`)
     sees: bool = False  # tokens of images take the places that are theirs in a copy of the embedded ones
     crossing: Crossing | None = None  # the patches to which layers attend, where the job reads images so
-    fed: bool = False  # the embedded tokens need a gradient, for adapters in a vision tower before them
+    fed: bool = False  # the embedded tokens need a gradient, for what is trained before the first layer
+    hooked: bool = True  # a hook from before PEFT makes the embedding's rows require a gradient with checkpointing
     deterministic: bool = False  # PyTorch's deterministic algorithms, with which experts' outputs are summed otherwise
     keeps_wide: bool = False  # tensors that Transformers loads in fp32 beside others in 16 bits stay so
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
@@ -197,6 +199,12 @@ class Run:
     def saves(self, module: str) -> bool:
         """True if a copy of the module is trained whole beside adapters: PEFT's modules_to_save."""
         return self.adapter is not None and module in self.adapter.saved
+
+    @property
+    def adapts_embedding(self) -> bool:
+        """True if an adapter is beside the embedding, whose output then needs a gradient."""
+        targets = self.adapter.targets if self.adapter else ""
+        return not isinstance(targets, str) and EMBEDDING in targets
 
     @property
     def head(self) -> Run:

@@ -46,6 +46,7 @@ BY_INPUTS = ("linear_proj", "linear_fc2", "out_proj")  # linears that tensor-par
 UNCUT = ("linear_q_down_proj", "linear_kv_down_proj", *LATENT_EXPERTS)
 PARTS = ("lora_A", "lora_B", "lora_magnitude_vector")  # of an adapter; only DoRA has the last
 HEAD = "lm_head"  # a linear below no layer, which is adapted where it is named alone
+EMBEDDING = "embed_tokens"  # the table of the input's rows, which is no linear, and adapted where it is named alone
 NORMS = "all-norm"  # every norm of the model, as ms-swift names them (4.6 `swift/pipelines/train/tuner.py`)
 SAVED = ".modules_to_save"  # the end of a copy's name
 
@@ -54,7 +55,8 @@ def lora_parameters(arch: Architecture, rank: int, targets: str | Sequence[str])
     """The adapter parameters PEFT adds: rank · (inputs + outputs) for each adapted Linear.
 
     `targets` is `all-linear` (every Linear but the head) or names matched as PEFT matches them: a module's whole name,
-    the head's among them, or its end after a dot. Routed experts that Transformers 5 has fused are no Linears.
+    the head's and the embedding's among them, or its end after a dot. Routed experts that Transformers 5 has fused are
+    no Linears.
 
     Raises ConfigError for a name that matches no Linear, and for a rank below 1.
     """
@@ -156,6 +158,21 @@ def shapes(arch: Architecture, linear: Linear, rank: int) -> tuple[tuple[int, ..
     return (rank // first, linear.inputs), (linear.outputs // second, rank)
 
 
+def embedding_matrices(arch: Architecture, rank: int, targets: str | Sequence[str]) -> tuple[Tensor, ...]:
+    """LoRA's two matrices beside the embedding, if `targets` names it: a column for each token, and r to the model's h.
+
+    A tied head's adapter is another (peft 0.21 `tuners/lora/layer.py`, `Embedding.update_layer`; without
+    `ensure_weight_tying`, which is off by default).
+    """
+    if isinstance(targets, str) or EMBEDDING not in targets or not arch.embeds:
+        return ()
+    shapes = (rank, arch.embedding_rows), (arch.outer, rank)
+    return tuple([
+        Tensor(f"{EMBEDDING}.lora_embedding_{name}", shape, 1, "linear", "embed")
+        for name, shape in zip("AB", shapes, strict=True)
+    ])  # fmt: skip
+
+
 def head_matrices(arch: Architecture, rank: int, targets: str | Sequence[str]) -> tuple[Tensor, ...]:
     """LoRA's two matrices beside the head, if `targets` names it."""
     if isinstance(targets, str) or HEAD not in targets:
@@ -164,6 +181,11 @@ def head_matrices(arch: Architecture, rank: int, targets: str | Sequence[str]) -
     return tuple(
         [Tensor(f"{HEAD}.{name}", shape, 1, "linear", "head") for name, shape in zip("AB", shapes, strict=True)]
     )
+
+
+def end_matrices(arch: Architecture, rank: int, targets: str | Sequence[str]) -> tuple[Tensor, ...]:
+    """LoRA's matrices outside the layers: beside the embedding and beside the head."""
+    return (*embedding_matrices(arch, rank, targets), *head_matrices(arch, rank, targets))
 
 
 def saved_modules(arch: Architecture, names: Sequence[str]) -> tuple[Tensor, ...]:
@@ -217,6 +239,8 @@ def _lora_elements(arch: Architecture, rank: int, targets: str | tuple[str, ...]
     wanted = names if isinstance(targets, str) else targets
     if HEAD in wanted:
         found.append((1, Linear(HEAD, arch.outer, arch.vocab_part, "head")))
+    if EMBEDDING in wanted and arch.names.embedding == EMBEDDING:
+        found.append((1, Linear(EMBEDDING, arch.embedding_rows, arch.outer, "embed")))
 
     for target in wanted:
         if not any(matches(linear, target) for _, linear in found):

@@ -35,7 +35,7 @@ from calc.models.architecture import (
     layer_tensors,
     tensors,
 )
-from calc.models.lora import SAVED, adapter_matrices
+from calc.models.lora import SAVED, adapter_matrices, embedding_matrices, head_matrices
 from calc.replay.zero3_partitions import NORM, Partitioned, Stored, partitioned
 from calc.step.compiled_model import SORTING
 from calc.step.instants import LASTING, SORTED_TOKENS, Batch, stashed_at_head
@@ -156,10 +156,12 @@ class Blocks:
     root, or with `ends` (see `calc.base.plan.Role`) the embedding and the head. `states` has the optimizer states of
     each trained tensor, `passing` what the optimizer's step allocates for each, either all `at_once` or one by one;
     `copies` are such of another type, which come after them.
-    `stream` is the embedding's output, `tables` are cosines and sines. `embedding` is the embedding's gradient, 0 where
-    it gets none, `sorting` the scratch memory of that gradient; `tied` says how a tied head's gradient is added to it:
-    "in place" or "apart". `held`: how long outputs stay, a word of `calc.base.plan.Path`. `beside`: where parameters
-    step in backward, what the step of one allocates for each byte of its gradient, which it then frees; else None.
+    `stream` is the embedding's output, `tables` are cosines and sines, and what an adapter beside the embedding keeps.
+    `embedding` is the embedding's gradient, or that of such an adapter's first matrix, of whose other `second` is; 0
+    where it gets none, `sorting` the scratch memory of that gradient; `tied` says how a tied head's gradient is added
+    to it: "in place" or "apart". `held`: how long outputs stay, a word of `calc.base.plan.Path`. `beside`: where
+    parameters step in backward, what the step of one allocates for each byte of its gradient, which it then frees; else
+    None.
     `inside`: the loss runs inside the model's own forward, `outside`: once it has returned. `wrapped`: an autocast
     begins and ends with each forward.
     `flats`: the model is in FSDP 1's flat parameters, `weights` and `units` are empty; `partitioned`: it is under ZeRO,
@@ -197,6 +199,7 @@ class Blocks:
     streams: Streams = ""
     copies: tuple[int, ...] = ()
     beside_norm: int = 0
+    second: int = 0
 
     @property
     def sharded(self) -> bool:
@@ -234,6 +237,7 @@ def _tensors(engine: TrainingEngine, checkpointing: str) -> Tensors:
     whole = not isinstance(engine, Fsdp) and not isinstance(cut, Partitioned)
     own = [size for size, _ in _stored(r)] if not cut or r.run.adapter else []
     adapters = [t.elements * _width(r, t, r.adapter_bytes) for t in _trained(r)] if r.run.adapter and not cut else []
+    adapters += [t.elements * r.adapter_bytes for t in r.untrained]
     changed = [*_stepped(engine, flats)]
     # `foreach` takes the tensors of one type together
     apart = [t for t in changed if _width(r, t, r.step_bytes) != r.step_bytes]
@@ -265,23 +269,30 @@ def blocks(engine: TrainingEngine, batch: Batch, masked: bool, checkpointing: st
         # all views of a flat parameter that holds adapters get gradients
         r = replace(r, run=replace(run, trained=True))
     embedded = run.trained or run.saves("embed_tokens")
+    rows, stream = _rows(r), batch.tokens * arch.hidden * run.residual * arch.streams
+    below = [batch.tokens * run.adapter.rank * run.adapter.b] if rows and run.adapter else []
+    below += [stream] if rows and run.hooked and checkpointing != "none" else []
+    table = rows[0].elements * r.grad_bytes if rows else r.embedding * (r.saved_bytes if r.saved else r.grad_bytes)
+    sorted_bytes = SORTING * (run.adapter.rank if rows and run.adapter else arch.outer)
     return Blocks(
         **own._asdict(),
         at_once=optimizer is not None and optimizer.impl == "foreach" and not scratch(optimizer, r.step_bytes),
         beside=_beside(r),
-        stream=batch.tokens * arch.hidden * run.residual * arch.streams,
+        stream=stream,
         tables=tuple(
             2
             * [
                 batch.length * size * run.residual
                 for size in {arch.at(spec).head_dim for spec in arch.specs if spec.rotated}
             ]
-        ),
+        )
+        + tuple(below),
         layers=_layers(r, batch, masked, checkpointing if optimizer else "none"),
         norm=_piece(r, batch, Lifetimes(Program(run).final_norm())),
         head=_head(replace(r, run=run, grad_bytes=r.saved_bytes if run.saves("lm_head") else r.grad_bytes), batch),
-        embedding=r.embedding * (r.saved_bytes if r.saved else r.grad_bytes) if embedded else 0,
-        sorting=int(SORTING * arch.outer * batch.tokens) if batch.tokens > SORTED_TOKENS else 0,
+        embedding=table if embedded or rows else 0,
+        second=rows[1].elements * r.grad_bytes if rows else 0,
+        sorting=int(sorted_bytes * batch.tokens) if batch.tokens > SORTED_TOKENS else 0,
         tied=("in place" if r.ties_in_place else "apart") if r.ties_gradients else "",
         held=r.path.held,
         inside=r.path.inside,
@@ -419,6 +430,7 @@ def _buckets(e: Plain) -> Buckets:
     stored = [*_stored(r)]
     if r.run.adapter:
         stored += [(t.elements * _width(r, t, r.adapter_bytes), False) for t in _trained(r)]
+        stored += [(t.elements * r.adapter_bytes, False) for t in r.untrained]
     sent = [
         found
         for four in (False, True)
@@ -547,9 +559,16 @@ def _trained(r: Replica) -> Iterator[Tensor]:
         names = {spec: {f"{t.name}{SAVED}" for t in layer_tensors(r.arch, spec)} for spec in set(r.arch.specs)}
         layers = {spec: [*_adapters(r, spec), *[t for t in inside if t.name in own]] for spec, own in names.items()}
         yield from [t for t in saved if t.kind == "embedding"]
+        yield from _rows(r)
         for spec in r.arch.specs:
             yield from layers[spec]
+        yield from head_matrices(r.arch, r.run.adapter.rank, r.run.adapter.targets)
         yield from [t for t in saved if t.kind != "embedding" and t not in inside]
+
+
+def _rows(r: Replica) -> tuple[Tensor, ...]:
+    """The matrices of an adapter beside the embedding."""
+    return embedding_matrices(r.arch, r.run.adapter.rank, r.run.adapter.targets) if r.run.adapter else ()
 
 
 def _width(r: Replica, t: Tensor, usual: int) -> int:

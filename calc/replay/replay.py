@@ -756,18 +756,35 @@ class Replay:
         self.retained = []
         if ends:
             ends.reenter(EMBEDDING)
-        if m.embedding:
-            made = self.take(m.embedding)
-            self.give(self.take(m.sorting))
-            self.give(block)
-            self.keep(self.tie(m, made), m.embedding)
-        else:
-            self.give(block)
+        self.back_embedding(m, block)
         if shards:
             shards.reduce(EMBEDDING if ends else ROOT, self.gradients, adding=self.adding)
             shards.wait()
             self.gradients = []
         self.leaving = None
+
+    def back_embedding(self, m: Blocks, block: Block) -> None:
+        """Runs the embedding's backward, if it has one, over the gradient of its output.
+
+        Beside an adapter that is scaled first. Its second matrix has a gradient, then the first, whose own lies
+        otherwise than the parameter: it is copied, unless it is added to an earlier one.
+        """
+        if m.second:
+            scaled = self.take(m.stream)
+            self.give(block)
+            self.keep(self.take(m.second), m.second)
+            block = scaled
+        if not m.embedding:
+            self.give(block)
+            return
+        made = self.take(m.embedding)
+        self.give(self.take(m.sorting))
+        self.give(block)
+        if m.second and not self.adding:
+            laid_anew = self.take(m.embedding)
+            self.give(made)
+            made = laid_anew
+        self.keep(self.tie(m, made), m.embedding)
 
     def back(self, piece: Piece, own: Own, given: Block, *, retains: bool) -> Block:
         """Runs one piece's backward and returns the gradient of its input.

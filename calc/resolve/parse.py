@@ -399,7 +399,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.mask_fault(scenario)
         or constraints.eight_bits_fault(scenario)
         or constraints.saved_fault(scenario)
-        or constraints.head_fault(scenario)
+        or constraints.ends_fault(scenario)
         or constraints.init_fault(scenario)
         or constraints.dora_fault(scenario)
         or constraints.chosen_fault(scenario)

@@ -21,7 +21,7 @@ from calc.models.architecture import (
     layer_parameters,
     layer_tensors,
 )
-from calc.models.lora import NORMS, adapter_matrices, head_matrices, saved_modules
+from calc.models.lora import NORMS, adapter_matrices, embedding_matrices, head_matrices, saved_modules
 from calc.scenario.words import Checkpointing
 
 # Bytes that the embedding's backward takes for each element of the gradient, where it sorts tokens: see
@@ -61,7 +61,8 @@ class Stack(NamedTuple):
     root_trained: int  # head and final norm
     held: Amount
     layers_trained: int
-    embedding_trained: int
+    embedding_trained: int  # elements that get their gradient last: the table, or an adapter's matrix of its rows
+    relaid: bool  # that gradient is copied to the order of its parameter
     retains: bool  # see `calc.memory.run.Run`
     casts: Amount  # autocast's bf16 copies of the layers' weights, until its context ends
     casts_below: Amount  # those of all layers but the last
@@ -115,6 +116,7 @@ def stack(
         order.append(kinds.setdefault((own, counted, received), len(kinds)))
     table = embedding_parameters(arch)
     embedding = table * arch.embeds * (run.trained or run.saves("embed_tokens"))
+    rows = embedding_matrices(arch, adapter.rank, adapter.targets) if adapter else ()
     norm = arch.final_elements * ((run.trained or run.saves(NORMS)) and arch.ends)
     width = arch.outer * run.trained if path.kind == "scalar" else table * run.head.trained
     beside = sum(t.elements for t in head_matrices(arch, adapter.rank, adapter.targets)) if adapter else 0
@@ -125,7 +127,7 @@ def stack(
     for (own, counted, received), kind in kinds.items():
         count = order.count(kind)
         weights = layer_parameters(arch, own.spec) if within.trained else 0
-        adapters = (trained - outside - beside) // arch.layers if adapter else 0
+        adapters = (trained - outside - beside - sum(t.elements for t in rows)) // arch.layers if adapter else 0
         segment = activations.layer(
             own.run(within), own.spec, first=own.first, counted=counted, received=received,
             selective=checkpointing == "selective", reentrant=run.reentrant and checkpointing == "full" and own.again,
@@ -148,6 +150,9 @@ def stack(
     streams = stream * arch.streams
     # the embedding's backward reads all positions
     whole = of(h=run.residual) if run.sequences else NOTHING
+    passing, sorted_rows = stream + whole, stream + whole + of(h=SORTING)
+    if rows and adapter:  # by then the gradient is that of the rows of the first matrix
+        passing, sorted_rows = of(r=adapter.b), of(r=adapter.b + SORTING)
     return Stack(
         blocks=tuple(blocks),
         stops=tuple(stops),
@@ -158,12 +163,15 @@ def stack(
         root_trained=head_trained + norm,
         held=held if arch.ends else NO_BYTES,
         layers_trained=sum(block.trained * block.number for block in blocks),
-        embedding_trained=embedding,
+        embedding_trained=rows[0].elements if rows else embedding,
+        relaid=bool(rows),
         casts=casts(run, arch.specs),
         casts_below=casts(run, arch.specs[:-1]),
         retains=run.retains,
         wrapped=run.wrapped,
-        embedding_own=(0 if tied else embedding) + (beside_embedding_parameters(arch) if run.trained else 0),
+        embedding_own=sum(t.elements for t in rows)
+        + (0 if tied else embedding)
+        + (beside_embedding_parameters(arch) if run.trained else 0),
         layers=arch.layers,
         again=arch.layers - run.kept_end if recompute else 0,
         bottom=amount(activations.below_layers(run, recompute, masked), dims) if arch.embeds else NO_BYTES,
@@ -180,8 +188,8 @@ def stack(
         residual=amount(streams, dims),
         states=amount(of(h=4 if path.outputs_fp32 else run.residual), dims) if path.hidden else NO_BYTES,
         converted=path.outputs_fp32 and run.residual < 4,
-        embedding_passing=amount(stream + whole, dims),
-        embedding_scratch=amount(stream + whole + of(h=SORTING), dims),
+        embedding_passing=amount(passing, dims),
+        embedding_scratch=amount(sorted_rows, dims),
         dims=dims,
     )
 

@@ -291,6 +291,7 @@ class Layout:
             stack.embedding_own,
             stack.embedding_trained,
             sorting,
+            relaid=stack.relaid,
         )
         parts = [Part("logits", self.outputs, "loss#held"), Part("temporary", scratch, "activations#embedding")]
         return instant("embedding", where, [*parts, *self.lasting(0)])
@@ -313,11 +314,11 @@ def uncovered(instants: Iterable[Instant], *, grouped: bool) -> Iterator[Instant
     """The instants that no other instant at the same layer exceeds both in memory and in gradients.
 
     `grouped`: the engine keeps gradients until their group is reduced, or all of them, and never asks which one is
-    being made.
+    being made, unless that is copied.
     """
     places: dict[Where, list[tuple[Instant, tuple[float, ...]]]] = {}
     for i in instants:
-        where = i.where._replace(making=0) if grouped else i.where
+        where = i.where._replace(making=0) if grouped and not i.where.relaid else i.where
         size = (*i.total[:5], where.here, where.making)
         places.setdefault(where._replace(here=0, making=0), []).append((i._replace(where=where), size))
     for found in places.values():

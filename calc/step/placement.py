@@ -45,7 +45,10 @@ from calc.models.architecture import (
 )
 from calc.models.kernels import SDPA_FLASH_HEAD, replaced
 from calc.models.lora import (
+    EMBEDDING,
     adapter_matrices,
+    embedding_matrices,
+    end_matrices,
     head_matrices,
     lora_parameters,
     passed_parameters,
@@ -116,10 +119,10 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
 
 @lru_cache(maxsize=1024)
 def adapter_tensors(arch: Architecture, adapter: Adapter) -> tuple[Tensor, ...]:
-    """LoRA's two matrices beside each adapted linear, the head's first."""
+    """LoRA's two matrices beside the embedding and each adapted linear, the head's last."""
     rank, targets, kinds = adapter.rank, adapter.targets, (*layer_kinds(arch), *[(spec, 1) for spec in arch.depths])
     layers = [t for spec, n in kinds for t in adapter_matrices(arch, spec, rank, targets, n * adapter.count)]
-    return (*head_matrices(arch, rank, targets), *layers)
+    return (*embedding_matrices(arch, rank, targets), *layers, *head_matrices(arch, rank, targets))
 
 
 def seeing_adapters(s: Scenario, arch: Architecture, rank: int) -> tuple[Tensor, ...]:
@@ -187,7 +190,10 @@ def adapter_of(s: Scenario, role: Role) -> Adapter:
     dora: Literal["", "once", "twice"] = ""
     if s.lora.dora:
         dora = "once" if at_least(s.versions.get("peft", "0.14"), "0.14") else "twice"
-    own = s.lora.rank, s.lora.modules, s.lora.dropout > 0
+    targets = s.lora.modules
+    if not isinstance(targets, str):
+        targets = tuple([target for target in targets if target not in role.untrained])
+    own = s.lora.rank, targets, s.lora.dropout > 0
     return Adapter(*own, used, reads, joined, saved, wide, dora, s.lora.count)
 
 
@@ -198,7 +204,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
     precision = TAPES[s.layout]
     if role.wrapped and precision == "bf16":
         # autocast leaves an embedding as it is: with a copy in fp32 so is all that is added to its output
-        wide = adapter is not None and "embed_tokens" in adapter.saved and upcasts(s, role)
+        wide = adapter is not None and EMBEDDING in adapter.saved and upcasts(s, role)
         # nor does it square, exponentiate or run LayerNorm in bf16, and a 4-bit linear returns the type it is given
         # (bitsandbytes 0.50.2 nn/modules.py, Linear4bit.forward: inp_dtype), to be added to the stream
         widens = arch.activation in WIDENING and "activation" not in replaced(s.kernels, arch.family)
@@ -241,7 +247,14 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
         single=max(role.rows, role.scoring_rows) == 1 and arch.views_one,
         sees=s.images is not None and arch.vision is not None and not arch.vision.crossed,
-        fed=adapter is not None and bool(seeing_adapters(s, arch, adapter.rank) or "embed_tokens" in adapter.saved),
+        fed=adapter is not None
+        and bool(
+            seeing_adapters(s, arch, adapter.rank)
+            or EMBEDDING in adapter.saved
+            or embedding_matrices(arch, adapter.rank, adapter.targets)
+        ),
+        # `prepare_model_for_kbit_training`; Transformers from 5 on (`gradient_checkpointing_enable`)
+        hooked=not role.adapts_first and (s.method == "qlora" or at_least(s.versions.get("transformers", "5"), "5")),
         quantised=s.method == "qlora",
         int8=s.load_in_8bit,
         nested=s.double_quantization,
@@ -337,6 +350,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     weight, grad, master, stepped = FORMATS[s.layout]
     count, elements, each = parameters(arch, head=head), 0, weight
     changed: tuple[Tensor, ...] = ()
+    untrained: tuple[Tensor, ...] = ()
     vision = saved = idle = 0
     trained = trained and s.optimizer != "none"
     if run.adapter:
@@ -346,8 +360,10 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         vision = sum(t.elements * t.count for t in seeing)
         copies = saved_modules(arch, run.adapter.saved)
         saved = sum(t.elements * t.count for t in copies)
-        elements = lora_parameters(arch, rank, targets) * run.adapter.count + vision + saved
-        idle = passed_parameters(arch, rank, targets)
+        untrained = end_matrices(arch, rank, role.untrained)
+        idle = sum(t.elements for t in untrained)
+        elements = lora_parameters(arch, rank, targets) * run.adapter.count + vision + saved + idle
+        idle += passed_parameters(arch, rank, targets)
         first = [t for t in copies if t.kind == "embedding"]
         changed = (*first, *adapter_tensors(arch, run.adapter), *seeing, *[t for t in copies if t not in first])
         count -= 0 if role.keeps_originals else saved
@@ -371,6 +387,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         cut_scales=role.cut_scales,
         adapter=elements - saved if run.adapter else 0,
         saved=saved,
+        untrained=untrained,
         init=s.lora.init if run.adapter and s.lora and s.lora.init != "random" else "",
         vision_adapter=vision,
         adapter_bytes=each,

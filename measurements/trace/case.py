@@ -30,7 +30,7 @@ class Case:
     optim: str = "adamw"  # adamw, sgd, none
     optim_impl: str = "fused"  # fused, foreach, single
     lora_r: int = 0
-    lora_targets: str = "all"  # all, or qv
+    lora_targets: str = "all"  # all, qv, or names of modules with + between them
     lora_dropout: float = 0.0
     lora_dtype: str = "same"  # same (as the base; beside four bits bf16), fp32
     lora_dora: bool = False  # rows of adapted weights have magnitudes
@@ -144,6 +144,15 @@ def _pick(scenario: Mapping[str, Any], name: str, table: Mapping[str, Any], defa
     return table[value]
 
 
+def _targets(given: str | list[str]) -> str:
+    """The linears that get adapters, as a case names them."""
+    if isinstance(given, list):
+        return _TARGETS.get(", ".join(given), "+".join(given))
+    if given not in _TARGETS:
+        raise CaseError(f"lora.targets: {given!r} cannot be traced; allowed: {', '.join(_TARGETS)}, or a list")
+    return _TARGETS[given]
+
+
 def _deepspeed(flat: Mapping[str, Any]) -> None:
     """Checks that the DeepSpeed release asked for is the one installed, as its memory differs between releases."""
     try:
@@ -167,8 +176,6 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
     if "model" not in flat:
         raise CaseError("model: missing")
     roles = flat.get("roles") or {}
-    if isinstance(flat.get("lora.targets"), list):
-        flat["lora.targets"] = ", ".join(flat["lora.targets"])
     for absent in ("offload.optimizer", "offload.parameters"):
         if flat.get(absent):
             raise CaseError(f"{absent}: cannot be traced")
@@ -205,7 +212,7 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "optim": _pick(flat, "optimizer", _OPTIMIZERS, "adamw"),
             "optim_impl": flat.get("optimizer_impl", "fused" if zero or trainer else "foreach"),
             "lora_r": int(flat.get("lora.rank", 16)) if lora else 0,
-            "lora_targets": _pick(flat, "lora.targets", _TARGETS, "all-linear"),
+            "lora_targets": _targets(flat.get("lora.targets", "all-linear")),
             "lora_dropout": float(flat.get("lora.dropout", 0.0)),
             "lora_dtype": "fp32" if flat.get("lora.dtype") == "fp32" else "same",
             "lora_dora": bool(flat.get("lora.dora", False)),

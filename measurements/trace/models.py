@@ -126,7 +126,8 @@ def _linear_names(model: torch.nn.Module) -> list[str]:
 
 def _adapters(case: Case, model: Any) -> Any:
     outside = f".*{images.VISION.pattern}.*" if case.seeing and case.freeze == "vision" else None
-    targets = {"all": _linear_names(model), "qv": ["q_proj", "v_proj"]}[case.lora_targets]
+    named = {"all": _linear_names(model), "qv": ["q_proj", "v_proj"]}
+    targets = named.get(case.lora_targets, case.lora_targets.split("+"))
     if case.seeing and case.freeze != "vision":
         targets = images.linear_names(case, model)
     kinds = {"rm": TaskType.SEQ_CLS, "ppo-critic": TaskType.FEATURE_EXTRACTION}

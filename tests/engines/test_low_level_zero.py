@@ -38,6 +38,21 @@ def by_component(lines: list[Line]) -> dict[str, int]:
     return found
 
 
+def test_rows_beside_an_embedding_wait_with_others_and_are_copied_in_their_order() -> None:
+    """Rank 8 beside q, embedding and head of Llama 2 7B: 32 · 8 · 8,192 and twice 8 · 36,096 elements fit one bucket.
+
+    While the rows', 8 · 32,000, are made all other gradients are in it, and their copy is beside them.
+    """
+    lora = {"rank": 8, "targets": ["q_proj", "embed_tokens", "lm_head"]}
+    e, rows, trained = engine(method="lora", lora=lora), 8 * 32_000, 32 * 8 * 8192 + 2 * 8 * 36_096
+    names = [t.name.partition(".")[0] for t in e.replica.trained_tensors]
+    assert names[0] == names[1] == "embed_tokens" and names[-1] == names[-2] == "lm_head"
+    assert (e.cut.last, sum(t.elements * t.count for t in e.replica.trained_tensors)) == (trained, trained)
+    head, layers = 8 * 36_096, 32 * 8 * 8192
+    lines = e.at(Where("end", 0, True, head, layers, 8 * 36_096, rows, relaid=True))
+    assert total(lines) == 2 * (trained + rows)
+
+
 def test_a_bucket_leaves_before_the_gradient_that_does_not_fit() -> None:
     """5 + 30, then 30 alone, then 100, which is larger than the bucket, alone; 40 + 24 fill it to the brim."""
     assert fills([5, 30, 30, 100], 64) == [35, 30, 100]

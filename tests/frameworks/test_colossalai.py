@@ -74,6 +74,8 @@ def test_the_references_logits_stay_to_the_step() -> None:
         ({"outputs_kept": "none"}, "outputs_kept: given 'none' with trainer colossalai, allowed: next"),
         ({"offload.activations": True, "checkpointing": "full"},
          "offload.activations: given true with trainer colossalai, allowed: false; it has no switch for it"),
+        ({"method": "lora", "lora.dropout": 0.1},
+         "lora.dropout: given 0.1 with trainer colossalai, allowed: 0; its linears drop nothing out"),
         ({"tensor_parallel": 2},
          "trainer: given 'colossalai' where GPUs share sequences, allowed: own; not modelled"),
     ],

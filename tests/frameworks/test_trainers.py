@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from jobs import P, job
+from jobs import P, engine_of, job
 
 from calc.base.plan import Path
 from calc.estimate.estimate import estimate
@@ -526,13 +526,62 @@ def test_unsloth_pads_no_batches_from_a_release_on_but_of_some_models() -> None:
             held("2026.1.2", "gpt-oss-20b", **{field: True})
 
 
+def test_an_embeddings_rows_are_a_leaf_where_checkpointing_is_on_before_adapters_are_there() -> None:
+    """Transformers from 5 on hooks the embedding as checkpointing is switched on: PEFT's by then under its Trainer."""
+
+    def hooked(trainer: str, **fields: Any) -> bool:
+        lora = {"rank": 8, "targets": ["q_proj", "embed_tokens"]}
+        return engine_of(run(trainer, lora=lora, **{"method": "lora"} | fields)).replica.run.hooked
+
+    assert hooked("own") and hooked("axolotl") and not hooked("transformers") and not hooked("llamafactory")
+    older = {"versions": {"transformers": "4.57"}}
+    assert not hooked("own", **older) and hooked("own", method="qlora", **older)
+
+
+def test_unsloths_fastmodel_has_adapters_at_the_ends_that_it_does_not_train() -> None:
+    """LFM2 1.2B, 65,536 tokens of 2,048, rank 8: 8 · 67,584 elements of four bytes beside embedding and head each.
+
+    unsloth_zoo 2026.1.2 freezes `lora_embedding_A` (training_utils.py:133), and its fused loss reads the head's own
+    weight (compiler.py:1068); all logits are made by the head with its adapter, where the loss is full.
+    """
+    lora, version = {"rank": 8, "targets": ["q_proj"]}, {"unsloth": "2026.1.2"}
+
+    def held(*ends: str, **fields: Any) -> tuple[int, ...]:
+        own = {**lora, "targets": ["q_proj", *ends]}
+        (group,) = estimate(
+            run("unsloth", model="lfm2-1.2b", method="lora", lora=own, versions=version, **fields)
+        ).groups
+        lines = next(p.moment.lines for p in group.phases if p.name == "step")
+        components = ("adapter", "gradients", "optimizer_states")
+        return tuple(sum(x.bytes for x in lines if x.component == name) for name in components)
+
+    plain, one = held(), 4 * 8 * (65_536 + 2048)
+    assert held("embed_tokens", "lm_head") == (plain[0] + 2 * one, *plain[1:])
+    full = held(loss="full")
+    assert held("embed_tokens", loss="full") == (full[0] + one, *full[1:])
+    assert held("lm_head", loss="full")[:2] == (full[0] + one, full[1] + one)
+
+
 def test_what_is_trained_at_the_ends_is_refused_where_it_is_not_modelled() -> None:
     named = {"rank": 8, "targets": ["q_proj", "lm_head"]}
     assert run("torchtune", method="lora", lora=named, loss="full").lora
+    rows = {"rank": 8, "targets": ["q_proj", "embed_tokens"]}
     saved = {"rank": 8, "modules_to_save": ["lm_head"]}
     for trainer, fields, words in (
         ("torchtune", {"lora": named}, "lora.targets: given lm_head with loss chunked"),
         ("own", {"lora": named, "gpus": 2, "sharding": "fsdp2"}, "lora.targets: given lm_head with sharding fsdp2"),
+        ("torchtune", {"lora": rows, "loss": "full"}, "lora.targets: given embed_tokens with trainer torchtune"),
+        ("own", {"lora": rows, "gpus": 2, "sharding": "zero3"}, "lora.targets: given embed_tokens with sharding zero3"),
+        ("own", {"lora": rows, "gpus": 2, "tensor_parallel": 2}, "given embed_tokens where GPUs share sequences"),
+        ("own", {"lora": {**rows, **saved}}, "lora.targets: given embed_tokens with lora.modules_to_save lm_head"),
+        ("unsloth", {"lora": rows}, "given embed_tokens with trainer unsloth, allowed: lora.modules_to_save embed_tok"),
+        (
+            "unsloth",
+            {"model": "lfm2-1.2b", "lora": {"rank": 8, "targets": ["embed_tokens", "lm_head"]}},
+            "given embed_tokens, lm_head with trainer unsloth, allowed: linears of layers, too",
+        ),
+        ("own", {"lora": {**rows, "dora": True}}, "lora.dora: given true with lora.targets embed_tokens"),
+        ("own", {"lora": {**rows, "count": 4}}, "lora.count: given 4 with lora.targets embed_tokens"),
         ("own", {"lora": {**named, **saved}}, "lora.targets: given lm_head with lora.modules_to_save lm_head"),
         (
             "ms-swift",

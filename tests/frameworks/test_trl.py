@@ -254,7 +254,7 @@ def test_what_the_release_runs_is_not_refused(fields: dict[str, Any]) -> None:
 def test_every_loss_but_the_reward_models_is_tiled() -> None:
     """`add_fused_lm_head` in sft, dpo and grpo; outputs are vectors, so nothing is held."""
     assert trl.keeps(run(task="sft")).roles[0].path == TILED
-    scalar, trained = Path("scalar"), {"wrapped": True, "by_trainer": True}
+    scalar, trained = Path("scalar"), {"wrapped": True, "by_trainer": True, "adapts_first": True}
     assert trl.keeps(run(task="rm")).roles == (Role("reward", scalar, scalar, 16, 16, dropout=False, **trained),)
     assert trl.keeps(run(task="dpo")).roles == (
         Role("actor", TILED, TILED, 16, 16, dropout=False, **trained),

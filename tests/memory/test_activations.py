@@ -337,6 +337,23 @@ def test_below_the_first_layer_a_dropped_out_embedding_keeps_its_mask() -> None:
     assert kept(scaled, recompute=True) == kept(scaled, **frozen(BF16_LORA)) == form("0")
 
 
+@pytest.mark.parametrize(("precision", "b", "per_token"), [("bf16", 2, "2r"), ("bf16", 4, "4r"), ("autocast", 4, "2r")])
+def test_an_adapter_beside_the_embedding_keeps_its_rows(precision: Any, b: int, per_token: str) -> None:
+    """The second matrix's input, r a token in the type of the adapter or, under autocast, in bf16 beside the matrix's
+    bf16 copy; with checkpointing the frozen rows are a leaf where a hook was there first. peft 0.21.2
+    `tuners/lora/layer.py`, `Embedding.forward`; traced.
+    """
+    a = small("llama")
+    run = Run(a, precision, trained=False, adapter=Adapter(4, ("embed_tokens",), False, b))
+    saved = activations.below_layers(run, False)
+    assert saved.tokens == {"r": float(per_token.removesuffix("r"))}
+    assert amount(saved, dimensions(a, 4)).fixed == (2 * 4 * a.hidden if precision == "autocast" else 0)
+    leaf = activations.below_layers(run, True).tokens["h"]
+    assert leaf == run.residual
+    assert "h" not in activations.below_layers(replace(run, hooked=False), True).tokens
+    assert "r" not in activations.below_layers(Run(a, **frozen(BF16_LORA)), True).tokens
+
+
 def test_tokens_of_images_are_put_in_a_copy_of_a_leaf() -> None:
     """Beside adapters with checkpointing the embedding's output is a leaf, 2h, and the copy the first checkpoint."""
     a = small("llama")

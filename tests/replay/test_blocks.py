@@ -33,6 +33,8 @@ TABLE = 151_936 * 896
 KEPT = {"method": "qlora", "checkpoint_gb": (457_004_096 + (2 - NF4[True]) * 896 * 896) / 1e9}
 # copies of embedding and head that are trained whole, beside adapters whose type is another
 SAVED = {"method": "lora", "trainer": "transformers", "lora.modules_to_save": ["embed_tokens", "lm_head"]}
+# adapters beside embedding and head
+ENDS: dict[str, Any] = {"method": "lora", "lora": {"rank": 64, "targets": ["q_proj", "embed_tokens", "lm_head"]}}
 
 
 def job(**fields: Any) -> tuple[Scenario, Blocks]:
@@ -64,7 +66,7 @@ def gradients(model: Blocks) -> list[int]:
     ),
 )
 @pytest.mark.parametrize(
-    "fields", [{}, {"precision": "autocast"}, {"method": "lora"}, {"method": "qlora"}, SAVED, KEPT]
+    "fields", [{}, {"precision": "autocast"}, {"method": "lora"}, {"method": "qlora"}, SAVED, ENDS, KEPT]
 )
 def test_weights_states_and_gradients_add_up_to_the_ledgers_lines(optimizer: str, fields: dict[str, Any]) -> None:
     """But for managed memory, which is no block of PyTorch's; what a block is cut short of is less than a byte."""
@@ -74,7 +76,7 @@ def test_weights_states_and_gradients_add_up_to_the_ledgers_lines(optimizer: str
     expected = 0 if OPTIMIZERS[optimizer].paged else held(s, "optimizer_states")
     assert expected - len(model.states) * 2 <= states <= expected
     whole = sum(gradients(model)) - (TABLE * (4 if "precision" in fields else 2) if model.tied else 0)
-    assert whole + model.embedding == held(s, "gradients")
+    assert whole + model.embedding + model.second == held(s, "gradients")
 
 
 @pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 2), ("lion", 1), ("sgd-momentum", 1)])
@@ -123,6 +125,17 @@ def test_what_lies_below_the_layers_by_hand() -> None:
     assert (frozen.embedding, frozen.tied) == (0, "")
 
 
+def test_rows_beside_an_embedding_by_hand() -> None:
+    """Of rank 64 in fp32: 64 · 151,936 and 896 · 64 elements; a token keeps 64 of four bytes, with checkpointing its
+    row, too.
+    """
+    _, model = job(**ENDS)
+    assert (model.embedding, model.second) == (4 * 64 * 151_936, 4 * 64 * 896)
+    assert model.tables[-1] == 1024 * 64 * 4
+    assert job(**ENDS, checkpointing="full")[1].tables[-2:] == (1024 * 64 * 4, 1024 * 896 * 2)
+    assert job(method="lora")[1].second == 0
+
+
 def test_the_embeddings_backward_sorts_many_tokens() -> None:
     """4.4 bytes an element of its gradient, where there are more tokens than one kernel takes."""
     assert job(seq_len=SORTED_TOKENS)[1].sorting == 0
@@ -150,6 +163,9 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"method": "qlora"},
     {"method": "lora", "lora.modules_to_save": ["embed_tokens", "lm_head"], "checkpointing": "full"},
     {"method": "qlora", "lora.modules_to_save": ["lm_head"], "trainer": "transformers"},
+    ENDS,
+    {**ENDS, "lora": {**ENDS["lora"], "rank": 512}, "checkpointing": "full", "seq_len": 64},
+    {**ENDS, "lora": {**ENDS["lora"], "rank": 512}, "checkpointing": "full", "seq_len": 64, "global_batch": 2},
     {"method": "lora", "lora.modules_to_save": ["embed_tokens"], "trainer": "llamafactory", "checkpointing": "full"},
     {"task": "dpo"},
     {"task": "rm"},

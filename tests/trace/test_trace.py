@@ -43,6 +43,7 @@ CASES = (
     "traced/qwen2.5-1.5b/rm/s1024/mb1/ckpt=full/prec=mp/fsdp=4/grad_accum=2/trainer=True",
     "traced/qwen2.5-1.5b/sft/s1024/mb1/ckpt=full/optim_impl=foreach/lora_r=8/lora_targets=qv/lora_dropout=0.05/"
     "lora_units=layer/fsdp=2/flat=True/no_sync=True/grad_accum=3",
+    "traced/qwen2.5-0.5b/sft/s64/mb1/lora_r=256/lora_targets=q_proj+v_proj+embed_tokens/freeze=vision",
     "traced/qwen3-vl-2b/sft/s1100/mb1/ckpt=full/optim=sgd/optim_impl=foreach/images=1/height=1024/width=1024",
 )
 

@@ -86,7 +86,8 @@ def deepspeed(s: Scenario) -> DeepSpeed:
 
 def keeps(s: Scenario) -> dict[str, Any]:
     """The Trainer's fields of the trained role; TRL's trainers of pairs switch dropout off."""
-    own: dict[str, Any] = {"dropout": s.task not in PAIRED}
+    # checkpointing is switched on as the model is loaded (loaders/model.py, `gradient_checkpointing_enable`)
+    own: dict[str, Any] = {"dropout": s.task not in PAIRED, "adapts_first": False}
     return trainer.keeps(s, placed=True) | own | ({"streams": "stash"} if s.offload.activations else {})
 
 

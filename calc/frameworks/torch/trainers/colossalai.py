@@ -19,7 +19,7 @@ from calc.scenario.scenario import Scenario
 
 TASKS = ("sft", "dpo", "simpo")
 BUCKET = 12 << 20  # elements: the plugin's reduce_bucket_size_in_m, which the scripts leave
-ADAPTERS = "adapters are computed as PEFT's; coati's own may be beside the embedding, too"
+ADAPTERS = "coati's adapters are computed without the biases that lora_train_bias adds"
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,6 +31,8 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         "reentrant": False,  # train_sft.py: gradient_checkpointing_kwargs
         # a variable of the loop holds the model's outputs until the next micro batch's (`sft.py`, `dpo.py`, `_train`)
         **({"outputs_kept": "next"} if task in TASKS else {}),
+        "lora.dropout": 0,
+        "lora.dtype": "bf16",  # the plugin's own, of all parameters (`low_level_zero_plugin.py`, LowLevelZeroModel)
     }
 
 
@@ -50,7 +52,7 @@ def keeps(s: Scenario) -> dict[str, Any]:
 
 
 def notes(s: Scenario) -> tuple[str, ...]:
-    """The note on adapters, which are computed as PEFT's."""
+    """The note on adapters, whose operations are PEFT's (`coati/models/lora.py`, LoraLinear, LoraEmbedding)."""
     return (ADAPTERS,) if s.lora else ()
 
 
@@ -70,6 +72,9 @@ def refuse(s: Scenario) -> Refusal | None:
     }
     if fault := shared.refuse(s, TASKS, fixed):
         return fault
+    if s.lora and s.lora.dropout:
+        # `_lora_linear_wrapper` does not pass `linear_lora_dropout` on, which LoraLinear takes as 0
+        return Refusal("lora.dropout", f"{s.lora.dropout} with trainer colossalai", "0; its linears drop nothing out")
     for field in ("activations", "parameters"):
         if getattr(s.offload, field):
             return Refusal(f"offload.{field}", "true with trainer colossalai", "false; it has no switch for it")

@@ -18,7 +18,7 @@ from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
 from calc.models.architecture import Architecture, layer_kinds, layer_tensors
-from calc.models.lora import adapted
+from calc.models.lora import EMBEDDING, HEAD, adapted
 from calc.scenario.scenario import Scenario
 
 TASKS = ("pretrain", "sft")
@@ -50,6 +50,8 @@ FREE = "2025.12.4"  # puts rows end to end by itself (trainer.py:78 and :352 of 
 TEXTS = "2026.7.4"  # what pads other batches than these (trainer.py:225 and :742 of it)
 PADDED = ("gemma2", "gpt_oss")  # PADDING_FREE_BLOCKLIST (trainer.py:197)
 SEE = ("gemma3n_text", "gemma4_text")  # families whose models all read images, with towers that are not all modelled
+# families that FastLanguageModel runs itself (models/loader.py:444-510 of 2026.1.2), the other ones FastModel
+OWN = ("llama", "mistral", "gemma", "gemma2", "qwen2", "qwen3")
 WHOLE = 1024  # tokens of a micro batch up to which logits were made all the same (models/llama.py:1092 of 2025.3.19)
 FIXED = {"optimizer": "adamw-8bit"}  # what its command sets for good (unsloth_cli/commands/train.py:63)
 ACCUMULATION = 4  # gradient_accumulation_steps (unsloth_cli/config.py:36)
@@ -143,7 +145,35 @@ def refuse(s: Scenario) -> Refusal | None:
         "loss": ("full", "fused", "cut"),
         "checkpointing": ("none", "full"),
     }
-    return shared.refuse(s, TASKS, fixed)
+    return shared.refuse(s, TASKS, fixed) or _copied(s)
+
+
+def _copied(s: Scenario) -> Refusal | None:
+    """The reason why no adapter stands beside embedding or head: FastLanguageModel trains copies of them instead.
+
+    It moves both names to `modules_to_save` (models/llama.py:2846-2867 of 2026.1.2).
+    """
+    for module in (EMBEDDING, HEAD):
+        if s.lora and module in s.lora.modules and s.architecture.family in OWN:
+            allowed = f"lora.modules_to_save {module}, as it trains a copy whole"
+            return Refusal("lora.targets", f"{module} with trainer unsloth", allowed)
+    if s.lora and not isinstance(s.lora.targets, str) and len(untrained(s)) == len(s.lora.targets):
+        given = f"{', '.join(s.lora.targets)} with trainer unsloth"
+        return Refusal("lora.targets", given, "linears of layers, too; it trains none of these")
+    return None
+
+
+def untrained(s: Scenario) -> tuple[str, ...]:
+    """The modules whose adapters get no gradients in a model that FastModel runs.
+
+    It freezes what has neither `.lora_A.` nor `.lora_B.` in its name, and so the matrices `lora_embedding_A` and `_B`
+    (unsloth_zoo 2026.1.2 training_utils.py:133, `prepare_model_for_training`, called after PEFT in unsloth's
+    models/vision.py:1118; the same in unsloth_zoo 2025.3.17). Its losses read the head's own weight, whatever
+    UNSLOTH_RETURN_LOGITS is (compiler.py:1068 of 2026.1.2).
+    """
+    own = s.lora.modules if s.lora else ()
+    passed = (EMBEDDING,) if s.loss == "full" else (EMBEDDING, HEAD)
+    return () if isinstance(own, str) else tuple([module for module in passed if module in own])
 
 
 def keeps(s: Scenario) -> dict[str, Any]:
@@ -154,6 +184,7 @@ def keeps(s: Scenario) -> dict[str, Any]:
     """
     # embedding and head leave the card for their trained copies (models/llama.py:1930-1960 of 2024.8)
     own = trainer.keeps(s, placed=True) | {"keeps_originals": False, "buffer": buffered(s), "mask_positions": masked(s)}
+    own["untrained"] = untrained(s)
     if not s.offload.activations:
         return own
     early: dict[str, Any] = {"streams": "each", "pageable": True}
