@@ -52,7 +52,7 @@ class ForcedFp32(Attention):
         down = self.through(f"{label} A", source, of(r=self.row_share), inputs)
         matrix = self.matrix(f"{label} B", outputs)
         own, trained = ([], matrix) if isinstance(matrix, int) else ([matrix], 0)
-        total = tape.op(f"{label} B add", [y, *own, down], y.width, y.b, saves=[down, *own], aliases=[y],
+        total = tape.op(f"{label} add", [y, *own, down], y.width, y.b, saves=[down, *own], aliases=[y],
                         weight=trained, product=True, flat=True)  # fmt: skip
         tape.returns(x, y, source)
         return total
@@ -83,7 +83,7 @@ class ForcedFp32(Attention):
             for name, width in ((names.q, q_width), (names.k, kv_width), (names.v, kv_width))
         )
         queries, keys = (
-            self.tape.op(f"{label}: prepare", [t], t.width, 4, saves=[t, Tensor(rows, 4)])
+            self.tape.op(f"{label}: rotate", [t], t.width, 4, saves=[t, Tensor(rows, 4)])
             for label, t, rows in (("q", q, of(H=1)), ("k", k, of(K=1)))
         )
         return queries, keys, self.cast(v, 4, "v"), q, k, v

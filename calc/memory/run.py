@@ -206,13 +206,12 @@ class Run:
 
         Where norms return 16 bits below a stream in fp32, so does the last one, which the head reads.
         """
-        if self.forced and self.forced != "norms":
-            return replace(self, precision="bf16")
+        usual: Format = "bf16" if self.forced and self.forced != "norms" else self.precision
         if not self.saves("lm_head") or self.adapter is None:
-            return self
+            return self if usual == self.precision else replace(self, precision=usual)
         wide = self.autocast and self.adapter.saved_b == 4
         fp32: Format = "autocast" if self.residual == 4 else "autocast-narrow"
-        return replace(self, trained=True, precision=fp32 if wide else self.precision)
+        return replace(self, trained=True, precision=fp32 if wide else usual)
 
     @property
     def retains(self) -> bool:

@@ -92,3 +92,5 @@ def test_the_head_reads_what_the_last_norm_returns() -> None:
         written = program(settings).final_norm()
         assert isinstance(written, Tape)
         assert written.final.b == settings.head.residual == b
+        saved = run(a, forced, Adapter(8, "all-linear", False, 4, saved=("lm_head",)))
+        assert saved.head.trained and saved.head.residual == b

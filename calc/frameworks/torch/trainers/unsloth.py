@@ -247,7 +247,8 @@ def notes(s: Scenario) -> Iterator[str]:
     yield from shared.told(s, RELEASES)
     if forced(s):
         yield "Unsloth does not compute Gemma 3 in fp16, but in fp32 around products in fp16"
-        return
-    yield "Unsloth's kernels for norms, rotation, MLP and adapters keep less than the layers computed, Transformers'"
+    else:
+        kernels = "Unsloth's kernels for norms, rotation, MLP and adapters"
+        yield f"{kernels} keep less than the layers computed, Transformers'"
     if s.loss == "fused" and shared.ran(s, RELEASES) == NEWEST:
         yield "its fused loss takes chunks as large as free memory allows: computed with as small ones as Liger's"
