@@ -28,6 +28,7 @@ Loads = Literal["", "first", "node", "every"]
 Streams = Literal["", "each", "stash", "buffers"]
 Ends = Literal["", "kept", "freed"]
 Exchange = Literal["", "all-to-all", "all-gather", "ring"]
+Forced = Literal["", "norms", "grouped", "repeated"]
 
 # Parts of Megatron-core's layers that can be run again for their backward, see `calc.memory.megatron_again`.
 Recomputed = Literal[
@@ -212,6 +213,9 @@ class Role:
     the GPU until their copies are there), `buffers` (two on the GPU stay for them, and the last checkpoint does not
     leave). `pageable`: the copies lie in host memory that is not pinned.
 
+    `forced`: Unsloth has the residual stream in fp32, though products run in fp16: beside it `norms`' outputs, or
+    attention, which reads keys as they are shared (`grouped`) or `repeated`; see `calc.memory.forced_fp32`.
+
     `varlen`: flash attention is PyTorch's own operator, `varlen_attn`, and not that of the flash-attn package.
     `caches`: a forward without gradients fills a cache of keys and values, as Transformers' models do unless they are
     told not to.
@@ -246,6 +250,7 @@ class Role:
     by_trainer: bool = False
     streams: Streams = ""
     pageable: bool = False
+    forced: Forced = ""
     finds_unused: bool = False
     cut_scales: bool = False
     ends: Ends = ""

@@ -38,6 +38,8 @@ class Plain(Holder):
             yield "experts before four bits", [*self.weights(), weights.stacked_experts(r.role, r.arch, r.run.compute)]
         if r.recast and (last := weights.published(r.role, r.arch, r.head, r.recast)):
             yield "last table: cast", [*self.weights(), last]
+        if r.casts_table:
+            yield "table: cast on the GPU", [*self.weights(), weights.cast_table(r.role, r.arch, r.weight_bytes)]
         if starting := r.starting():
             yield "adapters decomposed from weights", [*self.weights(), *starting]
         yield "weights on the GPU", self.weights()

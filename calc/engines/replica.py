@@ -39,6 +39,7 @@ class Replica:
     run, `weights` or the optimizer's `states`; for `backups`, `paused` and `loads` see `calc.base.plan.Role`.
     `copied`: a process that loads weights on the host has a copy of them, and does not leave them in the files.
     `recast`: bytes of an element as published, where loading casts each tensor once it is on the card.
+    `casts_table`: once all are there, each is cast to another type of 16 bits, the table of tokens, too.
     `stays`: weights that FSDP gathers for the first micro batch of a step stay until the last, as do whole
     gradients. `pins`: the allocator of pinned host memory. `in_backward`: each parameter steps as soon as its
     gradient is there, which then goes. `streams` and `ends`: see `calc.base.plan.Role`. `gathers`: bytes of an
@@ -73,6 +74,7 @@ class Replica:
     loads: Loads = ""
     copied: bool = True
     recast: int = 0
+    casts_table: bool = False
     reduce_bytes: int = 0
     defers: bool = False
     stays: bool = False

@@ -26,6 +26,7 @@ from calc.memory.compiled import Fused, graph
 from calc.memory.compressed import CompressedAttention
 from calc.memory.crossing import CrossAttention
 from calc.memory.expert_loop import ExpertLoop
+from calc.memory.forced_fp32 import ForcedFp32
 from calc.memory.kda import ChannelDelta
 from calc.memory.lightning import Lightning
 from calc.memory.linears import WIDTH
@@ -849,11 +850,15 @@ class Compiled(Fused, Program):
         return graph(super().layer())
 
 
+class Forced(ForcedFp32, Program):
+    """Writes the operations of a layer that Unsloth forces to fp32 between its products."""
+
+
 def program(run: Run, spec: LayerSpec | None = None, **how: bool) -> Program | MegatronLayer:
     """The program of a layer of the kind `spec`, by the library whose code runs it; `how`: see `Linears`."""
     match run.arch.modeling:
         case "":
-            return (Compiled if run.compiled else Program)(run, spec, **how)
+            return (Forced if run.forced else Compiled if run.compiled else Program)(run, spec, **how)
         case "litgpt":
             return Litgpt(run, spec, **how)
         case "megatron" | "megatron-plain" | "megatron-local":
@@ -880,7 +885,8 @@ class Kind(NamedTuple):
         """The settings of `run` for such a layer."""
         own = replace(run, kept_end=0) if run.kept_end else run
         own = replace(own, narrow="" if self.wide else own.narrow, wide_end=0) if own.wide_end else own
-        return replace(own, kernel="masked") if self.masked and own.arch.fused_qkv != "picked" else own
+        plain = own.arch.fused_qkv == "picked" or own.forced  # what SDPA takes without a mask, it takes with one
+        return replace(own, kernel="masked") if self.masked and not plain else own
 
 
 def lowest_adapted(run: Run) -> int:

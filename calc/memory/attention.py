@@ -500,7 +500,11 @@ class Attention(Linears):
         x = self.dropped_out(x, "probabilities") if self.arch.attention_dropout else x
         mixed = self.product_of_scores("values", x, v, of(o=1), of(o=1), 4)
         tape.returns(*wide)
-        return tape.op("attention: contiguous", [self.cast(mixed, self.c, "values")], of(o=1), self.c)
+        return self.by_token(mixed)
+
+    def by_token(self, mixed: Tensor) -> Tensor:
+        """The output of plain mathematics in the compute type, laid out by token."""
+        return self.tape.op("attention: contiguous", [self.cast(mixed, self.c, "values")], of(o=1), self.c)
 
     def at_least_bound(self, scores: Tensor) -> Tensor:
         """The larger of masked scores and the least number of their type, which keeps the scores.

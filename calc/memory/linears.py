@@ -414,20 +414,26 @@ class Linears:
         return self.times(name, self.matrix(name, weight), x, out)
 
     def matrix(self, name: str, weight: int) -> Tensor | int:
-        """One of an adapter's matrices: the bf16 copy that autocast keeps of one in fp32, or its elements."""
+        """One of an adapter's matrices: a 16-bit copy of one in fp32, which autocast keeps, or its elements."""
         adapter = self.run.adapter
         assert adapter is not None
-        if not self.autocast or adapter.b == 2:
+        if not self.casts_adapters or adapter.b == 2:
             return weight
         copy = self.tape.op(f"{name}: weight to bf16", [], Size({}, {"": weight}), 2, weight=weight)
-        self.tape.cache(copy)
+        if self.autocast:
+            self.tape.cache(copy)
         return copy
+
+    @property
+    def casts_adapters(self) -> bool:
+        """True if products with an adapter's matrices run in the compute type, whatever these are stored in."""
+        return self.autocast
 
     def times(self, name: str, matrix: Tensor | int, x: Tensor, out: Size) -> Tensor:
         """The product of `x` with one of an adapter's matrices, see `matrix`."""
         adapter = self.run.adapter
         assert adapter is not None
-        x = self.cast(x, self.c if self.autocast else adapter.b, name)
+        x = self.cast(x, self.c if self.casts_adapters else adapter.b, name)
         if isinstance(matrix, int):
             return self.tape.op(name, [x], out, x.b, saves=[x], weight=matrix, product=True, flat=True)
         return self.tape.op(name, [matrix, x], out, x.b, saves=[x, matrix], product=True, flat=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple, assert_never
 
-from calc.base.plan import Exchange, Recomputed
+from calc.base.plan import Exchange, Forced, Recomputed
 from calc.memory.weights import Experts
 from calc.models.architecture import PROJECTIONS, Architecture, LayerSpec, layer_kinds, layer_tensors
 from calc.models.kernels import SDPA_FLASH_HEAD, Replaced
@@ -16,8 +16,8 @@ from calc.models.lora import EMBEDDING
 
 # bf16: every tensor; autocast: fp32 weights and residual stream; autocast-narrow: a residual stream in bf16, where the
 # first operation is a product; autocast-bf16: both in bf16; autocast-wide: weights in bf16 below an embedding
-# in fp32; fp32: every tensor
-Format = Literal["bf16", "autocast", "autocast-narrow", "autocast-bf16", "autocast-wide", "fp32"]
+# in fp32; wide-stream: a residual stream in fp32 around others in 16 bits; fp32: every tensor
+Format = Literal["bf16", "autocast", "autocast-narrow", "autocast-bf16", "autocast-wide", "wide-stream", "fp32"]
 # efficient is what SDPA takes for fp32 or unequal head sizes, math its plain mathematics
 Kernel = Literal["flash", "efficient", "masked", "eager", "math"]
 # "": products of 16 or 32 bits
@@ -41,6 +41,7 @@ WIDTHS: Mapping[Format, Widths] = {
     "autocast-narrow": Widths(2, 2, 4, True),
     "autocast-bf16": Widths(2, 2, 2, True),
     "autocast-wide": Widths(2, 4, 2, True),
+    "wide-stream": Widths(2, 4, 2, False),
     "fp32": Widths(4, 4, 4, False),
 }
 # activations with an operation that autocast runs in fp32: a power, an exponential
@@ -142,6 +143,7 @@ class Run:
     hooked: bool = True  # a hook from before PEFT makes the embedding's rows require a gradient with checkpointing
     deterministic: bool = False  # PyTorch's deterministic algorithms, with which experts' outputs are summed otherwise
     keeps_wide: bool = False  # tensors that Transformers loads in fp32 beside others in 16 bits stay so
+    forced: Forced = ""  # tensors between products that Unsloth has in fp32, a word of `calc.base.plan.Role`
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
 
     def at(self, spec: LayerSpec) -> Run:
@@ -208,12 +210,16 @@ class Run:
 
     @property
     def head(self) -> Run:
-        """The settings with which the head runs: those of a trained one, where it is trained beside adapters."""
+        """The settings with which the head runs: those of a trained one, where it is trained beside adapters.
+
+        Where norms return 16 bits below a stream in fp32, so does the last one, which the head reads.
+        """
+        usual: Format = "bf16" if self.forced and self.forced != "norms" else self.precision
         if not self.saves("lm_head") or self.adapter is None:
-            return self
+            return self if usual == self.precision else replace(self, precision=usual)
         wide = self.autocast and self.adapter.saved_b == 4
         fp32: Format = "autocast" if self.residual == 4 else "autocast-narrow"
-        return replace(self, trained=True, precision=fp32 if wide else self.precision)
+        return replace(self, trained=True, precision=fp32 if wide else usual)
 
     @property
     def retains(self) -> bool:

@@ -57,7 +57,7 @@ def running(
     return replace(
         run, arch=tower.blocks, trained=trained, adapter=adapter, kernel=kernel, training=False,
         replaced=replaced_in_tower(run.arch.family, run.replaced),
-        precision="autocast-narrow" if narrow else run.precision,
+        precision="autocast-narrow" if narrow else "bf16" if run.forced else run.precision,
     )  # fmt: skip
 
 

@@ -263,6 +263,12 @@ def published(role: str, arch: Architecture, head: Head, b: int) -> Line | None:
     return Line("temporary", role, b * behind[-1], "b·P_e", {"b": b, "P_e": behind[-1]}, "weights#loading")
 
 
+def cast_table(role: str, arch: Architecture, b: int) -> Line:
+    """The table of tokens in `b` bytes an element as it was loaded, beside its cast to another type as wide."""
+    table = arch.vocab * arch.outer
+    return Line("temporary", role, b * table, "b·P_e", {"b": b, "P_e": table}, "weights#loading")
+
+
 def scales(role: str, arch: Architecture, *, experts: Experts = "", nested: bool = True) -> Line:
     """The scales of a model in NF4, which stay on the GPU where its shards lie on the host."""
     four, scale = quantised_elements(arch, experts=experts), NF4[nested] - PACKED

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Literal, assert_never
 
 from calc.base.ledger import Line, total
-from calc.base.plan import Exchange, Keeps, Role, Serving
+from calc.base.plan import Exchange, Forced, Keeps, Role, Serving
 from calc.base.units import GB, MiB
 from calc.base.versions import at_least
 from calc.catalog.catalog import GPU
@@ -86,6 +86,7 @@ TAPES: Mapping[Layout, Format] = {
 EXCHANGES: Mapping[ContextExchange, Exchange] = {"all_gather": "all-gather", "a2a": "all-to-all"}
 MAPPED = "4.51"  # of Transformers: see `copied`
 CASTS_ON_CARD = {False: "4.50", True: "4.51"}  # of Transformers, the latter with four bits: see `recast`
+STAGED = 2**30  # bytes: see `casts_table`
 VALUED = ("critic", "reward")  # roles with a value head in place of one over the vocabulary
 
 
@@ -115,6 +116,11 @@ def kernel(arch: Architecture, attention: Attention, layout: Layout) -> Kernel:
             return "efficient" if arch.v_dim < arch.head_dim or arch.head_dim > SDPA_FLASH_HEAD else "flash"
         case other:
             assert_never(other)
+
+
+def forced_kernel(arch: Architecture, forced: Forced) -> Kernel:
+    """The kernel of SDPA for a model that Unsloth computes in fp32: see `calc.memory.forced_fp32`."""
+    return "math" if arch.grouped and forced != "repeated" else "efficient"
 
 
 @lru_cache(maxsize=1024)
@@ -201,7 +207,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
     """The settings with which the layers of `arch`, a rank's part of the model of `role`, run."""
     trained = trained and s.optimizer != "none"
     adapter = adapter_of(s, role) if trained and s.lora else None
-    precision = TAPES[s.layout]
+    precision: Format = "wide-stream" if role.forced else TAPES[s.layout]
     if role.wrapped and precision == "bf16":
         # autocast leaves an embedding as it is: with a copy in fp32 so is all that is added to its output
         wide = adapter is not None and EMBEDDING in adapter.saved and upcasts(s, role)
@@ -213,14 +219,15 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
     return Run(
         arch=arch,
         precision=precision,
-        half=s.precision == "fp16" and WIDTHS[precision].residual == 2,
+        half=s.precision == "fp16" and (WIDTHS[precision].residual == 2 or bool(role.forced)),
+        forced=role.forced,
         trained=trained and adapter is None,
         training=trained and role.dropout,
         # PEFT freezes what it puts adapters beside
         differentiable=role.unfrozen and not trained and not s.lora,
         wrapped=role.wrapped,
         adapter=adapter,
-        kernel=kernel(arch, s.attention, s.layout),
+        kernel=forced_kernel(arch, role.forced) if role.forced else kernel(arch, s.attention, s.layout),
         packaged=s.attention == "flash" and not role.varlen,
         sequences=s.sequence_parallel and s.tensor_parallel > 1,
         within=s.async_tensor_parallel,
@@ -297,8 +304,17 @@ def recast(s: Scenario, role: Role, arch: Architecture) -> int:
     """
     transformers = s.versions.get("transformers", "5")
     casts = at_least(transformers, CASTS_ON_CARD[s.method == "qlora"]) and not at_least(transformers, "5")
-    as_published = FORMATS[s.layout][0] == 2 and (s.precision == "fp16") == arch.half
+    as_published = FORMATS[s.layout][0] == 2 and (bool(role.forced) or (s.precision == "fp16") == arch.half)
     return 2 if casts and role.placed and not as_published else 0
+
+
+def casts_table(role: Role, arch: Architecture) -> bool:
+    """True if a model that was loaded in bf16 is then cast to fp16 on the card, module by module, the table as a whole.
+
+    unsloth_zoo 2025.3.17 patching_utils.py, `patch_model_and_tokenizer`. The newest releases cast a parameter of
+    `STAGED` bytes piece by piece in its own place (2026.10.9, `_cast_large_param`).
+    """
+    return bool(role.forced) and (role.forced != "repeated" or 2 * arch.vocab * arch.outer < STAGED)
 
 
 def records_streams(s: Scenario) -> bool:
@@ -405,6 +421,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         loads="" if role.shares else role.loads,
         copied=copied(s, arch),
         recast=recast(s, role, arch),
+        casts_table=casts_table(role, arch),
         reduce_bytes=role.reduce_bytes or grad,
         defers=s.no_sync,
         stays=role.pipeline[1] > 1 and s.devices == 1,

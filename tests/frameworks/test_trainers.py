@@ -17,6 +17,7 @@ from calc.models.lora import adaptable_names
 from calc.resolve.parse import parse
 from calc.scenario.scenario import SCHEMA, Scenario, ScenarioError
 from calc.scenario.words import RL, Trainer
+from calc.step.placement import engine, replica
 
 # Adapters of rank 8 on all linears of Llama 3 8B: 32 layers of 8 (2 (4096 + 4096) + 2 (4096 + 1024) + 3 (4096 + 14336))
 ADAPTERS = 20_971_520
@@ -476,6 +477,60 @@ def test_ms_swift_had_zero_exchange_in_streams_of_its_own_until_march_2025() -> 
 def test_unsloth_makes_segments_expandable_since_march_2024() -> None:
     mapped = [run("unsloth", versions__unsloth=at).expandable_segments for at in ("2024.1", "2024.3", "2026.10.9")]
     assert mapped == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("fields", "forced"),
+    [
+        # FORCE_FLOAT32 has "gemma3" since 2025.3.15; norms return fp16 since unsloth_zoo 2025.6.3, which 2025.6.4 asks
+        # for; sdpa_gqa.py came with 2026.10.8
+        ({"versions__unsloth": "2025.3.14"}, ""),
+        ({"versions__unsloth": "2025.3.15"}, "norms"),
+        ({"versions__unsloth": "2025.6.3"}, "norms"),
+        ({"versions__unsloth": "2025.6.4"}, "grouped"),
+        ({"versions__unsloth": "2026.10.7"}, "grouped"),
+        ({"versions__unsloth": "2026.10.8", "images": {"width": 320, "height": 64}}, "repeated"),
+        ({"precision": "bf16"}, ""),
+        ({"model": "gemma-2-2b"}, ""),
+    ],
+)
+def test_unsloth_computes_gemma_3_in_fp32_where_fp16_is_asked_for(fields: dict[str, Any], forced: str) -> None:
+    """Without the autocast that Accelerate puts around other models."""
+    given = {"model": "gemma-3-4b", "method": "qlora", "precision": "fp16", "versions__transformers": "4.55", **fields}
+    role = run("unsloth", **given).keeps.roles[0]
+    assert role.forced == forced
+    assert role.wrapped == (not forced)
+
+
+def test_unsloth_casts_gemma_3s_table_on_the_card_unless_it_is_large_and_the_release_new() -> None:
+    """262,144 times 640 elements of Gemma 3 270M and 262,208 times 2,560 of Gemma 3 4B, a GiB in two bytes and more.
+
+    unsloth_zoo 2026.10.9 patching_utils.py: `_FORCED_FLOAT32_STAGE_BYTES`.
+    """
+
+    def cast(model: str, version: str) -> int:
+        s = run("unsloth", model=model, method="lora", precision="fp16", versions__unsloth=version)
+        moments = dict(engine(s, replica(s, s.keeps.roles[0], trained=True), s.keeps).loading())
+        lines = moments.get("table: cast on the GPU", [])
+        return lines[-1].bytes if lines else 0
+
+    assert cast("gemma-3-270m", "2025.9.1") == cast("gemma-3-270m", "2026.10.8") == 2 * 262_144 * 640
+    assert cast("gemma-3-4b", "2025.9.1") == 2 * 262_208 * 2560 > 2**30
+    assert cast("gemma-3-4b", "2026.10.8") == 0
+
+
+def test_unsloth_makes_chunks_of_a_gib_of_logits_where_a_new_pytorch_switches_cut_cross_entropy_off() -> None:
+    """Four sequences of 2,048 tokens and 262,144 entries: 8 GiB of fp32 logits, in eight chunks.
+
+    unsloth 2025.8.9 __init__.py:112; unsloth_zoo 2025.8.8 `get_chunk_size`: 4 · round(8 / 4).
+    """
+    job = {"model": "gemma-3-270m", "method": "lora", "micro_batch": 4, "seq_len": 2048}
+
+    def way(version: str, torch: str) -> Path:
+        return run("unsloth", versions__unsloth=version, versions__torch=torch, **job).keeps.roles[0].path
+
+    assert way("2025.8.9", "2.8") == Path("fused", turns=8)
+    assert way("2025.8.9", "2.7") == way("2025.8.8", "2.8") == Path("cut")
 
 
 def test_unsloth_runs_copies_of_phi_whose_projections_are_apart() -> None:

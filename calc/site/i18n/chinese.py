@@ -143,6 +143,7 @@ MOMENTS = {
     "embedding's gradient: copy": "嵌入层梯度：复制",
     "experts before four bits": "专家量化为 4 位之前",
     "last table: cast": "最后一张表：转换类型",
+    "table: cast on the GPU": "词嵌入表在显卡上转换类型",
     "adapters decomposed from weights": "由权重分解出适配器",
     "weights arrive": "权重到达",
     "weights to the engine": "权重交给引擎",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from calc.base.plan import Path
+from calc.base.plan import Forced, Path
 from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.frameworks import trainer
@@ -24,6 +24,9 @@ from calc.scenario.scenario import Scenario
 TASKS = ("pretrain", "sft")
 FIRST, NEWEST = "2024.8", "2026.10.9"
 CUT, SHORT, FUSED = "2024.11.10", "2025.3.19", "2025.9.1"  # releases in which the loss changed
+# the release that switches cut-cross-entropy off where PyTorch is as new (__init__.py:112 of 2025.8.9), and the bytes
+# of fp32 logits for which a chunk of what then runs has room (`target_gb`, unsloth_zoo 2025.8.8 compiler.py:880)
+OFF, NEWER, ROOM = "2025.8.9", "2.8", 2**30
 # PyTorch, Transformers: as METADATA allows, of the release's day
 RELEASES: Mapping[str, Pins] = {
     FIRST: Pins("0.14.4", "2.4.0", "4.43.3"),
@@ -52,6 +55,10 @@ PADDED = ("gemma2", "gpt_oss")  # PADDING_FREE_BLOCKLIST (trainer.py:197)
 SEE = ("gemma3n_text", "gemma4_text")  # families whose models all read images, with towers that are not all modelled
 # families that FastLanguageModel runs itself (models/loader.py:444-510 of 2026.1.2), the other ones FastModel
 OWN = ("llama", "mistral", "gemma", "gemma2", "qwen2", "qwen3")
+# a model that overflows in fp16, and is computed in fp32 in its place (FORCE_FLOAT32 of models/loader.py): the first
+# release, that whose norms return fp16 (unsloth_zoo 2025.6.3 temporary_patches/gemma.py), and that whose attention gets
+# keys repeated (2026.10.8 temporary_patches/sdpa_gqa.py)
+OVERFLOWS, FORCED, NARROWED, REPEATED = ("gemma3", "gemma3_text"), "2025.3.15", "2025.6.4", "2026.10.8"
 WHOLE = 1024  # tokens of a micro batch up to which logits were made all the same (models/llama.py:1092 of 2025.3.19)
 FIXED = {"optimizer": "adamw-8bit"}  # what its command sets for good (unsloth_cli/commands/train.py:63)
 ACCUMULATION = 4  # gradient_accumulation_steps (unsloth_cli/config.py:36)
@@ -105,6 +112,9 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of its command for `task`, by dotted key; weights are bf16, trained whole too (models/vision.py)."""
     version, libraries = shared.release("unsloth", RELEASES, given)
     values = stated(task, version, DEFAULTS, NOTHING if given.get("method", "full") == "full" else ADAPTERS)
+    asked, torch = (str({**libraries, **given}[f"versions.{name}"]) for name in ("unsloth", "torch"))
+    if values["loss"] == "cut" and at_least(asked, OFF) and at_least(torch, NEWER):
+        values["loss"] = "fused"
     return {
         **libraries,
         **values,
@@ -176,6 +186,20 @@ def untrained(s: Scenario) -> tuple[str, ...]:
     return () if isinstance(own, str) else tuple([module for module in passed if module in own])
 
 
+def forced(s: Scenario) -> Forced:
+    """The parts of a model that it computes in fp32, in place of fp16, whatever the card: of adapters alone.
+
+    What it trains whole has weights in fp32, and no release takes it in fp16. The trainer's own fp16 is switched off
+    (models/rl.py, `force_float32`). GPT-OSS and Gemma 3n are in the list, too, with patches that are not followed.
+    """
+    version = str(s.versions["unsloth"])
+    if s.architecture.family not in OVERFLOWS or s.precision != "fp16" or not at_least(version, FORCED):
+        return ""
+    if not at_least(version, NARROWED):
+        return "norms"
+    return "repeated" if at_least(version, REPEATED) else "grouped"
+
+
 def keeps(s: Scenario) -> dict[str, Any]:
     """The Trainer's fields of the trained role.
 
@@ -185,6 +209,8 @@ def keeps(s: Scenario) -> dict[str, Any]:
     # embedding and head leave the card for their trained copies (models/llama.py:1930-1960 of 2024.8)
     own = trainer.keeps(s, placed=True) | {"keeps_originals": False, "buffer": buffered(s), "mask_positions": masked(s)}
     own["untrained"] = untrained(s)
+    if wide := forced(s):
+        own |= {"forced": wide, "wrapped": False}
     if not s.offload.activations:
         return own
     early: dict[str, Any] = {"streams": "each", "pageable": True}
@@ -230,22 +256,30 @@ def path(s: Scenario, usual: Path) -> Path:
     returns to fp32. From 2025.3.19 on, before the newest, short micro batches took that way, too. 2025.9.1 makes the
     gradients in forward, compiled, in chunks for which it allows half of the free memory: computed as one, which they
     are unless fp32 logits are larger than what is free (unsloth_zoo fused_losses/cross_entropy_loss.py,
-    `get_chunk_size`).
+    `get_chunk_size`). 2025.8.9 allows `ROOM` for those of a chunk, and makes a multiple of four chunks.
 
     It finds the loss in a model's source by patterns. A model that none of them matches makes all logits, casts them to
     fp32 itself, and hands them to that kernel (unsloth_zoo 2025.10.12 loss_utils.py:112, `UnslothForCausalLMLoss`).
     """
     if s.architecture.family in UNMATCHED and not at_least(str(s.versions["unsloth"]), MATCHED):
         return Path("flash", head_fp32=True, in_place=True)
-    between = at_least(shared.ran(s, RELEASES), SHORT) and shared.ran(s, RELEASES) != NEWEST
+    ran, version = shared.ran(s, RELEASES), str(s.versions["unsloth"])
+    between = at_least(ran, SHORT) and ran != NEWEST
     if s.loss == "full" or (between and s.rows * s.longest_len <= WHOLE):
-        return Path("flash", in_place=True, caps=True, metrics=4 if trainer.wrapped(s) else 0)
-    return replace(usual, turns=1) if s.loss == "fused" and shared.ran(s, RELEASES) == FUSED else usual
+        return Path("flash", in_place=True, caps=True, metrics=4 if trainer.wrapped(s) and not forced(s) else 0)
+    if s.loss == "fused" and at_least(version, OFF) and not at_least(version, FUSED):
+        logits = 4 * s.rows * s.longest_len * s.architecture.vocab
+        return replace(usual, turns=max(1, 4 * round(logits / ROOM / 4)))
+    return replace(usual, turns=1) if s.loss == "fused" and ran == FUSED else usual
 
 
 def notes(s: Scenario) -> Iterator[str]:
     """Notes on parts of Unsloth that are computed otherwise."""
     yield from shared.told(s, RELEASES)
-    yield "Unsloth's kernels for norms, rotation, MLP and adapters keep less than the layers computed, Transformers'"
+    if forced(s):
+        yield "Unsloth does not compute Gemma 3 in fp16, but in fp32 around products in fp16"
+    else:
+        kernels = "Unsloth's kernels for norms, rotation, MLP and adapters"
+        yield f"{kernels} keep less than the layers computed, Transformers'"
     if s.loss == "fused" and shared.ran(s, RELEASES) == NEWEST:
         yield "its fused loss takes chunks as large as free memory allows: computed with as small ones as Liger's"
