@@ -17,10 +17,12 @@ ADAPTER = Adapter(8, "all-linear", False, 4)
 
 
 def test_a_run_is_bf16_frozen_to_nothing_and_alone_unless_it_says_otherwise() -> None:
-    """The tapes of `torch`: one model, its own weights trained, PyTorch's flash kernel, no autocast, no rank beside."""
+    """The tapes of `torch`: one model, its own weights trained, PyTorch's flash kernel, no autocast, no rank beside;
+    what reads the stream first would find a hook of checkpointing.
+    """
     plain = Run(ARCH)
     said = {name for name in Run.__slots__ if getattr(plain, name) is True}
-    assert said == {"trained", "nested"}
+    assert said == {"trained", "nested", "hooked"}
     assert (plain.precision, plain.kernel, plain.context, plain.exchange) == ("bf16", "flash", 1, "")
     assert (plain.unpacked, dimensions(ARCH)["r"]) == (0, 0)
 
