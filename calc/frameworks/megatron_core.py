@@ -174,3 +174,11 @@ def chunks_fault(s: Scenario) -> Refusal | None:
     step, least = s.micro_batch * s.data_parallel, s.pipeline_parallel
     given = f"{s.global_batch} with virtual_pipeline = {s.virtual_pipeline}"
     return Refusal("global_batch", given, f"a multiple of {step * least}, so that stages take turns")
+
+
+def reruns(s: Scenario) -> tuple[bool, ...]:
+    """What `reentrant` may be: full recomputation runs a layer to its end.
+
+    Its own `CheckpointFunction` (Megatron-LM d98e8a64dd `megatron/core/tensor_parallel/random.py`).
+    """
+    return (True,) if s.checkpointing == "full" else (True, False)

@@ -29,6 +29,7 @@ SMALL = MiB  # kSmallSize: the largest small block, and the largest remainder no
 ENDLESS = 1 << 59  # the address space of an expandable segment
 UNPLACED = -1  # in place of the address of a small block
 ADDRESS = 60  # bits of an address, behind the size in the key by which free blocks are ordered
+PLACE = (1 << ADDRESS) - 1  # the address in such a key
 
 Block = tuple[int, ...]
 NO_BLOCK: Block = ()
@@ -241,7 +242,7 @@ class Allocator:
         """Allocate and free as `steps` says, one step after another; `own` maps slots to their blocks."""
         # a single loop, because an estimate runs it tens of thousands of times
         free, starts, ends, unmapped = self._free, self._starts, self._ends, self._unmapped
-        process, spare, least, low = self.process, self._spare, self.LEAST, (1 << ADDRESS) - 1
+        process, spare, least, low = self.process, self._spare, self.LEAST, PLACE
         allocated, most = process.allocated, process.most
         for slot, size in steps:
             if size > SMALL:
@@ -322,7 +323,7 @@ class Allocator:
         """Size and start of each free block of at least `size` bytes, the smallest first."""
         free = self._free
         for place in range(bisect_left(free, size << ADDRESS), len(free)):
-            yield free[place] >> ADDRESS, free[place] & ((1 << ADDRESS) - 1)
+            yield free[place] >> ADDRESS, free[place] & PLACE
 
     def _segment(self, size: int) -> tuple[int, int]:
         """Reserve a new segment for `size` bytes; a gap keeps blocks of two segments from being neighbours."""

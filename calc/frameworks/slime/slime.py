@@ -83,7 +83,7 @@ def refuse(s: Scenario) -> Refusal | None:
         "logprob": ("logsumexp",),
         "packing": (True,),
         "no_sync": (False,),
-        "reentrant": (True,) if s.checkpointing == "full" else (True, False),
+        "reentrant": megatron_core.reruns(s),
         "offload.parameters": (False,),
         "cp_comm_type": ("p2p",),
         **({"rollout.sleep": (s.placement == "colocated",)} if s.rollout else {}),

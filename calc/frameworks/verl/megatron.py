@@ -96,7 +96,7 @@ def refuse(s: Scenario) -> Refusal | None:
         "checkpointing": ("none", "full", "selective") if reached(version, PARTS) else ("none", "full"),
         "packing": (True,),
         "no_sync": (False,),
-        "reentrant": (True,) if s.checkpointing == "full" else (True, False),
+        "reentrant": megatron_core.reruns(s),
     }
     for field, allowed in fixed.items():
         if (value := getattr(s, field)) not in allowed:

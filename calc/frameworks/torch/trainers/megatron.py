@@ -83,7 +83,7 @@ def refuse_with(s: Scenario, tasks: tuple[str, ...], own: Mapping[str, tuple[Any
         "no_sync": (False,),
         "kernels": ("eager",),
         "optimizer_in_backward": (False,),
-        "reentrant": (True,) if s.checkpointing == "full" else (True, False),
+        "reentrant": megatron_core.reruns(s),
         **own,
     }
     if fault := shared.refuse(s, tasks, fixed, together=True):
