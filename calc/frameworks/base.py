@@ -16,6 +16,7 @@ from calc.scenario.words import DEEPSPEED, TOGETHER, Generates, Sharding
 
 Cut = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 Pads = Callable[[Mapping[str, Any], Architecture, bool], bool]
+Copy = Callable[[Mapping[str, Any], str], float | None]
 
 
 class Choices(NamedTuple):
@@ -37,6 +38,7 @@ class Choices(NamedTuple):
     `shared`: the degree by which its trainer lets GPUs share a sequence, "" for none; `cuts` tells from a job's fields
     and a rung of them whether sequences are cut.
     `pads` tells from fields, a model and whether it can read images if batches of that model are padded in any case.
+    `copy` tells from fields and a model's id how many GB the copy in four bits has that is loaded in the model's place.
     """
 
     own_loop: bool = False
@@ -57,6 +59,7 @@ class Choices(NamedTuple):
     shared: str = ""
     cuts: Cut = lambda job, rung: True
     pads: Pads = lambda values, architecture, sees: False
+    copy: Copy = lambda values, model: None
 
 
 class Framework(Protocol):

@@ -15,7 +15,7 @@ allocated, and serves nobody until the host has seen that stream pass the work (
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import lru_cache
 from math import inf
@@ -251,8 +251,9 @@ class Allocator:
                     key = free[place]
                     have, start = key >> ADDRESS, key & low
                     if unmapped and start + have in unmapped:
-                        have, start = self._fit(size)
-                        place = bisect_left(free, have << ADDRESS | start)
+                        place = self._fit(place)
+                        key = free[place]
+                        have, start = key >> ADDRESS, key & low
                     del free[place], starts[start]
                 else:
                     process.allocated, self._spare = allocated, spare
@@ -303,27 +304,24 @@ class Allocator:
                 insort(free, size << ADDRESS | start)
         self._spare, process.allocated, process.most = spare, allocated, most
 
-    def _fit(self, size: int) -> tuple[int, int]:
-        """Size and start of the free block to take, where the first one that is large enough borders on unmapped pages.
+    def _fit(self, place: int) -> int:
+        """The place of the free block to take, where the first one that is large enough, at `place`, borders on
+        unmapped pages.
 
         Such a block ranks by the size that it can grow to, so that a larger block that cannot grow may come before it.
         """
-        fitting, unmapped = self._from(size), self._unmapped
-        have, start = next(fitting)
+        free, unmapped = self._free, self._unmapped
+        have, start = free[place] >> ADDRESS, free[place] & PLACE
         grown = have + unmapped.get(start + have, 0)
-        for more, following in fitting:
-            growing = more + unmapped.get(following + more, 0)
-            # a block that cannot grow is smaller than the next anyway
-            if grown == have or grown <= growing:
+        for following in range(place + 1, len(free)):
+            have, start = free[following] >> ADDRESS, free[following] & PLACE
+            growing = have + unmapped.get(start + have, 0)
+            if grown <= growing:
                 break
-            have, start, grown = more, following, growing
-        return have, start
-
-    def _from(self, size: int) -> Iterator[tuple[int, int]]:
-        """Size and start of each free block of at least `size` bytes, the smallest first."""
-        free = self._free
-        for place in range(bisect_left(free, size << ADDRESS), len(free)):
-            yield free[place] >> ADDRESS, free[place] & PLACE
+            place, grown = following, growing
+            if grown == have:
+                break  # it cannot grow, so that it is smaller than the next anyway
+        return place
 
     def _segment(self, size: int) -> tuple[int, int]:
         """Reserve a new segment for `size` bytes; a gap keeps blocks of two segments from being neighbours."""
@@ -418,7 +416,8 @@ class Expandable(Allocator):
 
     def release(self) -> None:
         """Return whole pages in which nothing is allocated to the driver."""
-        for size, begin in [*self._from(BUFFER)]:
+        for key in self._free[bisect_left(self._free, BUFFER << ADDRESS) :]:
+            size, begin = key >> ADDRESS, key & PLACE
             end = begin + size
             low, high = _pages(begin), end // BUFFER * BUFFER
             if low == high:

@@ -47,6 +47,7 @@ MICRO_BATCHES = 2  # the first leaves its gradients, later ones are added to the
 # Events of a replay at most, and of all that seek the least memory for it: under a microsecond of a processor each
 MOST, SOUGHT = 1_500_000, 750_000
 FINE = 250  # the least is sought to one part in so many of what is reserved, finer than measurements tell it
+NEAR = 16  # expandable segments leave few gaps: most jobs can do with this part of the interval above its least
 MARKED = 8  # parts between marks among batches of other lengths
 
 Own = dict[int, Block]  # a piece's blocks by their slots
@@ -238,8 +239,9 @@ class Reserve:
     """The bytes that PyTorch reserves for a replayed job: undisturbed, and the least that it must be allowed.
 
     Neither depends on a card. The least is sought between the most that is allocated and what is reserved undisturbed,
-    to one part in FINE, only as far as a caller asks, and always by the same halvings: a limit may suffice where a
-    higher one does not, so that a search from a card's own limit would find something else for each card.
+    to one part in FINE, only as far as a caller asks, and always by the same halvings (the first cut lies lower where
+    segments expand): a limit may suffice where a higher one does not, so that a search from a card's own limit would
+    find something else for each card.
 
     Where its replays could take more than SOUGHT events, batches of other lengths are left out of the rest: what they
     leave cached goes back to the driver before a request fails. Where as many events are not enough for that either,
@@ -257,6 +259,7 @@ class Reserve:
         process = self._begin(a)
         self.undisturbed = process.most_reserved
         self._low, self._high = process.most, self.undisturbed
+        self._share = NEAR if a.expandable else 2  # of the interval, up to where it is cut next
 
     def _begin(self, a: Act) -> Process:
         """Replays `a` from now on, within SOUGHT more events; its process as no limit disturbs it."""
@@ -332,13 +335,14 @@ class Reserve:
         """Halves the interval in which the least lies; False if it is narrow enough."""
         if self._found:
             return False
-        middle = (self._low + self._high) // 2
+        middle = self._low + (self._high - self._low) // self._share
         if self._known(middle) is None and not self._affords(middle):
             if not self.act.others:
                 self.cut = True
                 return False
             self._begin(self.act._replace(others=()))
             return self.narrow()
+        self._share = 2
         if self.breaks(middle):
             self._low = middle
         else:

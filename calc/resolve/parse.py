@@ -317,6 +317,8 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
     spoken = catalog.spoken(given["model"])
     sees = "images.width" in values or values["vision_tower"]
     rules.tower_loads(values, model)
+    if "checkpoint_gb" not in given:
+        values["checkpoint_gb"] = module.CHOICES.copy(values, model.id)
     rules.joined(values, given, padded=module.CHOICES.pads(values, model.architecture, model.seeing is not None))
     modelled = partial(_modelled, module, values | {"version": known})
     architecture = modelled(model.reading(images=sees))

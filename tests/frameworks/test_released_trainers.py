@@ -17,6 +17,7 @@ import yaml
 from released import LOADER, Release, read_or_skip
 
 from calc.base.versions import at_least
+from calc.catalog.catalog import load
 from calc.frameworks.releases import Default, Table
 from calc.frameworks.torch import torch
 from calc.frameworks.torch.trainers import (
@@ -408,6 +409,15 @@ def test_unsloth_has_its_losses_in_the_releases_that_are_stated(
         text = released("unsloth", version).text("unsloth/models/llama.py")
         there = re.search(rf"^[^#\n]*{re.escape(word)}", text, re.MULTILINE) is not None
         assert there is (at_least(version, since) and not (until and at_least(version, until))), version
+
+
+def test_unsloth_maps_names_to_copies_from_the_releases_that_are_stated(released: Released) -> None:
+    models = load().models
+    for version in unsloth.RELEASES:
+        text = released("unsloth", version).text("unsloth/models/mapper.py").lower()
+        for model, (first, _) in unsloth.COPIES.items():
+            name = models[model].hf.rpartition("/")[2].lower()
+            assert (f'"unsloth/{name}-unsloth-bnb-4bit"' in text) == at_least(version, first), (version, model)
 
 
 def test_unsloth_makes_segments_expandable_and_keeps_tables_for_its_positions(released: Released) -> None:

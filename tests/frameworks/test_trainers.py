@@ -474,6 +474,18 @@ def test_ms_swift_had_zero_exchange_in_streams_of_its_own_until_march_2025() -> 
     assert [overlaps(v, z) for v in ("3.2.1", "3.2.2") for z in ("zero2", "zero3")] == [True, True, False, False]
 
 
+def test_unsloth_loads_a_copy_whose_linears_are_not_all_in_four_bits() -> None:
+    """From the release that maps the model's name to it, and unless the scenario says another size."""
+    llama = {"model": "llama-3.1-8b", "method": "qlora"}
+    sizes = [
+        run("unsloth", **llama, versions__unsloth=at).checkpoint_gb for at in ("2025.2.2", "2025.3.8", "2026.10.9")
+    ]
+    assert sizes == [None, 5.964, 5.964]
+    assert run("unsloth", **llama, checkpoint_gb=5.703).checkpoint_gb == 5.703
+    others = ({"method": "lora"}, {"model": "qwen2.5-7b"}, {"trainer": "axolotl"})
+    assert [run(**{"trainer": "unsloth"} | llama | other).checkpoint_gb for other in others] == [None] * 3
+
+
 def test_unsloth_makes_segments_expandable_since_march_2024() -> None:
     mapped = [run("unsloth", versions__unsloth=at).expandable_segments for at in ("2024.1", "2024.3", "2026.10.9")]
     assert mapped == [False, True, True]

@@ -566,8 +566,9 @@ def test_a_replay_that_goes_on_from_a_mark_or_ends_early_is_the_whole_one(
     found, process = replay.Reserve(a, 32 * MiB), outright(a, None).heap.process
     assert (found.undisturbed, found._low) == (process.most_reserved, process.most)
     low, high = process.most, process.most_reserved
+    share = replay.NEAR if expandable else 2
     while high - low > found.undisturbed // replay.FINE:
-        middle = (low + high) // 2
+        middle, share = low + (high - low) // share, 2
         low, high = (middle, high) if outright_breaks(a, middle) else (low, middle)
     assert found.least == high
     for limit in (process.most * 2 // 3, process.most - 1, high, process.most_reserved - 1):

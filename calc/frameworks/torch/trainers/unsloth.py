@@ -59,6 +59,25 @@ OWN = ("llama", "mistral", "gemma", "gemma2", "qwen2", "qwen3")
 # release, that whose norms return fp16 (unsloth_zoo 2025.6.3 temporary_patches/gemma.py), and that whose attention gets
 # keys repeated (2026.10.8 temporary_patches/sdpa_gqa.py)
 OVERFLOWS, FORCED, NARROWED, REPEATED = ("gemma3", "gemma3_text"), "2025.3.15", "2025.6.4", "2026.10.8"
+# Copies that leave some linears in 16 bits, which it loads where four bits are asked for: the first release that maps
+# a model's name to its copy (models/mapper.py), and the GB of its files by the downloads in the outputs of
+# unslothai/notebooks: Llama3.1_(8B)-GRPO, Meta_Synthetic_Data_Llama3_2_(3B), Qwen2.5_(3B)-GRPO, Qwen2_5_7B_VL_GRPO,
+# Phi_4-Conversational, Gemma3_(4B)-Vision-GRPO, Magistral_(24B)-Reasoning-Conversational, Qwen3_(14B),
+# gpt-oss-(20B)-Fine-tuning, gpt-oss-(120B)_A100-Fine-tuning, Qwen3_VL_(8B)-Vision-GRPO, Granite4.0_350M
+COPIES: Mapping[str, tuple[str, float]] = {
+    "llama-3.1-8b": ("2025.3.8", 5.964),
+    "llama-3.2-3b": ("2025.2.2", 2.355),
+    "qwen2.5-3b": ("2025.2.2", 2.356),
+    "qwen2.5-vl-7b": ("2025.2.2", 6.9),
+    "phi-4": ("2025.1.5", 10.392),
+    "gemma-3-4b": ("2025.3.19", 4.562),
+    "mistral-small-24b": ("2025.2.2", 14.9),
+    "qwen3-14b": ("2025.4.4", 11.119),
+    "gpt-oss-20b": ("2025.8.5", 12.526),
+    "gpt-oss-120b": ("2025.8.5", 62.088),
+    "qwen3-vl-8b": ("2025.10.11", 7.699),
+    "granite-4-350m": ("2025.12.8", 0.37),
+}
 WHOLE = 1024  # tokens of a micro batch up to which logits were made all the same (models/llama.py:1092 of 2025.3.19)
 FIXED = {"optimizer": "adamw-8bit"}  # what its command sets for good (unsloth_cli/commands/train.py:63)
 ACCUMULATION = 4  # gradient_accumulation_steps (unsloth_cli/config.py:36)
@@ -127,6 +146,15 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         "offload.activations": given.get("checkpointing", values["checkpointing"]) == "full",
         "reentrant": True,
     }
+
+
+def copied(values: Mapping[str, Any], model: str) -> float | None:
+    """GB of the copy in four bits that it loads in the place of `model`, or None where none is known to leave linears
+    in 16 bits (models/loader_utils.py, `get_model_name`, of 2025.3.19)."""
+    if values["method"] != "qlora" or model not in COPIES:
+        return None
+    first, size = COPIES[model]
+    return size if at_least(str(values["versions.unsloth"]), first) else None
 
 
 def pads(values: Mapping[str, Any], arch: Architecture, *, sees: bool) -> bool:
@@ -281,5 +309,7 @@ def notes(s: Scenario) -> Iterator[str]:
     else:
         kernels = "Unsloth's kernels for norms, rotation, MLP and adapters"
         yield f"{kernels} keep less than the layers computed, Transformers'"
+    if s.checkpoint_gb:
+        yield f"it loads a copy in four bits of {s.checkpoint_gb:g} GB, linears that it leaves in 16 bits among them"
     if s.loss == "fused" and shared.ran(s, RELEASES) == NEWEST:
         yield "its fused loss takes chunks as large as free memory allows: computed with as small ones as Liger's"
