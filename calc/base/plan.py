@@ -19,6 +19,7 @@ Empties = Literal["", "leaving", "each"]
 Entropy = Literal["", "compiled", "eager", "vocab-parallel", "softmax"]
 Lasting = Literal["step", "next", "turn"]  # outputs outlive their own backward
 Held = Literal["forward", "inside", "backward", Lasting]
+Chunks = Literal["", "gib", "nearest", "capped", "chain", "rows"]
 
 # The words of `Role`.
 Leaves = Literal["weights", "states"]
@@ -81,9 +82,11 @@ class Path:
     after the head, or before the head (`tiled`). `tile` is the number of tokens whose logits `tiled`, `fused-rows` or
     `chunked` has at once (0: an eighth of all), whose gradients `pieces` has, of which a `fused` loss that is no kernel
     makes gradients in forward, or which `divergence` compares at once, 0 for all. `turns`: the number of such tiles of
-    `divergence`, or of `fused` where it is not Liger's. For `ahead` `summed` has the bytes of an element of the head's
-    gradients so far, and `copied` says that chunks are copies; for a `vocab-parallel` entropy, for `rows`, `selective`
-    and `divergence`, that the loss reads a copy of the logits; `apart` says that the entropy reads another. `compiled`:
+    `divergence`. `chunks`: Unsloth's `fused` counts them by the memory that is free on the card, see
+    `calc.memory.loss_chunks`; then `buffer` has the bytes that one takes. For `ahead` `summed`
+    has the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for a
+    `vocab-parallel` entropy, for `rows`, `selective` and `divergence`, that the loss reads a copy of the logits;
+    `apart` says that the entropy reads another. `compiled`:
     the loss runs in kernels that `torch.compile` has fused. `nll` is the share of the rows that enter a cross entropy
     of their own, beside their log-probabilities; `shift_copy` then says whether that copies them.
 
@@ -108,6 +111,8 @@ class Path:
     kept: float = 1.0
     tile: int = 0
     turns: int = 0
+    chunks: Chunks = ""
+    buffer: int = 0
     summed: int = 0
     copied: bool = False
     apart: bool = False

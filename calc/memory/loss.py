@@ -556,7 +556,7 @@ class Head(Program):
         `chunked`: eight pieces of the tokens, each recomputed for its backward, which adds a gradient of the whole head
         into the one so far; or pieces of `tile` tokens, see `of_tokens`. `fused` (Liger
         `ops/fused_linear_cross_entropy.py`): forward makes both gradients at once, of the input and of the head, in
-        pieces of at most twice T·h/V rows, or in so many `turns`.
+        pieces of at most twice T·h/V rows, or in a `buffer` (Unsloth's).
         """
         tape, c, trained = self.tape, self.c, self.run.trained
         head = Size({}, {"W_lm_head": 1}) if trained else NOTHING
@@ -574,8 +574,8 @@ class Head(Program):
                     backward_scratch=piece * backward + head * c, weight=elements)  # fmt: skip
         else:
             made = [Tensor(WIDTH, c), Tensor(head, c)]
-            piece = V * (1 / path.turns) if path.turns else WIDTH
-            tape.op("fused loss", [x], ONE, 4, saves=made, scratch=piece * (2 * c))
+            scratch = Size({}, {"": path.buffer}) if path.buffer else WIDTH * (2 * c)
+            tape.op("fused loss", [x], ONE, 4, saves=made, scratch=scratch)
         return tape
 
     def differentiated(self, path: Path) -> Tape:

@@ -237,7 +237,7 @@ def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], 
             "torchtitan", {"versions__torchtitan": "0.0.2"},
             Path("cross-entropy", outside=True, head_fp32=True, held="backward"),
         ),
-        ("unsloth", {}, Path("fused")),
+        ("unsloth", {}, Path("fused", chunks="rows")),
         # older releases: a kernel that writes over the logits, then cut-cross-entropy, then chunks as large as there is
         # room for; in between few tokens took the kernel's way. Accelerate casts the logits that a model returns
         ("unsloth", {"versions__unsloth": "2024.8"}, Path("flash", in_place=True, caps=True, metrics=4)),
@@ -245,11 +245,14 @@ def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], 
         ("unsloth", {"versions__unsloth": "2025.3.19", "micro_batch": 1, "seq_len": 1025}, Path("cut")),
         ("unsloth", {"versions__unsloth": "2025.3.19", "micro_batch": 1, "seq_len": 1024},
          Path("flash", in_place=True, caps=True, metrics=4)),
-        ("unsloth", {"versions__unsloth": "2025.9.1"}, Path("fused", turns=1)),
+        ("unsloth", {"versions__unsloth": "2025.9.1"}, Path("fused", chunks="nearest")),
+        ("unsloth", {"versions__unsloth": "2026.6.9"}, Path("fused", chunks="nearest")),
+        ("unsloth", {"versions__unsloth": "2026.7.1"}, Path("fused", chunks="capped")),
+        ("unsloth", {"versions__unsloth": "2026.9.4"}, Path("fused", chunks="chain")),
         # Granite 4's forward casts its logits, so that before 2026.5.2 no pattern found its loss
         ("unsloth", {"model": "granite-4-350m", "versions__unsloth": "2025.10.11"},
          Path("flash", head_fp32=True, in_place=True)),
-        ("unsloth", {"model": "granite-4-350m", "versions__unsloth": "2026.5.2"}, Path("fused", turns=1)),
+        ("unsloth", {"model": "granite-4-350m", "versions__unsloth": "2026.5.2"}, Path("fused", chunks="nearest")),
         # fp32 logits under Accelerate's autocast, of which TRL takes the logsumexp row by row; none under DeepSpeed
         ("ms-swift", {"task": "dpo", "seq_len": 512}, Path("rows", head_fp32=True, kept=511 / 512)),
         ("axolotl", {"loss": "chunked"}, Path("chunked-views", outputs_fp32=True)),
@@ -520,16 +523,12 @@ def test_unsloth_casts_gemma_3s_table_on_the_card_unless_it_is_large_and_the_rel
 
 
 def test_unsloth_makes_chunks_of_a_gib_of_logits_where_a_new_pytorch_switches_cut_cross_entropy_off() -> None:
-    """Four sequences of 2,048 tokens and 262,144 entries: 8 GiB of fp32 logits, in eight chunks.
-
-    unsloth 2025.8.9 __init__.py:112; unsloth_zoo 2025.8.8 `get_chunk_size`: 4 · round(8 / 4).
-    """
-    job = {"model": "gemma-3-270m", "method": "lora", "micro_batch": 4, "seq_len": 2048}
+    """unsloth 2025.8.9 __init__.py:112."""
 
     def way(version: str, torch: str) -> Path:
-        return run("unsloth", versions__unsloth=version, versions__torch=torch, **job).keeps.roles[0].path
+        return run("unsloth", versions__unsloth=version, versions__torch=torch).keeps.roles[0].path
 
-    assert way("2025.8.9", "2.8") == Path("fused", turns=8)
+    assert way("2025.8.9", "2.8") == Path("fused", chunks="gib")
     assert way("2025.8.9", "2.7") == way("2025.8.8", "2.8") == Path("cut")
 
 
