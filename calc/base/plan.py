@@ -28,7 +28,7 @@ Paused = Literal["", "all", "states", "weights"]
 Loads = Literal["", "first", "node", "every"]
 Streams = Literal["", "each", "stash", "buffers"]
 Ends = Literal["", "kept", "freed"]
-Exchange = Literal["", "all-to-all", "all-gather", "ring"]
+Exchange = Literal["", "all-to-all", "all-gather", "ring", "zigzag"]
 Forced = Literal["", "norms", "grouped", "repeated"]
 
 # Parts of Megatron-core's layers that can be run again for their backward, see `calc.memory.megatron_again`.
@@ -81,7 +81,8 @@ class Path:
     after their own. `kept` is the share of the positions that enter the loss, where the others are cut off by a slice
     after the head, or before the head (`tiled`). `tile` is the number of tokens whose logits `tiled`, `fused-rows` or
     `chunked` has at once (0: an eighth of all), whose gradients `pieces` has, of which a `fused` loss that is no kernel
-    makes gradients in forward, or which `divergence` compares at once, 0 for all. `turns`: the number of such tiles of
+    makes gradients in forward, of which a `flash` loss that is no kernel makes them in backward, or which `divergence`
+    compares at once, 0 for all. `turns`: the number of such tiles of
     `divergence`. `chunks`: Unsloth's `fused` counts them by the memory that is free on the card, see
     `calc.memory.loss_chunks`; then `buffer` has the bytes that one takes. For `ahead` `summed`
     has the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for a
@@ -196,7 +197,7 @@ class Role:
 
     `reduce_bytes`: bytes per element of the gradients that FSDP's ranks exchange; where it is 0, as many as are kept.
     `exchange`: the context-parallel communication of attention, `all-to-all` (Ulysses), `all-gather` of keys and values
-    head by head, or PyTorch's `ring`.
+    head by head, PyTorch's `ring`, or ms-swift's `zigzag`.
 
     `dropout`: dropout is on while the role trains. `wrapped`: each forward runs under an autocast of its own, whatever
     the type of the weights. `unfrozen`: the weights of a model that is only scored require gradients all the same, as

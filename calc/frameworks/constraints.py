@@ -559,9 +559,9 @@ def units_fault(s: Scenario) -> Refusal | None:
 def chunk_fault(s: Scenario) -> Refusal | None:
     """The reason why a fused loss is not made of chunks of so many tokens, or is not modelled so, in one line, or None.
 
-    Trainers have chunks of their own.
+    Trainers have chunks of their own, but ms-swift's GPUs that share sequences are told (CELOSS_PARALLEL_SIZE).
     """
-    if s.loss_chunk_size is None:
+    if s.loss_chunk_size is None or (s.trainer == "ms-swift" and s.loss == "chunked"):
         return None
     fixed: dict[str, tuple[str | int, ...]] = {
         "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "loss": ("fused",),

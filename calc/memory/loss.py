@@ -412,10 +412,14 @@ class Head(Program):
         """flash-attn's cross entropy: keeps the logits, backward writes one gradient, in place over the logits.
 
         Not in place where the entropy reads them too (verl `workers/actor/dp_actor.py`: `inplace_backward = False`).
+        ms-swift's `ChunkedCrossEntropyLoss` is PyTorch's on a `tile` of the tokens at a time: a log-softmax in forward,
+        and in backward two gradients beside it (4.6.0 `sequence_parallel/utils.py`).
         """
         read = self.shifted(x, path)
         in_place = path.in_place and not path.entropy
-        self.tape.op("cross entropy", [read], ONE, 4, saves=[read], overwrites=in_place)
+        tile = Size({}, {"V": path.tile * read.b})
+        self.tape.op("cross entropy", [read], ONE, 4, saves=[read], overwrites=in_place, scratch=tile,
+                     backward_scratch=tile * 3)  # fmt: skip
 
     def vocab_parallel(self, x: Tensor, path: Path) -> None:
         """Megatron-core's: a cast to fp32 that is turned into probabilities in place, and then into their gradient.

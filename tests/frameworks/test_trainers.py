@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -684,3 +685,36 @@ def test_unsloth_dequantises_into_a_buffer_as_large_as_the_largest_weight_of_its
 ) -> None:
     found = job(**{"trainer": "unsloth", "method": "qlora", "versions__unsloth": "2025.2.2"} | scenario)
     assert found.keeps.roles[0].buffer == elements
+
+
+def test_gpus_that_share_sequences_under_ms_swift_have_a_loss_of_their_own_tokens() -> None:
+    """trainers/utils.py:167 of 4.6.0; Accelerate's autocast makes fp32 of the logits, DeepSpeed does not."""
+    job = {"gpus": 8, "context_parallel": 8, "attention": "flash", "padding_free": True}
+
+    def role(**fields: Any) -> Any:
+        return run("ms-swift", **job, **fields).keeps.roles[0]
+
+    assert role().exchange == "zigzag"
+    assert role().path == Path("cross-entropy", head_fp32=True, uncast=True, outside=True)
+    tiles = Path("flash", in_place=True, tile=2048)
+    assert role(loss="chunked", loss_chunk_size=2048, sharding="zero3").path == tiles
+    # 16 sequences over all GPUs, of which two groups of four have a batch each (trainers/arguments.py:290)
+    assert run("ms-swift", **{**job, "context_parallel": 4}).global_batch == 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"task": "dpo"}, "context_parallel: given 8 for dpo, allowed: 1, or for pretrain and sft; not modelled"),
+        ({"attention": "sdpa", "padding_free": False}, "attention: given 'sdpa' with context_parallel = 8"),
+        ({"padding_free": False}, "padding_free: given false with context_parallel = 8, allowed: true, or packing"),
+        ({"loss": "chunked"}, "loss_chunk_size: given null, allowed: a number with loss chunked"),
+        ({"loss": "fused"}, "loss: given 'fused' with trainer ms-swift, allowed: full, chunked"),
+        ({"model": "gpt-oss-20b"}, "context_parallel: given 8, allowed for gpt_oss: 1; not modelled"),
+        ({"context_parallel": 4, "tensor_parallel": 2}, "trainer: given 'ms-swift' where GPUs share sequences"),
+    ],
+)
+def test_ms_swift_refuses_what_its_gpus_cannot_share(fields: dict[str, Any], message: str) -> None:
+    job = {"gpus": 8, "context_parallel": 8, "attention": "flash", "padding_free": True}
+    with pytest.raises(ScenarioError, match=re.escape(message)):
+        run("ms-swift", **{**job, **fields})
