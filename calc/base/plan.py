@@ -204,7 +204,8 @@ class Role:
     they were loaded. `unpacks`: bytes per element of a 4-bit weight while it multiplies; where it is 0, those of other
     products. `buffer`: elements of the largest 4-bit weight of those that are dequantised into one buffer, which stays.
     `mask_positions`: the positions of two masks that stay, one of which has a window. `by_trainer`: Transformers'
-    Trainer builds the optimizer. `finds_unused`: DDP looks for parameters without a gradient. `cut_scales`: the scales
+    Trainer builds the optimizer. `blockwise`: Muon makes each rank's part of a matrix orthogonal.
+    `finds_unused`: DDP looks for parameters without a gradient. `cut_scales`: the scales
     of 4-bit weights are sharded with them, and PyTorch's operations unpack them (torchao's NF4Tensor). `ends`: under
     FSDP 2 the embedding is a unit of its own, and so are the final norm and the head, which stay gathered after forward
     (`kept`) or do not (`freed`). `masks`: the loader makes a mask of every pair of a sequence's positions. `hooks`:
@@ -254,6 +255,7 @@ class Role:
     buffer: int = 0
     mask_positions: int = 0
     by_trainer: bool = False
+    blockwise: bool = False
     streams: Streams = ""
     pageable: bool = False
     forced: Forced = ""

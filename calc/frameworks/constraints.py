@@ -467,9 +467,13 @@ def states_fault(s: Scenario) -> Refusal | None:
     """The reason why an optimizer is not modelled for `s`, or None: its states are bf16 whatever it steps in, or it
     makes matrices orthogonal, whole ones on each rank.
     """
-    if OPTIMIZERS[s.optimizer].orthogonal and s.trainer != "megatron":
+    if OPTIMIZERS[s.optimizer].orthogonal and (s.framework, s.sharding) != ("torch", "megatron"):
         if s.framework != "torch" or s.trainer not in ORTHOGONAL:
-            return Refusal("optimizer", repr(s.optimizer), f"with torch and trainer {', '.join(ORTHOGONAL)}, megatron")
+            return Refusal(
+                "optimizer",
+                repr(s.optimizer),
+                f"with torch and trainer {', '.join(ORTHOGONAL)}, megatron, megatron-swift",
+            )
         if s.sharding not in ("none", "ddp"):
             return Refusal("optimizer", f"{s.optimizer!r} with sharding {s.sharding}", "with none, ddp; not modelled")
     if not OPTIMIZERS[s.optimizer].narrow or (s.precision == "bf16" and s.sharding in ("none", "ddp", *FSDP)):

@@ -23,6 +23,7 @@ class Optimizer:
     kind: str
     impl: str
     by_trainer: bool = False  # Transformers' Trainer builds it
+    blockwise: bool = False  # Muon makes each rank's part of a matrix orthogonal by itself
 
     @property
     def facts(self) -> Facts:

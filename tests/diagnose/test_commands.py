@@ -242,3 +242,13 @@ def test_ms_swifts_gpus_that_share_sequences_are_read_with_the_chunks_of_their_l
     assert said.items() <= found.items()
     alone = "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-3B --sequence_parallel_size 1 --packing true"
     assert not {"context_parallel", "loss"} & set(read(alone, CATALOG).fields)
+
+
+def test_megatron_swifts_muon_is_written_and_read() -> None:
+    job = {
+        "model": "qwen2.5-7b", "task": "sft", "framework": "torch", "trainer": "megatron-swift", "gpu": "h100-sxm",
+        "gpus": 2, "tensor_parallel": 2, "sequence_parallel": True,
+    }  # fmt: skip
+    assert stated(parse(job | {"optimizer": "muon"}, catalog=CATALOG))["optimizer"] == "muon"
+    assert "optimizer" not in stated(parse(job, catalog=CATALOG))
+    assert read("megatron sft --model Qwen/Qwen2.5-7B --optimizer adam", CATALOG).fields["optimizer"] == "adamw"
