@@ -463,19 +463,35 @@ def in_backward_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def _orthogonal_fault(s: Scenario) -> Refusal | None:
+    """The reason why Muon is not modelled as `s` asks for it, in one line, or None; Megatron-core's loops say theirs.
+
+    DeepSpeed has one of its own, which its configuration names (0.19.6 `runtime/zero/muon`).
+    """
+    given = repr(s.optimizer)
+    if (s.framework, s.sharding) == ("torch", "megatron"):
+        return None
+    if s.framework != "torch" or s.trainer not in (*ORTHOGONAL, "transformers"):
+        return Refusal("optimizer", given, f"with torch and trainer {', '.join(ORTHOGONAL)}, megatron, megatron-swift")
+    if s.sharding == "zero2":
+        if s.trainer not in ("own", "transformers"):
+            return Refusal("optimizer", f"{given} with sharding zero2", "with trainer own, transformers; not modelled")
+        if s.method != "full" or s.precision != "mixed" or s.offload.optimizer:
+            return Refusal("optimizer", f"{given} with sharding zero2", "for method full in mixed, without offload")
+        if not at_least(s.versions["deepspeed"], "0.18"):
+            return Refusal("optimizer", f"{given} with deepspeed {s.versions['deepspeed']}", "0.18 or later")
+        return None
+    if s.sharding not in ("none", "ddp") or s.trainer not in ORTHOGONAL:
+        return Refusal("optimizer", f"{given} with sharding {s.sharding}", "with none, ddp, zero2; not modelled")
+    return None
+
+
 def states_fault(s: Scenario) -> Refusal | None:
     """The reason why an optimizer is not modelled for `s`, or None: its states are bf16 whatever it steps in, or it
     makes matrices orthogonal, whole ones on each rank.
     """
-    if OPTIMIZERS[s.optimizer].orthogonal and (s.framework, s.sharding) != ("torch", "megatron"):
-        if s.framework != "torch" or s.trainer not in ORTHOGONAL:
-            return Refusal(
-                "optimizer",
-                repr(s.optimizer),
-                f"with torch and trainer {', '.join(ORTHOGONAL)}, megatron, megatron-swift",
-            )
-        if s.sharding not in ("none", "ddp"):
-            return Refusal("optimizer", f"{s.optimizer!r} with sharding {s.sharding}", "with none, ddp; not modelled")
+    if OPTIMIZERS[s.optimizer].orthogonal and (fault := _orthogonal_fault(s)):
+        return fault
     if not OPTIMIZERS[s.optimizer].narrow or (s.precision == "bf16" and s.sharding in ("none", "ddp", *FSDP)):
         return None
     shardings = ", ".join(("none", "ddp", *FSDP))
