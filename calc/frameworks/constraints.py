@@ -944,12 +944,14 @@ def dora_fault(s: Scenario) -> Refusal | None:
         return None
     if not _on_plain_peft(s):
         return Refusal("lora.dora", f"true with {_loop(s)}", "false; not modelled there")
-    if s.sharding not in ("none", "ddp", "zero1", "zero2") or s.together > 1:
-        return Refusal("lora.dora", f"true with sharding {s.sharding}", "false, or with none, ddp, zero1, zero2")
+    if s.sharding not in ("none", "ddp", "zero1", "zero2", "fsdp1") or s.together > 1:
+        return Refusal("lora.dora", f"true with sharding {s.sharding}", "false, or with none, ddp, zero1, zero2, fsdp1")
     barred = {
         "compile": s.compile != "none",
         "load_in_8bit": s.load_in_8bit,
         "lora.init": s.lora.init != "random",
+        # views of a flat parameter require gradients, and so would the product with the frozen weight
+        "lora.units": s.sharding == "fsdp1" and s.lora.units != "own",
         **{f"lora.targets {end}": end in s.lora.modules for end in BESIDE_ENDS},
         "images.freeze": s.images is not None and s.images.freeze != "vision",
         "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),

@@ -652,6 +652,8 @@ def test_what_is_trained_at_the_ends_is_refused_where_it_is_not_modelled() -> No
         ("torchtune", {"lora": {"dora": True}}, "lora.dora: given true with trainer torchtune"),
         ("unsloth", {"lora": {"dora": True}}, "lora.dora: given true with trainer unsloth"),
         ("llamafactory", {"lora": {"dora": True}, "sharding": "zero3", "gpus": 2}, "true with sharding zero3"),
+        ("own", {"lora": {"dora": True}, "sharding": "fsdp2", "gpus": 2}, "true with sharding fsdp2"),
+        ("own", {"lora": {"dora": True, "units": "layer"}, "sharding": "fsdp1", "gpus": 2}, "true with lora.units"),
         ("torchtune", {"lora": {"count": 4}}, "lora.count: given 4 with trainer torchtune"),
         ("own", {"lora": {"count": 4}, "sharding": "zero2", "gpus": 2}, "lora.count: given 4 with sharding zero2"),
         ("own", {"lora": {"count": 4, "dora": True}}, "lora.count: given 4 with lora.dora"),

@@ -113,7 +113,7 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.images and s.images.freeze != "vision":
         return Refusal("images.freeze", f"{s.images.freeze!r} with trainer {s.trainer}", "vision; not modelled")
     # mcore-bridge has a forward of linear attention of its own, which runs no part again
-    if s.method == "full" and at_least(str(s.versions["megatron-swift"]), MUON):
+    if s.method == "full" and at_least(s.versions.get("megatron-swift", FIRST), MUON):
         own["optimizer"] = ("adamw", "muon")
     fault = megatron.refuse_with(s, TASKS, own) or megatron_core.parts_fault(s, known=False) or unfused_fault(s)
     fault = fault or megatron.orthogonal_fault(s) or rlhf_fault(s)
