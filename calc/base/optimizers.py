@@ -37,7 +37,8 @@ class Spelling(NamedTuple):
     `torch`: the class. `openrlhf`: `--optim` (cli/train_sft.py of 0.11.0). `verl`: the key `optim.optimizer`
     (workers/config/optimizer.py of 0.9.1). `trl`: Transformers' names, by implementation. `slime`: Megatron-LM's
     `--optimizer`. `swift`: ms-swift's own `--optimizer` beside Transformers' (swift/optimizers of 4.6.0), and
-    `llamafactory` its switch (hparams/finetuning_args.py of 0.9.6).
+    `llamafactory` its switch (hparams/finetuning_args.py of 0.9.6). `megatron_swift`: the `--optimizer` of ms-swift's
+    `megatron` (swift/megatron/arguments/megatron_args.py of 4.1.0).
     """
 
     torch: str
@@ -47,6 +48,7 @@ class Spelling(NamedTuple):
     slime: str = ""
     swift: str = ""
     llamafactory: str = ""
+    megatron_swift: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,6 +133,7 @@ _ADAMW = Facts(
         verl="AdamW",
         trl={"fused": Optim("adamw_torch_fused"), "foreach": Optim("adamw_torch")},
         slime="adam",
+        megatron_swift="adam",
     ),
 )
 _ADAMW_8BIT = Facts(
@@ -270,7 +273,13 @@ OPTIMIZERS: Mapping[str, Facts] = {
         # in place: weight decay moves 2, the momentum 3, the update 3
         steps=dict.fromkeys(("fused", "foreach", "single"), Step(0, 8)),
         spelled=Spelling(
-            torch="emerging_optimizers.Muon", openrlhf="", verl="", trl={}, swift="muon", llamafactory="use_muon"
+            torch="emerging_optimizers.Muon",
+            openrlhf="",
+            verl="",
+            trl={},
+            swift="muon",
+            llamafactory="use_muon",
+            megatron_swift="dist_muon",
         ),
     ),
     "none": Facts(  # nothing is trained

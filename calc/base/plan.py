@@ -19,6 +19,7 @@ Empties = Literal["", "leaving", "each"]
 Entropy = Literal["", "compiled", "eager", "vocab-parallel", "softmax"]
 Lasting = Literal["step", "next", "turn"]  # outputs outlive their own backward
 Held = Literal["forward", "inside", "backward", Lasting]
+Chunks = Literal["", "gib", "nearest", "capped", "chain", "rows"]
 
 # The words of `Role`.
 Leaves = Literal["weights", "states"]
@@ -27,7 +28,7 @@ Paused = Literal["", "all", "states", "weights"]
 Loads = Literal["", "first", "node", "every"]
 Streams = Literal["", "each", "stash", "buffers"]
 Ends = Literal["", "kept", "freed"]
-Exchange = Literal["", "all-to-all", "all-gather", "ring"]
+Exchange = Literal["", "all-to-all", "all-gather", "ring", "zigzag"]
 Forced = Literal["", "norms", "grouped", "repeated"]
 
 # Parts of Megatron-core's layers that can be run again for their backward, see `calc.memory.megatron_again`.
@@ -80,10 +81,13 @@ class Path:
     after their own. `kept` is the share of the positions that enter the loss, where the others are cut off by a slice
     after the head, or before the head (`tiled`). `tile` is the number of tokens whose logits `tiled`, `fused-rows` or
     `chunked` has at once (0: an eighth of all), whose gradients `pieces` has, of which a `fused` loss that is no kernel
-    makes gradients in forward, or which `divergence` compares at once, 0 for all. `turns`: the number of such tiles of
-    `divergence`, or of `fused` where it is not Liger's. For `ahead` `summed` has the bytes of an element of the head's
-    gradients so far, and `copied` says that chunks are copies; for a `vocab-parallel` entropy, for `rows`, `selective`
-    and `divergence`, that the loss reads a copy of the logits; `apart` says that the entropy reads another. `compiled`:
+    makes gradients in forward, of which a `flash` loss that is no kernel makes them in backward, or which `divergence`
+    compares at once, 0 for all. `turns`: the number of such tiles of
+    `divergence`. `chunks`: Unsloth's `fused` counts them by the memory that is free on the card, see
+    `calc.memory.loss_chunks`; then `buffer` has the bytes that one takes. For `ahead` `summed`
+    has the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for a
+    `vocab-parallel` entropy, for `rows`, `selective` and `divergence`, that the loss reads a copy of the logits;
+    `apart` says that the entropy reads another. `compiled`:
     the loss runs in kernels that `torch.compile` has fused. `nll` is the share of the rows that enter a cross entropy
     of their own, beside their log-probabilities; `shift_copy` then says whether that copies them.
 
@@ -108,6 +112,8 @@ class Path:
     kept: float = 1.0
     tile: int = 0
     turns: int = 0
+    chunks: Chunks = ""
+    buffer: int = 0
     summed: int = 0
     copied: bool = False
     apart: bool = False
@@ -191,14 +197,15 @@ class Role:
 
     `reduce_bytes`: bytes per element of the gradients that FSDP's ranks exchange; where it is 0, as many as are kept.
     `exchange`: the context-parallel communication of attention, `all-to-all` (Ulysses), `all-gather` of keys and values
-    head by head, or PyTorch's `ring`.
+    head by head, PyTorch's `ring`, or ms-swift's `zigzag`.
 
     `dropout`: dropout is on while the role trains. `wrapped`: each forward runs under an autocast of its own, whatever
     the type of the weights. `unfrozen`: the weights of a model that is only scored require gradients all the same, as
     they were loaded. `unpacks`: bytes per element of a 4-bit weight while it multiplies; where it is 0, those of other
     products. `buffer`: elements of the largest 4-bit weight of those that are dequantised into one buffer, which stays.
     `mask_positions`: the positions of two masks that stay, one of which has a window. `by_trainer`: Transformers'
-    Trainer builds the optimizer. `finds_unused`: DDP looks for parameters without a gradient. `cut_scales`: the scales
+    Trainer builds the optimizer. `blockwise`: Muon makes each rank's part of a matrix orthogonal.
+    `finds_unused`: DDP looks for parameters without a gradient. `cut_scales`: the scales
     of 4-bit weights are sharded with them, and PyTorch's operations unpack them (torchao's NF4Tensor). `ends`: under
     FSDP 2 the embedding is a unit of its own, and so are the final norm and the head, which stay gathered after forward
     (`kept`) or do not (`freed`). `masks`: the loader makes a mask of every pair of a sequence's positions. `hooks`:
@@ -248,6 +255,7 @@ class Role:
     buffer: int = 0
     mask_positions: int = 0
     by_trainer: bool = False
+    blockwise: bool = False
     streams: Streams = ""
     pageable: bool = False
     forced: Forced = ""

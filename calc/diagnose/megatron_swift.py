@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from calc.base.optimizers import OPTIMIZERS
 from calc.diagnose.flags import Flags, listed, without_none
 from calc.launch.megatron_swift import COMMANDS, DEGREES, STATES
 
 PROGRAM = re.compile(r"\bmegatron (pt|sft|rlhf)\b")
 TASKS = {command: task for task, command in COMMANDS.items() if command != "rlhf"}
+OPTIMIZER = {facts.spelled.megatron_swift: name for name, facts in OPTIMIZERS.items() if facts.spelled.megatron_swift}
 SWITCHES = {
     "packing": "packing",
     "padding_free": "padding_free",
@@ -54,6 +56,7 @@ def fields(flags: Flags) -> dict[str, Any]:
         "expert_capacity": flags.number("moe_expert_capacity_factor"),
         "loss": None if fused is None else "fused" if fused else "full",
         "roles.reference.model": flags.text("ref_model"),
+        "optimizer": OPTIMIZER.get(flags.text("optimizer") or ""),
         "mtp_num_layers": flags.integer("mtp_num_layers"),
         "attention": {"unfused": "eager"}.get(flags.text("attention_backend") or ""),
         **_eight_bits(flags),

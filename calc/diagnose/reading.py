@@ -244,8 +244,9 @@ def _devices(own: Flags, command: shell.Command) -> None:
     shown = command.environment.get("CUDA_VISIBLE_DEVICES", "")
     if _CUDA_DEVICES.fullmatch(shown) and not {"num_gpus", "nproc_per_node", "num_processes"} & set(own.values):
         own.values["num_gpus"] = str(shown.count(",") + 1)
-    if per_node := command.environment.get("NPROC_PER_NODE"):
-        own.values.setdefault("nproc_per_node", per_node)
+    for name in ("NPROC_PER_NODE", "CELOSS_PARALLEL_SIZE"):  # the latter is ms-swift's, of its loss
+        if value := command.environment.get(name):
+            own.values.setdefault(name.casefold(), value)
     if per_node := command.environment.get("NGPU"):
         own.values.setdefault("ngpu", per_node)
     if config := command.environment.get("CONFIG_FILE") or command.environment.get("CONFIG"):
@@ -276,7 +277,7 @@ def _batch(found: Reading, accumulation: int | None) -> None:
     """The global batch that accumulation makes, once the number of GPUs is known."""
     micro, gpus = found.fields.get("micro_batch"), found.fields.get("gpus")
     if accumulation and micro and gpus and "global_batch" not in found.fields:
-        found.fields["global_batch"] = micro * gpus * accumulation
+        found.fields["global_batch"] = micro * (gpus // found.fields.get("context_parallel", 1)) * accumulation
 
 
 def _is_scenario(data: Mapping[str, Any]) -> bool:

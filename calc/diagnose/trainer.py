@@ -155,6 +155,10 @@ def fields(flags: Flags, project: str) -> dict[str, Any]:
     if task == "gkd":
         found |= {"roles.teacher.model": flags.text(*TEACHER), "on_policy": flags.number("lmbda")}
         found["sft_alpha"] = flags.number("sft_alpha")
+    if project == "ms-swift" and (flags.integer("sequence_parallel_size") or 1) > 1:
+        size = flags.integer("celoss_parallel_size")
+        found |= {"context_parallel": flags.integer("sequence_parallel_size"), "loss_chunk_size": size}
+        found["loss"] = "chunked" if size else None
     if task == "dpo" and project == "ms-swift":
         found["sft_alpha"] = flags.number("rpo_alpha")
     found["precision"] = _precision(flags, found)

@@ -280,10 +280,15 @@ class Megatron(Holder):
             yield "optimizer step", [scratch, gradients.new(r.role, copied, r.step_bytes)]
 
     def matrices(self) -> set[tuple[int, int]]:
-        """The elements of each shape of a product's weights, and the number of ranks over which it is cut."""
-        arch, expert = self.replica.arch, self.replica.arch.expert_tensor
-        made = [x for spec, _ in layer_kinds(arch) for x in megatron_linears(arch, spec)]
-        return {(x.outputs * x.inputs, expert if x.experts else arch.ranks) for x in made}
+        """The elements of each shape of a product's weights, and the number of ranks that have parts of what is made
+        orthogonal.
+        """
+        r = self.replica
+        assert r.optimizer
+        made = [x for spec, _ in layer_kinds(r.arch) for x in megatron_linears(r.arch, spec)]
+        if r.optimizer.blockwise:
+            return {(x.outputs * x.inputs, 1) for x in made}
+        return {(x.outputs * x.inputs, r.arch.expert_tensor if x.experts else r.arch.ranks) for x in made}
 
     def handing(self, word: Handed) -> Line:
         """The memory to hand weights on takes: `gradients`, or the largest `parameter`, a `clone` of it.

@@ -14,7 +14,7 @@ from calc.base.ledger import Line, total
 from calc.base.plan import DeepSpeed, Handed
 from calc.base.versions import numbers
 from calc.engines.replica import Holder, Moments, Replica, Where, times
-from calc.engines.zero_partition import Cut, cut
+from calc.engines.zero_partition import Cut, both, cut
 from calc.memory import communication, gradients, host, optimizer, weights
 from calc.models.architecture import (
     Architecture,
@@ -82,11 +82,24 @@ class Zero(Holder):
     scaled: bool = False
     built_whole: bool = False
     cut: Cut = field(init=False, repr=False, compare=False)  # the cuts of the trained parameters
+    # Muon's matrices and what AdamW steps, two groups; both empty for other optimizers
+    cuts: tuple[Cut, Cut] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Cut the parameters once: every place of a step asks for it."""
         r, c = self.replica, self.config
-        object.__setattr__(self, "cut", cut(r.trained_tensors, r.ranks, c.sub_group, c.persistence_threshold))
+        apart = [[t for t in r.trained_tensors if optimizer.steps_as_matrix(t) is one] for one in (True, False)]
+        if not self.orthogonal:
+            apart = [[], []]
+        matrices, rest = (cut(tuple(found), r.ranks, c.sub_group, c.persistence_threshold) for found in apart)
+        object.__setattr__(self, "cuts", (matrices, rest))
+        one = cut(r.trained_tensors, r.ranks, c.sub_group, c.persistence_threshold)
+        object.__setattr__(self, "cut", both(matrices, rest) if self.orthogonal else one)
+
+    @property
+    def orthogonal(self) -> bool:
+        """True if DeepSpeed's Muon steps the matrices (`runtime/zero/muon`)."""
+        return self.replica.optimizer is not None and self.replica.optimizer.facts.orthogonal
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -172,7 +185,12 @@ class Zero(Holder):
             lines.append(weights.master(r.role, r.trainable, r.master_bytes, r.ranks))
             if adam:
                 # the optimizer sees a flat partition, no parameters
-                lines.append(optimizer.states(r.optimizer, r.role, r.trainable, r.step_bytes, (), r.ranks))
+                matrices, rest = self.cuts
+                lines.append(
+                    optimizer.muon_partition(r.role, matrices.kept, B, rest.share)
+                    if self.orthogonal
+                    else optimizer.states(r.optimizer, r.role, r.trainable, r.step_bytes, (), r.ranks)
+                )
         if self.plain_bf16:
             lines.append(gradients.accumulated(r.role, r.trainable, 4))
         if self.stage == 3:
@@ -366,6 +384,9 @@ class Zero(Holder):
                 bucket = communication.bucket(r.role, self.config.reduce_bucket, B)
                 past = [own, bucket] if c.largest > self.config.reduce_bucket else [max(own, bucket, key=_bytes)]
                 yield "reduction of all gradients", [whole, *past]
+            if self.orthogonal:
+                yield from self.made_orthogonal()
+                return
             kept = gradients.partition(r.role, c.kept, B)
             if self.scaled:
                 yield "overflow check", [kept, gradients.checked(r.role, c.slice, self.checks)]
@@ -374,6 +395,27 @@ class Zero(Holder):
             # a flat partition is one parameter
             scratch = optimizer.step_scratch(r.optimizer, r.role, r.trainable, r.trainable, 4, r.ranks)
             yield "optimizer step", [gradients.flattened(r.role, c.share, 4), scratch]
+
+    def made_orthogonal(self) -> Moments:
+        """Muon's step: whole matrices of the partition are made orthogonal as backward ends, then two groups step.
+
+        What comes of a matrix is a tensor beside its gradient, of which both live until their group's have been
+        flattened. AdamW has its corrected moments, the root of one, and the update, all in fp32 (0.19.6
+        `stage_1_and_2.py`, `get_flat_partition`, `step`; `muon/original_muon.py`, `muon_update`, `adam_update`).
+        """
+        r, (matrices, rest) = self.replica, self.cuts
+        there = [gradients.partition(r.role, self.cut.kept, B), gradients.updates(r.role, matrices.kept, B)]
+        bucket = communication.bucket(r.role, self.config.reduce_bucket, B, 2 if self.overlaps else 1)
+        made = [optimizer.gram(r.role, t.shape) for t in r.trained_tensors if optimizer.steps_as_matrix(t)]
+        yield "matrices made orthogonal", [*there, bucket, max(made, key=_bytes)]
+        yield "gradient norm", [*there, gradients.squared_norm(r.role, self.cut.slice)]
+        yield "gradients of matrices flattened", [*there, gradients.flattened(r.role, matrices.share, B + 4)]
+        left = gradients.partition(r.role, rest.kept, B)
+        yield "optimizer step of matrices", [left, gradients.flattened(r.role, matrices.share, 4)]
+        yield "other gradients flattened", [left, gradients.flattened(r.role, rest.share, B + 4)]
+        yield "optimizer step", [
+            gradients.flattened(r.role, rest.share, 4), optimizer.auxiliary(r.role, rest.share),
+        ]  # fmt: skip
 
     def handing(self, word: Handed) -> Line:
         """The memory to hand weights on: at stage 3 a parameter gathered, a group, or all; below, a clone alone."""

@@ -90,6 +90,21 @@ def cut(tensors: tuple[Tensor, ...], ranks: int, sub_group: int, persistence: in
     )
 
 
+def both(a: Cut, b: Cut) -> Cut:
+    """The cuts of two groups of an optimizer's parameters, each cut by itself; the embedding, if any, is in `b`."""
+    return Cut(
+        a.share + b.share,
+        (*a.touched, *b.touched),
+        a.kept + b.kept,
+        a.kept + b.inside,
+        max(a.slice, b.slice),
+        max(a.largest, b.largest),
+        a.rank_elements + b.rank_elements,
+        (*a.sub_groups, *b.sub_groups),
+        a.persistent + b.persistent,
+    )
+
+
 def part_of(t: Tensor, ranks: int) -> Tensor:
     """A rank's part of a tensor under FSDP 2, cut along its first dimension; all are as large as the first.
 

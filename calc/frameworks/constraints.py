@@ -463,15 +463,35 @@ def in_backward_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def _orthogonal_fault(s: Scenario) -> Refusal | None:
+    """The reason why Muon is not modelled as `s` asks for it, in one line, or None; Megatron-core's loops say theirs.
+
+    DeepSpeed has one of its own, which its configuration names (0.19.6 `runtime/zero/muon`).
+    """
+    given = repr(s.optimizer)
+    if (s.framework, s.sharding) == ("torch", "megatron"):
+        return None
+    if s.framework != "torch" or s.trainer not in (*ORTHOGONAL, "transformers"):
+        return Refusal("optimizer", given, f"with torch and trainer {', '.join(ORTHOGONAL)}, megatron, megatron-swift")
+    if s.sharding == "zero2":
+        if s.trainer not in ("own", "transformers"):
+            return Refusal("optimizer", f"{given} with sharding zero2", "with trainer own, transformers; not modelled")
+        if s.method != "full" or s.precision != "mixed" or s.offload.optimizer:
+            return Refusal("optimizer", f"{given} with sharding zero2", "for method full in mixed, without offload")
+        if not at_least(s.versions["deepspeed"], "0.18"):
+            return Refusal("optimizer", f"{given} with deepspeed {s.versions['deepspeed']}", "0.18 or later")
+        return None
+    if s.sharding not in ("none", "ddp") or s.trainer not in ORTHOGONAL:
+        return Refusal("optimizer", f"{given} with sharding {s.sharding}", "with none, ddp, zero2; not modelled")
+    return None
+
+
 def states_fault(s: Scenario) -> Refusal | None:
     """The reason why an optimizer is not modelled for `s`, or None: its states are bf16 whatever it steps in, or it
     makes matrices orthogonal, whole ones on each rank.
     """
-    if OPTIMIZERS[s.optimizer].orthogonal and s.trainer != "megatron":
-        if s.framework != "torch" or s.trainer not in ORTHOGONAL:
-            return Refusal("optimizer", repr(s.optimizer), f"with torch and trainer {', '.join(ORTHOGONAL)}, megatron")
-        if s.sharding not in ("none", "ddp"):
-            return Refusal("optimizer", f"{s.optimizer!r} with sharding {s.sharding}", "with none, ddp; not modelled")
+    if OPTIMIZERS[s.optimizer].orthogonal and (fault := _orthogonal_fault(s)):
+        return fault
     if not OPTIMIZERS[s.optimizer].narrow or (s.precision == "bf16" and s.sharding in ("none", "ddp", *FSDP)):
         return None
     shardings = ", ".join(("none", "ddp", *FSDP))
@@ -559,9 +579,9 @@ def units_fault(s: Scenario) -> Refusal | None:
 def chunk_fault(s: Scenario) -> Refusal | None:
     """The reason why a fused loss is not made of chunks of so many tokens, or is not modelled so, in one line, or None.
 
-    Trainers have chunks of their own.
+    Trainers have chunks of their own, but ms-swift's GPUs that share sequences are told (CELOSS_PARALLEL_SIZE).
     """
-    if s.loss_chunk_size is None:
+    if s.loss_chunk_size is None or (s.trainer == "ms-swift" and s.loss == "chunked"):
         return None
     fixed: dict[str, tuple[str | int, ...]] = {
         "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "loss": ("fused",),
@@ -924,12 +944,14 @@ def dora_fault(s: Scenario) -> Refusal | None:
         return None
     if not _on_plain_peft(s):
         return Refusal("lora.dora", f"true with {_loop(s)}", "false; not modelled there")
-    if s.sharding not in ("none", "ddp", "zero1", "zero2") or s.together > 1:
-        return Refusal("lora.dora", f"true with sharding {s.sharding}", "false, or with none, ddp, zero1, zero2")
+    if s.sharding not in ("none", "ddp", "zero1", "zero2", "fsdp1") or s.together > 1:
+        return Refusal("lora.dora", f"true with sharding {s.sharding}", "false, or with none, ddp, zero1, zero2, fsdp1")
     barred = {
         "compile": s.compile != "none",
         "load_in_8bit": s.load_in_8bit,
         "lora.init": s.lora.init != "random",
+        # views of a flat parameter require gradients, and so would the product with the frozen weight
+        "lora.units": s.sharding == "fsdp1" and s.lora.units != "own",
         **{f"lora.targets {end}": end in s.lora.modules for end in BESIDE_ENDS},
         "images.freeze": s.images is not None and s.images.freeze != "vision",
         "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from calc.base.optimizers import OPTIMIZERS, USUAL
 from calc.launch import shell
 from calc.launch.shell import Launch, Placeholder, Words, option
 from calc.models.slices import account_for, told_layers
@@ -81,6 +82,8 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option("--attention_backend", "unfused")
     if s.mtp_num_layers:
         yield option("--mtp_num_layers", s.mtp_num_layers)
+    if s.optimizer != USUAL:
+        yield option("--optimizer", OPTIMIZERS[s.optimizer].spelled.megatron_swift)
     hosted = s.offload.optimizer or s.offload.fraction > 0
     yield option("--optimizer_cpu_offload", hosted)
     if hosted:

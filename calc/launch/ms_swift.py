@@ -38,6 +38,8 @@ def launch(s: Scenario) -> Launch:
     if s.sharded.family == "fsdp":
         files[FSDP] = json.dumps(hugging_face.fsdp(s), indent=2) + "\n"
     seen = f"MIN_PIXELS={s.images.min_pixels} MAX_PIXELS={s.images.max_pixels} " if s.images else ""
+    if s.loss_chunk_size:
+        seen += f"CELOSS_PARALLEL_SIZE={s.loss_chunk_size} "
     command = seen + shell.command(f"swift {COMMANDS[s.task]}", flags(s, trainer))
     command = shell.setting(s, shell.several(trainer) + command)
     if s.rollout and s.placement == "separate":
@@ -74,6 +76,8 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
     yield option("--max_length", s.prompt_len if s.rollout else s.seq_len)
     yield option("--packing", s.packing)
     yield option("--padding_free", s.padding_free)
+    if s.context_parallel > 1:
+        yield option("--sequence_parallel_size", s.context_parallel)
     if s.group_by_length:
         yield option("--group_by_length", True)
     yield option("--per_device_train_batch_size", s.micro_batch)

@@ -6,6 +6,7 @@ See `calc.memory.activations` for the symbols and for what was read.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 from typing import assert_never
 
 from calc.autograd.tape import NOTHING, Course, Size, Tensor, of
@@ -341,6 +342,8 @@ class Attention(Linears):
                 return self.all_gather(q, k, v)
             case "ring":
                 return self.ring(q, k, v)
+            case "zigzag":
+                return self.zigzag(q, k, v)
             case other:
                 assert_never(other)
 
@@ -373,16 +376,52 @@ class Attention(Linears):
         An exchange cuts its input into pieces, receives as many and joins them: three copies (verl `utils/ulysses.py`,
         `all_to_all_tensor`, `models/transformers/monkey_patch.py`, 0.9.0).
         """
-        tape, repeats = self.tape, max(1, self.run.context // self.arch.kv_heads)
-
-        def exchanged(x: Tensor, name: str) -> Tensor:
-            return tape.op(f"{name}: all-to-all", [x], x.width, x.b, scratch=x.size * 2, backward_scratch=x.size * 2)
-
+        tape, repeats, exchanged = self.tape, max(1, self.run.context // self.arch.kv_heads), self.exchanged
         if repeats > 1:
             k, v = (tape.op(f"{n}: repeat", [x], x.width * repeats, x.b) for n, x in (("k", k), ("v", v)))
         q, k, v = exchanged(q, "q"), exchanged(k, "k"), exchanged(v, "v")
         grouped = self.arch.heads > self.arch.kv_heads * repeats
         return exchanged(self.kernel(q, k, v, self.accumulators(grouped=grouped)), "attention")
+
+    def exchanged(self, x: Tensor, name: str) -> Tensor:
+        """Heads for positions, or positions for heads."""
+        return self.tape.op(f"{name}: all-to-all", [x], x.width, x.b, scratch=x.size * 2, backward_scratch=x.size * 2)
+
+    def zigzag(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """ms-swift: Ulysses among as many ranks as divide both their number and the key heads, a ring of the others.
+
+        In the ring a rank has an early and a late piece of each sequence. Queries, keys and values are masked into
+        copies, beside which what was given and exchanged are variables. Forward merges outputs in fp32: the one so far,
+        the next, also in 16 bits, their difference and its share; keys and values that attend come with the next ones',
+        and half of them are picked. Backward runs every step's forward again and keeps its merged output and its own,
+        then makes a gradient of each step's output in fp32, and sums those of queries, keys and values in fp32, the
+        latter in buffers that go, come and are made. Counted is the last rank, which has all its queries in every step
+        (ms-swift 4.6.0 `sequence_parallel/{ulysses,sequence_parallel,zigzag_ring_attn}.py`, the same in 3.9.0).
+        """
+        tape, c = self.tape, self.c
+        heads = gcd(self.arch.kv_heads, self.run.context)
+        steps, given = self.run.context // heads, (q, k, v)
+        if heads > 1:
+            q, k, v = (self.exchanged(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+        if steps == 1:
+            out = self.kernel(q, k, v, self.accumulators(grouped=self.arch.heads > self.arch.kv_heads))
+            out = self.exchanged(out, "attention")
+            tape.returns(*given)
+            return out
+        before = q, k, v
+        q, k, v = (tape.op(f"{n}: mask", [x], x.width, c) for x, n in ((q, "q"), (k, "k"), (v, "v")))
+        picked, pair = of(q=c / 2), of(kv=2 * c)  # late queries; keys and values
+        passed = pair * 2.5  # those that attend, the next, and half of these picked
+        merged = of(q=4 * 4 + c, H=4 * 4)
+        again = of(q=(4 + c) * steps + 4 * steps, H=4 * 5 * steps)
+        # flash's own of half of the keys, the gradients that it writes, those in fp32, a step's in 16 bits
+        flash = of(q=4, H=4) + (of(q=c / 2, o=c / 2) if self.arch.grouped else NOTHING)
+        summed = of(q=4 + c + c, kv=2 * c + 3 * 2 * 4)
+        out = self.kernel(q, k, v, again + summed + flash + passed + picked, scratch=merged + passed + picked)
+        if heads > 1:
+            out = self.exchanged(out, "attention")
+        tape.returns(*given, *before)
+        return out
 
     def all_gather(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Each rank attends with its own queries, one key head after another, whose positions are gathered meanwhile.

@@ -83,6 +83,11 @@ def squared_norm(role: str, elements: int) -> Line:
     return Line("temporary", role, 8 * elements, "8·G_s", {"G_s": elements}, "gradients#norm")
 
 
+def updates(role: str, elements: int, b: int) -> Line:
+    """Matrices made orthogonal from the gradients of a partition, beside these."""
+    return Line("temporary", role, b * elements, "b·M", {"b": b, "M": elements}, "optimizer#muon")
+
+
 def flattened(role: str, elements: int, b: int) -> Line:
     """The flattened gradients of a partition or sub-group, and their fp32 copy for the step.
 

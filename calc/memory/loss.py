@@ -412,10 +412,14 @@ class Head(Program):
         """flash-attn's cross entropy: keeps the logits, backward writes one gradient, in place over the logits.
 
         Not in place where the entropy reads them too (verl `workers/actor/dp_actor.py`: `inplace_backward = False`).
+        ms-swift's `ChunkedCrossEntropyLoss` is PyTorch's on a `tile` of the tokens at a time: a log-softmax in forward,
+        and in backward two gradients beside it (4.6.0 `sequence_parallel/utils.py`).
         """
         read = self.shifted(x, path)
         in_place = path.in_place and not path.entropy
-        self.tape.op("cross entropy", [read], ONE, 4, saves=[read], overwrites=in_place)
+        tile = Size({}, {"V": path.tile * read.b})
+        self.tape.op("cross entropy", [read], ONE, 4, saves=[read], overwrites=in_place, scratch=tile,
+                     backward_scratch=tile * 3)  # fmt: skip
 
     def vocab_parallel(self, x: Tensor, path: Path) -> None:
         """Megatron-core's: a cast to fp32 that is turned into probabilities in place, and then into their gradient.
@@ -556,7 +560,7 @@ class Head(Program):
         `chunked`: eight pieces of the tokens, each recomputed for its backward, which adds a gradient of the whole head
         into the one so far; or pieces of `tile` tokens, see `of_tokens`. `fused` (Liger
         `ops/fused_linear_cross_entropy.py`): forward makes both gradients at once, of the input and of the head, in
-        pieces of at most twice T·h/V rows, or in so many `turns`.
+        pieces of at most twice T·h/V rows, or in a `buffer` (Unsloth's).
         """
         tape, c, trained = self.tape, self.c, self.run.trained
         head = Size({}, {"W_lm_head": 1}) if trained else NOTHING
@@ -574,8 +578,8 @@ class Head(Program):
                     backward_scratch=piece * backward + head * c, weight=elements)  # fmt: skip
         else:
             made = [Tensor(WIDTH, c), Tensor(head, c)]
-            piece = V * (1 / path.turns) if path.turns else WIDTH
-            tape.op("fused loss", [x], ONE, 4, saves=made, scratch=piece * (2 * c))
+            scratch = Size({}, {"": path.buffer}) if path.buffer else WIDTH * (2 * c)
+            tape.op("fused loss", [x], ONE, 4, saves=made, scratch=scratch)
         return tape
 
     def differentiated(self, path: Path) -> Tape:

@@ -23,6 +23,7 @@ class Optimizer:
     kind: str
     impl: str
     by_trainer: bool = False  # Transformers' Trainer builds it
+    blockwise: bool = False  # Muon makes each rank's part of a matrix orthogonal by itself
 
     @property
     def facts(self) -> Facts:
@@ -124,6 +125,31 @@ def orthogonal(role: str, elements: int, ranks: int) -> Line:
     """
     values = {"b": 12 if ranks == 1 else 16, "W": elements, "T": ranks}
     return Line("temporary", role, values["b"] * elements * ranks, "b·W·T", values, "optimizer#muon")
+
+
+def gram(role: str, shape: Sequence[int]) -> Line:
+    """The memory that DeepSpeed's Muon takes to make one matrix of n x m orthogonal, n up to m.
+
+    In fp16 two copies of it, as it is normalised, restarted or put together, and four products of the smaller side
+    (0.19.6 `muon/original_muon.py`, `zeropower_via_gram_newtonschulz`).
+    """
+    n, m = sorted((shape[-2], shape[-1]))
+    values = {"b": 2, "n": n, "m": m}
+    return Line("temporary", role, 2 * (2 * n * m + 4 * n * n), "b·(2·n·m + 4·n·n)", values, "optimizer#muon")
+
+
+def muon_partition(role: str, matrices: int, b: int, rest: int) -> Line:
+    """A rank's states under DeepSpeed's Muon: a momentum of the gradients' `b` bytes of each matrix that it has a part
+    of, whole, and AdamW's moments in fp32 for its partition of the `rest`.
+    """
+    moments = 4 * OPTIMIZERS[USUAL].moments
+    values = {"b": b, "M": matrices, "a": moments, "E_r": rest}
+    return Line("optimizer_states", role, b * matrices + moments * rest, "b·M + a·E_r", values, "optimizer#muon")
+
+
+def auxiliary(role: str, elements: int) -> Line:
+    """The temporaries of the AdamW beside DeepSpeed's Muon: four tensors of its partition, in fp32."""
+    return Line("temporary", role, 16 * elements, "16·E_r", {"E_r": elements}, "optimizer#muon")
 
 
 def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Sequence[Tensor], shards: int = 1) -> Line:

@@ -195,7 +195,7 @@ def _partitioned(engine: Zero) -> bool:
     that computes. Nor is it known when copies that are trained beside frozen modules are gathered there.
     """
     r = engine.replica
-    if engine.scaled or r.leaves:
+    if engine.scaled or r.leaves or engine.orthogonal:
         return False
     if r.weight_bytes != B or (r.adapter and r.adapter_bytes != B):
         return False

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
+from calc.base.plan import Path
 from calc.catalog.catalog import GPU
 from calc.engines.replica import Replica
 from calc.engines.rollout import RolloutEngine
 from calc.models.architecture import Architecture
-from calc.scenario.scenario import Scenario, on_card
-from calc.step import placement
+from calc.scenario.scenario import Scenario, changed, on_card
+from calc.step import first_loss, placement
 from calc.step.instants import Batch, Step, step
 from calc.step.placement import Placed
 
@@ -114,13 +116,32 @@ def _roles(s: Scenario, *models: Architecture) -> Roles:
     return Roles(s)
 
 
+@lru_cache(maxsize=1024)
+def _settled(s: Scenario, paths: tuple[Path, ...], *models: Architecture) -> Roles:
+    """The same whose roles have other `paths`."""
+    roles = tuple([replace(role, path=path) for role, path in zip(s.keeps.roles, paths, strict=True)])
+    return Roles(changed(s, {"keeps": replace(s.keeps, roles=roles)}))
+
+
+def settled(roles: Roles, gpu: GPU) -> Roles:
+    """The roles with losses that have counted their chunks by what is free on this card."""
+    if not any([role.path.chunks for role in roles.keeps.roles]):
+        return roles
+    paths = []
+    for role in roles.keeps.roles:
+        placed = roles.placed[role.name]
+        batch = roles.batch(placed.s, role.rows)
+        paths.append(first_loss.path(placed, roles.step(placed.engine.replica, placed.s, batch), gpu))
+    return _settled(roles.s, tuple(paths), roles.s.architecture, *roles.s.architectures.values())
+
+
 class Job:
     """One scenario with its roles placed on a card."""
 
     def __init__(self, s: Scenario, gpu: GPU, roles: Roles | None = None) -> None:
         """The job of `s` on GPUs of this kind; `roles` are its own, where they are known."""
         self.s, self.gpu = s, gpu
-        self.roles = roles or _roles(on_card(s, ""), s.architecture, *s.architectures.values())
+        self.roles = settled(roles or _roles(on_card(s, ""), s.architecture, *s.architectures.values()), gpu)
         self.keeps, self.placed = self.roles.keeps, self.roles.placed
 
     @cached_property

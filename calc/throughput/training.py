@@ -13,6 +13,7 @@ from calc.memory.run import Adapter, Run
 from calc.memory.weights import PACKED
 from calc.models.architecture import Head, layer_kinds, parameters, routed_parameters
 from calc.models.lora import adapted, megatron_linears
+from calc.models.slices import part
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import TRAINED_ROLES, Loss, Sharding
 from calc.step.placement import architecture, masked, precision_aware, run_of, wide_elements
@@ -374,13 +375,16 @@ def packed(elements: float, ranks: int) -> Term:
 def orthogonalized(s: Scenario, r: Rates, load: Load) -> Term:
     """Muon's five steps for each matrix: two products with it, a and b wide, and one of its smaller side.
 
-    2·(2·a·a·b + a·a·a) operations each, for a up to b. Tensor-parallel ranks each do all of it; data-parallel ones
-    share the matrices (Emerging-Optimizers `muon_utils.py`, `newton_schulz_step`).
+    2·(2·a·a·b + a·a·a) operations each, for a up to b. Tensor-parallel ranks each do all of it, or for blocks their
+    own part's; data-parallel ones share the matrices (Emerging-Optimizers `muon_utils.py`, `newton_schulz_step`).
     """
     work_of: dict[bool, float] = {False: 0.0, True: 0.0}
-    for spec, count in layer_kinds(s.architecture):
+    arch = s.architecture
+    if any(role.blockwise for role in s.keeps.roles):
+        arch = part(arch, s.tensor_parallel, 1, s.expert_tensor_parallel)
+    for spec, count in layer_kinds(arch):
         beside = s.lora.modules if s.lora else ()
-        for x in adapted(s.architecture, spec, beside) if s.lora else megatron_linears(s.architecture, spec):
+        for x in adapted(arch, spec, beside) if s.lora else megatron_linears(arch, spec):
             sides = ((x.inputs, s.lora.rank), (x.outputs, s.lora.rank)) if s.lora else ((x.inputs, x.outputs),)
             for small, large in map(sorted, sides):
                 work_of[x.experts > 0] += count * max(1, x.experts) * 2 * small * small * (2 * large + small)

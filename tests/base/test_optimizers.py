@@ -33,7 +33,7 @@ def test_every_row_answers_for_each_implementation_that_a_scenario_may_name(fact
 @ROWS
 def test_every_row_says_what_each_framework_calls_it(facts: Facts) -> None:
     """An empty word says that a framework has none; TRL's commands fall back on the usual implementation's."""
-    assert set(Spelling._fields) == {*FRAMEWORKS, "swift", "llamafactory"}
+    assert set(Spelling._fields) == {*FRAMEWORKS, "swift", "llamafactory", "megatron_swift"}
     assert set(facts.spelled.trl) <= set(facts.implementations)
     assert not facts.spelled.trl or facts.usual in facts.spelled.trl
     assert bool(facts.spelled.torch) is (facts in TRAINS.values())

@@ -12,6 +12,7 @@ from launch import grid
 from calc.catalog.catalog import load
 from calc.diagnose.reading import read
 from calc.launch import LaunchError, launch
+from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import FSDP
 
@@ -227,3 +228,27 @@ def test_an_optimizer_that_is_a_switch_is_read_and_none_is_passed_over() -> None
     known, unknown = (read(yaml.format(switch), CATALOG) for switch in ("use_muon", "use_adam_mini"))
     assert known.fields["optimizer"] == "muon" and "use_muon" not in known.unread
     assert "optimizer" not in unknown.fields and unknown.unread == ["use_adam_mini"]
+
+
+def test_ms_swifts_gpus_that_share_sequences_are_read_with_the_chunks_of_their_loss() -> None:
+    """sequence_parallel_size, and CELOSS_PARALLEL_SIZE before the command: two groups of GPUs, 4 sequences each."""
+    job = {
+        "model": "qwen2.5-3b", "task": "sft", "framework": "torch", "trainer": "ms-swift", "gpu": "a100-80-sxm",
+        "gpus": 8, "context_parallel": 4, "attention": "flash", "padding_free": True, "micro_batch": 4,
+        "loss": "chunked", "loss_chunk_size": 2048,
+    }  # fmt: skip
+    found = stated(parse(job, catalog=CATALOG))
+    said = {"gpus": 8, "context_parallel": 4, "loss": "chunked", "loss_chunk_size": 2048, "global_batch": 8}
+    assert said.items() <= found.items()
+    alone = "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-3B --sequence_parallel_size 1 --packing true"
+    assert not {"context_parallel", "loss"} & set(read(alone, CATALOG).fields)
+
+
+def test_megatron_swifts_muon_is_written_and_read() -> None:
+    job = {
+        "model": "qwen2.5-7b", "task": "sft", "framework": "torch", "trainer": "megatron-swift", "gpu": "h100-sxm",
+        "gpus": 2, "tensor_parallel": 2, "sequence_parallel": True,
+    }  # fmt: skip
+    assert stated(parse(job | {"optimizer": "muon"}, catalog=CATALOG))["optimizer"] == "muon"
+    assert "optimizer" not in stated(parse(job, catalog=CATALOG))
+    assert read("megatron sft --model Qwen/Qwen2.5-7B --optimizer adam", CATALOG).fields["optimizer"] == "adamw"

@@ -252,3 +252,19 @@ def test_offload_leaves_gathered_units_and_what_is_being_reduced() -> None:
     assert more.at(JOIN) == e.at(JOIN)
     apart = lora(lora={"units": "own"}, offload={"optimizer": True, "parameters": True})
     assert total(apart.at(Where("end", 0, True, above=32 * QV)), "gradients") == 2 * 32 * QV // 8
+
+
+def test_doras_magnitudes_are_units_beside_the_matrices() -> None:
+    """PEFT's policy wraps what has a weight that requires a gradient, and nothing below (`fsdp_auto_wrap_policy`).
+
+    A magnitude for each of the 4,096 + 1,024 outputs of a layer: gradients wait whole, 2 bytes each, and states are
+    made of shards.
+    """
+    plain, scaled = (lora(lora={"units": "own", "dora": dora}, no_sync=True, global_batch=16) for dora in (False, True))
+    rows = 32 * (4096 + 1024)
+    assert len(scaled.adapters) - len(plain.adapters) == 2 * 32
+    assert sum(scaled.adapters) - sum(plain.adapters) == rows // 8
+    assert total(scaled.at(END), "gradients") - total(plain.at(END), "gradients") == 2 * rows
+    assert (
+        total(scaled.resident(), "optimizer_states") - total(plain.resident(), "optimizer_states") == 2 * 2 * rows // 8
+    )

@@ -731,3 +731,52 @@ def test_a_scaled_loss_has_each_step_look_for_overflow(sharding: str, version: s
 def test_offload_looks_for_overflow_without_a_copy_since_it_reduces_first(version: str, looked: int) -> None:
     e = zero(sharding="zero2", **{"offload.optimizer": True, "versions.deepspeed": version})
     assert at(e.at(norm()), "gradients#zero-offload") == looked
+
+
+MUON: dict[str, object] = {
+    "framework": "torch", "trainer": "own", "optimizer": "muon", "sharding": "zero2", "gpus": 8,
+    "versions": {"deepspeed": "0.19.6"},
+}  # fmt: skip
+
+
+def test_deepspeeds_muon_keeps_a_momentum_of_whole_matrices_and_makes_them_orthogonal_beside_their_gradients() -> None:
+    """Two groups over 8 ranks (DeepSpeed 0.19.6): four layers' matrices of 218,103,808 elements each, and of embedding,
+    65 norms and head 131,367,424. One rank's part of these begins in the embedding, which is reduced whole, and has 33
+    norms; the momentum is bf16, as the gradients are, AdamW's moments fp32.
+
+    As backward ends gradients and orthogonal matrices are there, with two copies of down_proj and four squares of its
+    smaller side in fp16; then a flat copy of a group in bf16 and in fp32, and for AdamW four tensors in fp32.
+    """
+    e = engine_of(job(**MUON))
+    assert isinstance(e, Zero)
+    matrices, rest, whole = 4 * 218_103_808, 131_367_424, VH + 33 * 4096
+    assert [(cut.share, cut.kept) for cut in e.cuts] == [(matrices, matrices), (rest, whole)]
+    states = next(line for line in e.states() if line.component == "optimizer_states")
+    assert states.bytes == 2 * matrices + 8 * rest
+    gram = 2 * (2 * 4096 * 14_336 + 4 * 4096 * 4096)
+    step = {name: sum(line.bytes for line in lines) for name, lines in e.stepping()}
+    kept = 2 * (matrices + whole)
+    assert step["matrices made orthogonal"] - gram - kept - 2 * matrices == 2 * e.config.reduce_bucket * (
+        1 + e.overlaps
+    )
+    assert step["gradients of matrices flattened"] == kept + 2 * matrices + 6 * matrices
+    assert step["optimizer step of matrices"] == 2 * whole + 4 * matrices
+    assert step["other gradients flattened"] == 2 * whole + 6 * rest
+    assert step["optimizer step"] == (4 + 16) * rest
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"sharding": "zero3"}, "optimizer: given 'muon' with sharding zero3, allowed: with none, ddp, zero2"),
+        ({"offload": {"optimizer": True}}, "optimizer: given 'muon' with sharding zero2, allowed: for method full"),
+        (
+            {"versions": {"deepspeed": "0.17.6"}},
+            "optimizer: given 'muon' with deepspeed 0.17.6, allowed: 0.18 or later",
+        ),
+        ({"trainer": "ms-swift"}, "optimizer: given 'muon' with sharding zero2, allowed: with trainer own"),
+    ],
+)
+def test_deepspeeds_muon_is_refused_where_it_is_not_modelled(fields: dict[str, object], line: str) -> None:
+    with pytest.raises(ScenarioError, match=line):
+        job(**MUON | fields)

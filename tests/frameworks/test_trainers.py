@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -237,7 +238,7 @@ def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], 
             "torchtitan", {"versions__torchtitan": "0.0.2"},
             Path("cross-entropy", outside=True, head_fp32=True, held="backward"),
         ),
-        ("unsloth", {}, Path("fused")),
+        ("unsloth", {}, Path("fused", chunks="rows")),
         # older releases: a kernel that writes over the logits, then cut-cross-entropy, then chunks as large as there is
         # room for; in between few tokens took the kernel's way. Accelerate casts the logits that a model returns
         ("unsloth", {"versions__unsloth": "2024.8"}, Path("flash", in_place=True, caps=True, metrics=4)),
@@ -245,11 +246,14 @@ def test_which_checkpointing_is_reentrant(trainer: str, fields: dict[str, Any], 
         ("unsloth", {"versions__unsloth": "2025.3.19", "micro_batch": 1, "seq_len": 1025}, Path("cut")),
         ("unsloth", {"versions__unsloth": "2025.3.19", "micro_batch": 1, "seq_len": 1024},
          Path("flash", in_place=True, caps=True, metrics=4)),
-        ("unsloth", {"versions__unsloth": "2025.9.1"}, Path("fused", turns=1)),
+        ("unsloth", {"versions__unsloth": "2025.9.1"}, Path("fused", chunks="nearest")),
+        ("unsloth", {"versions__unsloth": "2026.6.9"}, Path("fused", chunks="nearest")),
+        ("unsloth", {"versions__unsloth": "2026.7.1"}, Path("fused", chunks="capped")),
+        ("unsloth", {"versions__unsloth": "2026.9.4"}, Path("fused", chunks="chain")),
         # Granite 4's forward casts its logits, so that before 2026.5.2 no pattern found its loss
         ("unsloth", {"model": "granite-4-350m", "versions__unsloth": "2025.10.11"},
          Path("flash", head_fp32=True, in_place=True)),
-        ("unsloth", {"model": "granite-4-350m", "versions__unsloth": "2026.5.2"}, Path("fused", turns=1)),
+        ("unsloth", {"model": "granite-4-350m", "versions__unsloth": "2026.5.2"}, Path("fused", chunks="nearest")),
         # fp32 logits under Accelerate's autocast, of which TRL takes the logsumexp row by row; none under DeepSpeed
         ("ms-swift", {"task": "dpo", "seq_len": 512}, Path("rows", head_fp32=True, kept=511 / 512)),
         ("axolotl", {"loss": "chunked"}, Path("chunked-views", outputs_fp32=True)),
@@ -532,16 +536,12 @@ def test_unsloth_casts_gemma_3s_table_on_the_card_unless_it_is_large_and_the_rel
 
 
 def test_unsloth_makes_chunks_of_a_gib_of_logits_where_a_new_pytorch_switches_cut_cross_entropy_off() -> None:
-    """Four sequences of 2,048 tokens and 262,144 entries: 8 GiB of fp32 logits, in eight chunks.
-
-    unsloth 2025.8.9 __init__.py:112; unsloth_zoo 2025.8.8 `get_chunk_size`: 4 · round(8 / 4).
-    """
-    job = {"model": "gemma-3-270m", "method": "lora", "micro_batch": 4, "seq_len": 2048}
+    """unsloth 2025.8.9 __init__.py:112."""
 
     def way(version: str, torch: str) -> Path:
-        return run("unsloth", versions__unsloth=version, versions__torch=torch, **job).keeps.roles[0].path
+        return run("unsloth", versions__unsloth=version, versions__torch=torch).keeps.roles[0].path
 
-    assert way("2025.8.9", "2.8") == Path("fused", turns=8)
+    assert way("2025.8.9", "2.8") == Path("fused", chunks="gib")
     assert way("2025.8.9", "2.7") == way("2025.8.8", "2.8") == Path("cut")
 
 
@@ -664,6 +664,8 @@ def test_what_is_trained_at_the_ends_is_refused_where_it_is_not_modelled() -> No
         ("torchtune", {"lora": {"dora": True}}, "lora.dora: given true with trainer torchtune"),
         ("unsloth", {"lora": {"dora": True}}, "lora.dora: given true with trainer unsloth"),
         ("llamafactory", {"lora": {"dora": True}, "sharding": "zero3", "gpus": 2}, "true with sharding zero3"),
+        ("own", {"lora": {"dora": True}, "sharding": "fsdp2", "gpus": 2}, "true with sharding fsdp2"),
+        ("own", {"lora": {"dora": True, "units": "layer"}, "sharding": "fsdp1", "gpus": 2}, "true with lora.units"),
         ("torchtune", {"lora": {"count": 4}}, "lora.count: given 4 with trainer torchtune"),
         ("own", {"lora": {"count": 4}, "sharding": "zero2", "gpus": 2}, "lora.count: given 4 with sharding zero2"),
         ("own", {"lora": {"count": 4, "dora": True}}, "lora.count: given 4 with lora.dora"),
@@ -697,3 +699,36 @@ def test_unsloth_dequantises_into_a_buffer_as_large_as_the_largest_weight_of_its
 ) -> None:
     found = job(**{"trainer": "unsloth", "method": "qlora", "versions__unsloth": "2025.2.2"} | scenario)
     assert found.keeps.roles[0].buffer == elements
+
+
+def test_gpus_that_share_sequences_under_ms_swift_have_a_loss_of_their_own_tokens() -> None:
+    """trainers/utils.py:167 of 4.6.0; Accelerate's autocast makes fp32 of the logits, DeepSpeed does not."""
+    job = {"gpus": 8, "context_parallel": 8, "attention": "flash", "padding_free": True}
+
+    def role(**fields: Any) -> Any:
+        return run("ms-swift", **job, **fields).keeps.roles[0]
+
+    assert role().exchange == "zigzag"
+    assert role().path == Path("cross-entropy", head_fp32=True, uncast=True, outside=True)
+    tiles = Path("flash", in_place=True, tile=2048)
+    assert role(loss="chunked", loss_chunk_size=2048, sharding="zero3").path == tiles
+    # 16 sequences over all GPUs, of which two groups of four have a batch each (trainers/arguments.py:290)
+    assert run("ms-swift", **{**job, "context_parallel": 4}).global_batch == 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"task": "dpo"}, "context_parallel: given 8 for dpo, allowed: 1, or for pretrain and sft; not modelled"),
+        ({"attention": "sdpa", "padding_free": False}, "attention: given 'sdpa' with context_parallel = 8"),
+        ({"padding_free": False}, "padding_free: given false with context_parallel = 8, allowed: true, or packing"),
+        ({"loss": "chunked"}, "loss_chunk_size: given null, allowed: a number with loss chunked"),
+        ({"loss": "fused"}, "loss: given 'fused' with trainer ms-swift, allowed: full, chunked"),
+        ({"model": "gpt-oss-20b"}, "context_parallel: given 8, allowed for gpt_oss: 1; not modelled"),
+        ({"context_parallel": 4, "tensor_parallel": 2}, "trainer: given 'ms-swift' where GPUs share sequences"),
+    ],
+)
+def test_ms_swift_refuses_what_its_gpus_cannot_share(fields: dict[str, Any], message: str) -> None:
+    job = {"gpus": 8, "context_parallel": 8, "attention": "flash", "padding_free": True}
+    with pytest.raises(ScenarioError, match=re.escape(message)):
+        run("ms-swift", **{**job, **fields})

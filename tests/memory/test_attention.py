@@ -495,6 +495,43 @@ def test_ulysses_sends_and_receives_pieces_of_queries_keys_values_and_output(
     assert ("k: repeat" in {op.name for op in made.ops}) == (ranks > 8)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "names"), [(8, {"q: all-to-all"}), (16, {"q: all-to-all", "q: mask"}), (3, {"q: mask"})]
+)
+def test_ms_swift_swaps_heads_among_what_divides_the_key_heads_and_sends_the_rest_around(
+    ranks: int, names: set[str]
+) -> None:
+    """Llama 3 8B has 8 key heads: of 16 ranks 8 swap, in pairs that are a ring; of 3 none swaps."""
+    made = tape("llama-3-8b", context=ranks, exchange="zigzag")
+    assert {op.name for op in made.ops} & {"q: all-to-all", "q: mask"} == names
+    assert "attention: all-to-all" in {op.name for op in made.ops} or ranks == 3
+
+
+def test_ms_swifts_ring_keeps_the_output_of_every_step_in_fp32_for_its_backward() -> None:
+    """Qwen2.5 3B, 16 heads over 2, on 8 ranks: two swap heads, four are a ring (zigzag_ring_attn.py of ms-swift 4.6.0).
+
+    Forward: the queries' late halves 1q; keys and values that attend 4kv, the next ones 4kv, halves of the former 2kv;
+    the output so far, the next, their difference and its share 4 · 4q, and the next in 16 bits 2q. Given and exchanged
+    q, k and v, 4q + 8kv, are variables. Backward: 6q for each of four steps, 4q for each one's gradient; the queries'
+    gradient in fp32, as written and of a step's output 8q; the written ones of keys and values 4kv, in fp32 thrice 8kv;
+    flash's 4q, and for half of the keys a gradient of each query head 2q.
+    """
+    made = tape("qwen2.5-3b", context=8, exchange="zigzag")
+    attention = next(op for op in made.ops if op.name == "attention")
+    assert attention.scratch.tokens == of(q=4 * 4 + 2 + 1, kv=10, H=16).tokens
+    steps = of(q=4 * (6 + 4), H=4 * 5 * 4)
+    rest = of(q=1 + 8 + 4 + 1, o=1, kv=10 + 4 + 24, H=4)
+    assert attention.backward_scratch.tokens == (steps + rest).tokens
+    longer = next(op for op in tape("qwen2.5-3b", context=16, exchange="zigzag").ops if op.name == "attention")
+    assert longer.backward_scratch.tokens["q"] - attention.backward_scratch.tokens["q"] == 4 * 10
+
+
+def test_ms_swifts_ring_keeps_the_masked_copies_alone() -> None:
+    """As much as Ulysses keeps: q, k, v, output and a log-sum-exp."""
+    kept = tape("qwen2.5-3b", context=8, exchange="zigzag").saved()
+    assert kept.tokens == tape("qwen2.5-3b", context=2, exchange="all-to-all").saved().tokens
+
+
 def test_ulysses_without_grouped_queries_sums_no_keys_and_values() -> None:
     """Llama 2 7B on 4 ranks, 8 heads of each kind on one: as alone, output's gradient 2q, dq 2q, 4q + 4H."""
     made = tape("llama-2-7b", context=4, exchange="all-to-all")

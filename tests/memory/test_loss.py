@@ -49,6 +49,17 @@ def peaks(path: Path, **run: Any) -> tuple[float, float, float, float]:
     )
 
 
+def test_ms_swifts_chunks_take_a_log_softmax_and_two_gradients_beside_all_logits() -> None:
+    """Of 2,048 tokens of bf16 logits, over which gradients are written: 2 bytes, then 6, for each entry.
+
+    ms-swift 4.6.0 sequence_parallel/utils.py, `ChunkedCrossEntropyLoss`.
+    """
+    made = tape(Path("flash", in_place=True, tile=2048))
+    op = next(op for op in made.ops if op.name == "cross entropy")
+    assert (op.scratch.fixed, op.backward_scratch.fixed) == ({"V": 2048 * 2}, {"V": 2048 * 6})
+    assert made.saved().tokens == tape(Path("flash", in_place=True)).saved().tokens
+
+
 # --- bytes for each token and vocabulary entry ---
 
 

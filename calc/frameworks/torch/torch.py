@@ -232,7 +232,9 @@ def refuse(s: Scenario) -> Refusal | None:
         return fault
     if s.sharding == "megatron":
         return sharding_fault(s)  # its parallelism is its own
-    return sharding_fault(s) or checkpointing_fault(s) or tensor_fault(s) or ring_fault(s) or pipeline_fault(s)
+    # ms-swift has a ring of its own
+    ring = None if s.trainer == "ms-swift" else ring_fault(s)
+    return sharding_fault(s) or checkpointing_fault(s) or tensor_fault(s) or ring or pipeline_fault(s)
 
 
 def checkpointing_fault(s: Scenario) -> Refusal | None:
@@ -295,7 +297,7 @@ def _plan(s: Scenario) -> Keeps:
     alike: dict[str, Any] = {name: own[name] for name in ("wrapped", "loads", "caches") if name in own}
     if s.offload.activations:
         own = {"streams": "each"} | own  # torch/autograd/graph.py: save_on_cpu(pin_memory=True)
-    exchange = "ring" if s.context_parallel > 1 else ""
+    exchange = own.pop("exchange", "ring" if s.context_parallel > 1 else "")
     name, stages = "reward" if s.task == "rm" else "actor", s.pipeline_parallel
     if s.devices > 1:
         return pipelined(name, path, s.rows, s.parts, **own)

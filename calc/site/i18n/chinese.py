@@ -2160,6 +2160,14 @@ REFUSALS = {
     "for pretrain and sft, whose loss takes cut logits": "用于 pretrain 和 sft，它们的损失接受切开的 logits",
     "false; no plan is known": "false；没有已知的方案",
     "true; sequences are cut without their padding": "true；序列去掉填充后再切",
+    "for method full in mixed, without offload": "method full、mixed 且不 offload 时",
+    "with trainer own, transformers; not modelled": "trainer own、transformers 时；没有模拟",
+    "0.18 or later": "0.18 或更新",
+    "true, or packing; padded sequences are not modelled": "true，或 packing；没有模拟带填充的序列",
+    "flash; others are not modelled": "flash；没有模拟其他取值",
+    "a number with loss chunked, as CELOSS_PARALLEL_SIZE says, else null": (
+        "loss chunked 时为 CELOSS_PARALLEL_SIZE 的数值，否则为 null"
+    ),
     "{allowed?}; not modelled": "{allowed}；没有模拟",
     "a list; not modelled": "一个列表；没有模拟",
     "own for layers that borrow keys or have inputs of their own; not modelled": (

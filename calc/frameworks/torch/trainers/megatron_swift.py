@@ -49,6 +49,7 @@ ADAPTERS = Table(
 # what stages hand on: the reference's stream with the policy's, for kto those of the KL estimate, too
 # (trainers/dpo_trainer.py:94, trainers/kto_trainer.py:146)
 HANDED = {"dpo": 2, "kto": 4}
+MUON = "4.1"  # has `dist_muon`, by default of each rank's part of a matrix (4.1.0 arguments/megatron_args.py:432)
 # since when layers and adapters are mcore-bridge's: the first matrix beside a cut linear sees a rank's own positions
 BRIDGE = "4"
 GEMMA = ("gemma4_text", "gemma4")  # families whose layers are mcore-bridge's (1.6.5 `model/mm_gpts/gemma4.py`)
@@ -104,12 +105,19 @@ def packs(task: str, given: Mapping[str, Any]) -> bool:
 
 def refuse(s: Scenario) -> Refusal | None:
     """The reason why it cannot run `s`, or is not modelled for it, in one line, or None."""
-    own = {"packing": (False, True), "method": ("full", "lora"), "attention": ("flash", "eager")}
+    own: dict[str, tuple[Any, ...]] = {
+        "packing": (False, True),
+        "method": ("full", "lora"),
+        "attention": ("flash", "eager"),
+    }
     if s.images and s.images.freeze != "vision":
         return Refusal("images.freeze", f"{s.images.freeze!r} with trainer {s.trainer}", "vision; not modelled")
     # mcore-bridge has a forward of linear attention of its own, which runs no part again
+    if s.method == "full" and at_least(s.versions.get("megatron-swift", FIRST), MUON):
+        own["optimizer"] = ("adamw", "muon")
     fault = megatron.refuse_with(s, TASKS, own) or megatron_core.parts_fault(s, known=False) or unfused_fault(s)
-    return fault or rlhf_fault(s) or (adapters_fault(s) if s.lora else None)
+    fault = fault or megatron.orthogonal_fault(s) or rlhf_fault(s)
+    return fault or (adapters_fault(s) if s.lora else None)
 
 
 def unfused_fault(s: Scenario) -> Refusal | None:
@@ -169,7 +177,7 @@ def adapters_fault(s: Scenario) -> Refusal | None:
 def keeps(s: Scenario) -> dict[str, Any]:
     """The fields that it sets in a trained `Role`; batches that are padded have a mask (`template/base.py`)."""
     hooked = hooks(str(s.versions["megatron-swift"]))
-    return {"handed": HANDED.get(s.task, 1), "masks": not s.unpadded, "hooks": hooked}
+    return {"handed": HANDED.get(s.task, 1), "masks": not s.unpadded, "hooks": hooked, "blockwise": True}
 
 
 def path(s: Scenario, usual: Path) -> Path:

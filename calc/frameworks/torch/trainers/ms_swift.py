@@ -62,7 +62,8 @@ def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     given = {**given, "gpus": trainer.trainers(given)}
     values = stated(task, version, DEFAULTS, NOTHING if given.get("method", "full") == "full" else ADAPTERS)
     sharding = shared.sharded(given)
-    one = shared.batches(values, given, 1)["global_batch"]
+    # over all GPUs, those that share sequences among them (trainers/arguments.py:290)
+    one = shared.batches(values, {**given, "context_parallel": 1}, 1)["global_batch"]
     return {
         **libraries,
         **values,
@@ -99,8 +100,34 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.unpadded and s.attention != "flash":  # argument/train_args.py, `_check_padding_free`
         feature = "packing" if s.packing else "padding_free"
         return Refusal(feature, f"true with attention {s.attention!r}", "with flash", "with trainer ms-swift")
-    fault = shared.refuse(s, TASKS, {"loss": ("full", "fused"), "checkpointing": ("none", "full")})
+    losses = ("full", "fused") if s.context_parallel == 1 else ("full", "chunked")
+    fixed = {"loss": losses, "checkpointing": ("none", "full")}
+    fault = shared.refuse(s, TASKS, fixed, together=s.together == s.context_parallel) or shared_fault(s)
     return fault or (ms_swift_grpo.refuse(s) if s.task == "grpo" else None)
+
+
+def shared_fault(s: Scenario) -> Refusal | None:
+    """The reason why GPUs cannot share sequences (`sequence_parallel_size`), or are not modelled so, in one line, or
+    None.
+
+    A ring takes the place of heads that no more ranks divide (sequence_parallel/sequence_parallel.py:658); it knows
+    flash alone, and no padding (:380). Liger's loss is not run (trainers/seq2seq_trainer.py:139).
+    """
+    n, arch, given = s.context_parallel, s.architecture, f"with context_parallel = {s.context_parallel}"
+    if n == 1:
+        return None
+    if s.task not in ("pretrain", "sft"):
+        return Refusal("context_parallel", f"{n} for {s.task}", "1, or for pretrain and sft; not modelled")
+    if s.attention != "flash":
+        return Refusal("attention", f"{s.attention!r} {given}", "flash; others are not modelled")
+    if not s.unpadded:
+        return Refusal("padding_free", f"false {given}", "true, or packing; padded sequences are not modelled")
+    if (s.loss_chunk_size is None) == (s.loss == "chunked"):
+        allowed = "a number with loss chunked, as CELOSS_PARALLEL_SIZE says, else null"
+        return Refusal("loss_chunk_size", str(s.loss_chunk_size or "null"), allowed)
+    if arch.mla or arch.attention_sinks or arch.recurrent or arch.broad:
+        return Refusal("context_parallel", n, "1; not modelled", f"for {arch.family}")
+    return None
 
 
 def deepspeed(s: Scenario) -> DeepSpeed:
@@ -111,7 +138,8 @@ def deepspeed(s: Scenario) -> DeepSpeed:
 
 def keeps(s: Scenario) -> dict[str, Any]:
     """The Trainer's fields of the trained role."""
-    return trainer.keeps(s, placed=True)
+    own = trainer.keeps(s, placed=True)
+    return own | {"exchange": "zigzag"} if s.context_parallel > 1 else own
 
 
 def path(s: Scenario, usual: Path) -> Path:
@@ -130,8 +158,21 @@ def path(s: Scenario, usual: Path) -> Path:
         return replace(usual, tile=min(TURN, tokens), turns=-(-tokens // TURN))
     if s.task == "grpo":
         return ms_swift_grpo.path(s, usual)
+    if s.context_parallel > 1:
+        return across(s)
     path = preferred(s, usual) if s.task == "dpo" else trainer.selective(usual)
     return trainer.likelihood(s, path) if s.task == "simpo" else path
+
+
+def across(s: Scenario) -> Path:
+    """The loss of a GPU's own tokens, where GPUs share sequences: PyTorch's, of logits as the model returns them.
+
+    trainers/utils.py:167, `per_token_loss_func_sp`.
+    """
+    wide = trainer.wrapped(s)
+    if s.loss_chunk_size:
+        return Path("flash", head_fp32=wide, in_place=True, tile=s.loss_chunk_size)
+    return Path("cross-entropy", head_fp32=wide, uncast=True, outside=True)
 
 
 def preferred(s: Scenario, usual: Path) -> Path:
@@ -162,7 +203,7 @@ def picks(s: Scenario) -> bool:
 def notes(s: Scenario) -> Iterator[str]:
     """Notes on parts of ms-swift that are computed otherwise."""
     yield from shared.told(s, RELEASES)
-    if s.task in ("pretrain", "sft") and s.loss == "full":
+    if s.task in ("pretrain", "sft") and s.loss == "full" and s.context_parallel == 1:
         yield "use_logits_to_keep cuts prompts off before the head: computed as if every position were a response's"
     yield from shared.liger_notes(s)
     if vocabulary_fault(s):

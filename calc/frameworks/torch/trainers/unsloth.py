@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from calc.base.plan import Forced, Path
+from calc.base.plan import Chunks, Forced, Path
 from calc.base.refusal import Refusal
 from calc.base.versions import at_least
 from calc.frameworks import trainer
@@ -23,10 +23,12 @@ from calc.scenario.scenario import Scenario
 
 TASKS = ("pretrain", "sft")
 FIRST, NEWEST = "2024.8", "2026.10.9"
+# releases whose fused loss counts its chunks otherwise, see `calc.memory.loss_chunks`: 2026.9.4 asks for unsloth_zoo
+# 2026.9.3 or later
+CAPPED, CHAIN = "2026.7.1", "2026.9.4"
 CUT, SHORT, FUSED = "2024.11.10", "2025.3.19", "2025.9.1"  # releases in which the loss changed
-# the release that switches cut-cross-entropy off where PyTorch is as new (__init__.py:112 of 2025.8.9), and the bytes
-# of fp32 logits for which a chunk of what then runs has room (`target_gb`, unsloth_zoo 2025.8.8 compiler.py:880)
-OFF, NEWER, ROOM = "2025.8.9", "2.8", 2**30
+# the release that switches cut-cross-entropy off where PyTorch is as new (__init__.py:112 of 2025.8.9)
+OFF, NEWER = "2025.8.9", "2.8"
 # PyTorch, Transformers: as METADATA allows, of the release's day
 RELEASES: Mapping[str, Pins] = {
     FIRST: Pins("0.14.4", "2.4.0", "4.43.3"),
@@ -282,9 +284,7 @@ def path(s: Scenario, usual: Path) -> Path:
     A kernel reads the logits in the type of the model, caps them where the model would (`DO_SOFTCAPPING`), and writes
     their gradient over them (kernels/cross_entropy_loss.py of 2024.8); Accelerate then casts those that the model
     returns to fp32. From 2025.3.19 on, before the newest, short micro batches took that way, too. 2025.9.1 makes the
-    gradients in forward, compiled, in chunks for which it allows half of the free memory: computed as one, which they
-    are unless fp32 logits are larger than what is free (unsloth_zoo fused_losses/cross_entropy_loss.py,
-    `get_chunk_size`). 2025.8.9 allows `ROOM` for those of a chunk, and makes a multiple of four chunks.
+    gradients in forward, compiled, in chunks: see `counted`.
 
     It finds the loss in a model's source by patterns. A model that none of them matches makes all logits, casts them to
     fp32 itself, and hands them to that kernel (unsloth_zoo 2025.10.12 loss_utils.py:112, `UnslothForCausalLMLoss`).
@@ -295,10 +295,20 @@ def path(s: Scenario, usual: Path) -> Path:
     between = at_least(ran, SHORT) and ran != NEWEST
     if s.loss == "full" or (between and s.rows * s.longest_len <= WHOLE):
         return Path("flash", in_place=True, caps=True, metrics=4 if trainer.wrapped(s) and not forced(s) else 0)
-    if s.loss == "fused" and at_least(version, OFF) and not at_least(version, FUSED):
-        logits = 4 * s.rows * s.longest_len * s.architecture.vocab
-        return replace(usual, turns=max(1, 4 * round(logits / ROOM / 4)))
-    return replace(usual, turns=1) if s.loss == "fused" and ran == FUSED else usual
+    if s.loss != "fused" or not at_least(version, OFF):
+        return usual
+    return replace(usual, chunks=counted(version))
+
+
+def counted(version: str) -> Chunks:
+    """The way in which the fused loss of a release counts its chunks."""
+    if at_least(version, NEWEST):
+        return "rows"
+    if at_least(version, CHAIN):
+        return "chain"
+    if at_least(version, CAPPED):
+        return "capped"
+    return "nearest" if at_least(version, FUSED) else "gib"
 
 
 def notes(s: Scenario) -> Iterator[str]:
