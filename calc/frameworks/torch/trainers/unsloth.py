@@ -321,5 +321,3 @@ def notes(s: Scenario) -> Iterator[str]:
         yield f"{kernels} keep less than the layers computed, Transformers'"
     if s.checkpoint_gb:
         yield f"it loads a copy in four bits of {s.checkpoint_gb:g} GB, linears that it leaves in 16 bits among them"
-    if s.loss == "fused" and shared.ran(s, RELEASES) == NEWEST:
-        yield "its fused loss takes chunks as large as free memory allows: computed with as small ones as Liger's"
