@@ -265,7 +265,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         quantised=s.method == "qlora",
         int8=s.load_in_8bit,
         nested=s.double_quantization,
-        wide=wide_elements(s, arch),
+        wide=wide_elements(s, arch) or role.wide,
         # quantised in fp16 before 0.43, whatever is computed in: bitsandbytes nn/modules.py, Params4bit.cuda
         unpacked=role.unpacks or (0 if at_least(s.versions["bitsandbytes"], "0.43") else 4),
         buffer=role.buffer if adapter else 0,
@@ -458,7 +458,8 @@ def precision_aware(s: Scenario) -> PrecisionAware | None:
         return None
     # beside fp8, but for delayed scaling, masters in fp32 are Megatron-core's (`OptimizerConfig.__post_init__`)
     apart = s.float8 not in ("none", "delayed") and s.main_params_dtype == "fp32"
-    return PrecisionAware(s.main_params_dtype, s.exp_avg_dtype, s.exp_avg_sq_dtype, apart)
+    fuses = at_least(s.versions.get("transformer-engine", "2.13"), "2.13")
+    return PrecisionAware(s.main_params_dtype, s.exp_avg_dtype, s.exp_avg_sq_dtype, apart, fuses)
 
 
 def eight_bits(s: Scenario) -> EightBits | None:
