@@ -294,6 +294,8 @@ def peak_allocated(e: Estimate, *, traced: bool = False) -> int:
     """The most that PyTorch's allocator counts at any instant; `traced`: as far as a trace of a step sees it."""
     if traced:
         return max(_traceable(phase.moment.lines) for phase in _steps(e))
+    if _serves_apart(e.scenario):
+        return max(_trainers(phase.moment.lines) for group in e.groups for phase in group.phases)
     return max(phase.moment.allocated_bytes + unmapped for group in e.groups for phase, unmapped in _unmapped(e, group))
 
 
@@ -323,6 +325,16 @@ def _sleeps(s: Scenario) -> bool:
     serving = keeps.serving
     assert serving
     return at_least(serving.version, "0.7") and serving.process in {role.process for role in keeps.roles}
+
+
+def _serves_apart(s: Scenario) -> bool:
+    """True if a rollout engine runs in a process of its own, which a trainer's counter does not see.
+
+    So do verl's since 0.7.1 (workers/rollout/vllm_rollout/vllm_async_server.py): `max_memory_allocated` that it prints
+    is that of the actor's process (utils/metric/utils.py, `perf/max_memory_allocated_gb`).
+    """
+    serving = plan(s).serving if s.rollout is not None else None
+    return serving is not None and serving.process not in {role.process for role in plan(s).roles}
 
 
 def _pooled(lines: Iterable[Line]) -> int:

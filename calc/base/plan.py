@@ -203,6 +203,7 @@ class Role:
     the type of the weights. `unfrozen`: the weights of a model that is only scored require gradients all the same, as
     they were loaded. `unpacks`: bytes per element of a 4-bit weight while it multiplies; where it is 0, those of other
     products. `buffer`: elements of the largest 4-bit weight of those that are dequantised into one buffer, which stays.
+    `wide`: elements of linears that are left in 16 bits where others are loaded in four.
     `mask_positions`: the positions of two masks that stay, one of which has a window. `by_trainer`: Transformers'
     Trainer builds the optimizer. `blockwise`: Muon makes each rank's part of a matrix orthogonal.
     `finds_unused`: DDP looks for parameters without a gradient. `cut_scales`: the scales
@@ -253,6 +254,7 @@ class Role:
     unfrozen: bool = False
     unpacks: int = 0
     buffer: int = 0
+    wide: int = 0
     mask_positions: int = 0
     by_trainer: bool = False
     blockwise: bool = False

@@ -268,9 +268,10 @@ class Holder:
         return [*found, weights.sines(r.role, sound)] if isinstance(sound, Whisper) and not sound.tabled else found
 
     def left(self: TrainingEngine) -> list[Line]:
-        """What the first forward makes and leaves: a buffer for dequantised weights, masks of all positions."""
+        """What the first step leaves: a buffer for dequantised weights, cached experts, masks of all positions."""
         r = self.replica
         found = [weights.dequantised(r.role, r.run.buffer, r.run.compute)] if r.run.buffer else []
+        found += [weights.opened_experts(r.role, r.arch, r.run.compute)] if r.run.caches_experts else []
         return [*found, *([weights.masks(r.role, r.mask_positions, r.run.residual)] if r.mask_positions else [])]
 
     def table_bytes(self: TrainingEngine) -> int:

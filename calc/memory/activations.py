@@ -247,7 +247,7 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttenti
         The product keeps it for its input's gradient (bitsandbytes 0.50.2 `nn/parametrize.py:Bnb4bitParametrization`).
         Its scales, which were quantised, are dequantised before it.
         """
-        if self.run.four_bit_experts != "whole":
+        if self.run.four_bit_experts != "whole" or self.run.caches_experts:
             return []
         weight, scales = (Size({}, {f"W_experts_{name}": each}) for each in (1, SCALE))
         scales = scales if self.run.nested else NOTHING

@@ -51,13 +51,15 @@ class PrecisionAware:
     """The formats of the `master` weights and of both moments that Transformer Engine's FusedAdam keeps.
 
     It makes all three in its first step. Read in TransformerEngine d0067d0d `pytorch/optimizers/fused_adam.py` and
-    Megatron-LM d98e8a64dd `megatron/core/optimizer/__init__.py`.
+    Megatron-LM d98e8a64dd `megatron/core/optimizer/__init__.py`. `fuses`: its kernel reads moments in bf16, as it does
+    since 2.13 (`fuse_unscale`, pull request 2632).
     """
 
     master: str
     first: str
     second: str
     apart: bool = False  # masters are Megatron-core's, which copies gradients for them
+    fuses: bool = True
 
     @property
     def master_bytes(self) -> int:
@@ -75,9 +77,10 @@ class PrecisionAware:
     def widened(self) -> int:
         """Bytes a parameter of the copies in fp32 with which a step goes on, of all parameters (`get_unscaled_state`).
 
-        The kernel itself reads fp32, and bf16 where both moments are in it (`fuse_unscale`).
+        The kernel itself reads fp32 and, where it `fuses`, bf16 if both moments are in it.
         """
-        moments = [] if (self.first, self.second) == ("bf16", "bf16") else [self.first, self.second]
+        read = self.fuses and (self.first, self.second) == ("bf16", "bf16")
+        moments = [] if read else [self.first, self.second]
         return 4 * sum(dtype != "fp32" for dtype in (self.master, *moments))
 
     def states(self, role: str, trained: int, shards: int) -> Line:

@@ -114,6 +114,7 @@ class Run:
     unpacked: int = 0  # bytes of an element of a 4-bit weight while it multiplies; 0: those of `compute`
     buffer: int = 0  # elements of the buffer into which 4-bit weights are dequantised; 0: each into a tensor of its own
     four_bit_experts: Experts = ""  # routed experts that are in four bits, too
+    caches_experts: bool = False  # once made 16 bits wide, these stay so from step to step
     keeps_inputs: bool = False  # 4-bit linears keep inputs that a frozen weight does not need: bitsandbytes < 0.43.2
     keeps_columns: bool = False  # 8-bit linears keep their input in 8 bits, too: bitsandbytes < 0.45
     sequences: bool = False  # tensor-parallel ranks have parts of the residual stream, each some of the positions

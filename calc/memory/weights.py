@@ -242,6 +242,21 @@ def dequantised(role: str, count: int, b: int) -> Line:
     return Line("temporary", role, int((b + SCALE) * count), "(b + s)·W", values, "weights#nf4-buffer")
 
 
+def opened_experts(role: str, arch: Architecture, b: int) -> Line:
+    """The weights of all routed experts in `b` bytes, which `parametrize` has cached and clears no more.
+
+    A forward hook of bitsandbytes clears its cache; PyTorch's early stop leaves a module by an exception, which skips
+    such a hook until 0.50.0 (bitsandbytes `nn/parametrize.py`, `always_call=True`).
+    """
+    count = sum(t.elements * t.count for t in tensors(arch) if is_opened(t))
+    return Line("temporary", role, b * count, "b·P_e", {"b": b, "P_e": count}, "weights#nf4")
+
+
+def is_opened(t: Tensor) -> bool:
+    """True if `t` is a parameter of all experts of a layer that is quantised whole."""
+    return t.kind == "expert" and not t.name.endswith("_bias")
+
+
 def stacked_experts(role: str, arch: Architecture, b: int) -> Line:
     """The largest parameter of routed experts in `b` bytes, twice: its parts, as they are joined before four bits.
 

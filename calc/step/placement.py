@@ -265,11 +265,12 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         quantised=s.method == "qlora",
         int8=s.load_in_8bit,
         nested=s.double_quantization,
-        wide=wide_elements(s, arch),
+        wide=wide_elements(s, arch) or role.wide,
         # quantised in fp16 before 0.43, whatever is computed in: bitsandbytes nn/modules.py, Params4bit.cuda
         unpacked=role.unpacks or (0 if at_least(s.versions["bitsandbytes"], "0.43") else 4),
         buffer=role.buffer if adapter else 0,
         four_bit_experts=four_bit_experts(s),
+        caches_experts=trained and caches_experts(s, arch),
         # autograd/_functions.py:MatMul4Bit, ctx.tensors = (A, B) up to 0.43.1, (None, B) from 0.43.2 on
         keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),
         keeps_columns=s.load_in_8bit and not at_least(s.versions["bitsandbytes"], "0.45"),
@@ -331,6 +332,20 @@ def four_bit_experts(s: Scenario) -> Experts:
     if s.quantize_moe_experts:
         return "whole"
     return "linears" if s.method == "qlora" and experts_apart(s, s.architecture) else ""
+
+
+def caches_experts(s: Scenario, arch: Architecture) -> bool:
+    """True if experts in four bits stay 16 bits wide, once backward has run their layers again.
+
+    Non-reentrant checkpointing stops as soon as the last tensor that a layer keeps is there
+    (torch `utils/checkpoint.py`, `_StopRecomputationError`). Where nothing after its experts keeps one, that is within
+    their forward, and bitsandbytes before 0.50.0 clears no cache then: `weights.opened_experts`.
+    """
+    if not s.quantize_moe_experts or s.checkpointing != "full" or s.reentrant:
+        return False
+    after = arch.shared_experts and (arch.shared_gate or not arch.shared_first)
+    last = not after and not arch.experts_beside and not arch.norms.mlp_output
+    return last and not at_least(s.versions["bitsandbytes"], "0.50.0")
 
 
 def wide_elements(s: Scenario, arch: Architecture) -> int:
@@ -443,7 +458,8 @@ def precision_aware(s: Scenario) -> PrecisionAware | None:
         return None
     # beside fp8, but for delayed scaling, masters in fp32 are Megatron-core's (`OptimizerConfig.__post_init__`)
     apart = s.float8 not in ("none", "delayed") and s.main_params_dtype == "fp32"
-    return PrecisionAware(s.main_params_dtype, s.exp_avg_dtype, s.exp_avg_sq_dtype, apart)
+    fuses = at_least(s.versions.get("transformer-engine", "2.13"), "2.13")
+    return PrecisionAware(s.main_params_dtype, s.exp_avg_dtype, s.exp_avg_sq_dtype, apart, fuses)
 
 
 def eight_bits(s: Scenario) -> EightBits | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from calc.accuracy.residuals import counted, peak_allocated, reach
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
@@ -54,13 +52,16 @@ def test_the_counter_of_reserved_memory_has_what_micro_batches_of_other_lengths_
     assert counted(e, "reserved", load()) - peak_allocated(e) > 4 * 4 * 800 * 151936 * 2
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({"framework": "verl==0.7.1"}, id="vLLM in a process of its own"),
-        pytest.param({"framework": "verl==0.3.0"}, id="verl's own worker for vLLM 0.6.3, which has no such pool"),
-    ],
-)
-def test_counters_of_other_jobs_are_those_of_their_phases(changes: dict[str, Any]) -> None:
-    e = of(changes)
+def test_a_trainers_counter_does_not_see_a_vllm_in_a_process_of_its_own() -> None:
+    """An engine's weights, KV cache and graphs are most of the card; the actor's own peak is in its backward."""
+    e = of({"framework": "verl==0.7.1"})
+    (serving,) = (phase for phase in e.groups[0].phases if phase.name == "rollout")
+    (backward,) = (phase for phase in e.groups[0].phases if phase.name == "backward")
+    own = sum(line.bytes for line in backward.moment.lines if line.allocated and line.role != "rollout")
+    assert peak_allocated(e) == own < serving.moment.allocated_bytes
+
+
+def test_counters_of_a_vllm_without_such_a_pool_are_those_of_its_phases() -> None:
+    """verl's own worker for vLLM 0.6.3."""
+    e = of({"framework": "verl==0.3.0"})
     assert peak_allocated(e) == max(phase.moment.allocated_bytes for phase in e.groups[0].phases)

@@ -381,6 +381,19 @@ def test_a_step_copies_what_its_kernel_cannot_read(formats: tuple[str, str, str]
 
 
 @pytest.mark.parametrize(
+    ("trainer", "release", "copied"),
+    # two moments of four bytes before Transformer Engine 2.13; ms-swift 3.12 recommends 2.10, and 4.6 is on 2.16
+    [("megatron", "2.12", 8), ("megatron", "2.13", 0), ("megatron-swift", "3.12", 8), ("megatron-swift", "4.6", 0)],
+)
+def test_moments_in_bf16_were_copied_to_fp32_for_a_step(trainer: str, release: str, copied: int) -> None:
+    """A rank's eighth of both, before `fuse_unscale`: v2.12 has none, v2.13 has it (`fused_adam.py`)."""
+    library = "transformer-engine" if trainer == "megatron" else trainer
+    aware = dict(use_precision_aware_optimizer=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
+    found = lines(job(trainer=trainer, versions={library: release}, **aware))
+    assert found.get("temporary", 0) == copied * P // 8
+
+
+@pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"exp_avg_dtype": "bf16"}, "exp_avg_dtype: given bf16, allowed: fp32, or with use_precision_aware_optimizer"),

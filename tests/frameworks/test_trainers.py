@@ -732,3 +732,21 @@ def test_ms_swift_refuses_what_its_gpus_cannot_share(fields: dict[str, Any], mes
     job = {"gpus": 8, "context_parallel": 8, "attention": "flash", "padding_free": True}
     with pytest.raises(ScenarioError, match=re.escape(message)):
         run("ms-swift", **{**job, **fields})
+
+
+@pytest.mark.parametrize(
+    ("scenario", "elements"),
+    [
+        # SigLIP's 27 layers: four linears of 1152 · 1152, and two of 1152 · 4304
+        ({}, 27 * (4 * 1152 * 1152 + 2 * 1152 * 4304)),
+        ({"versions__unsloth": "2026.1.1"}, 0),
+        ({"vision_tower": False}, 0),
+        ({"method": "lora"}, 0),
+        ({"model": "qwen2.5-vl-7b"}, 0),  # whose tower is called visual
+    ],
+)
+def test_unsloth_leaves_a_vision_tower_in_sixteen_bits(scenario: dict[str, Any], elements: int) -> None:
+    """Its linears take 2 bytes an element beside a base in NF4."""
+    known = {"trainer": "unsloth", "model": "gemma-3-12b", "method": "qlora", "vision_tower": True}
+    found = job(**known | {"versions__unsloth": "2026.2.1"} | scenario)
+    assert found.keeps.roles[0].wide == elements

@@ -39,6 +39,8 @@ DEFAULTS = Table(
     Default("expert_tensor_parallel", FIRST, 1, "expert_tensor_parallel_size (arguments/megatron_args.py:645)"),
     Default("padding_free", FIRST, True, "padding_free (arguments/megatron_args.py:545)"),
     Default("packing", FIRST, False, "packing (swift/arguments/base_args/base_args.py:133)"),
+    Default("versions.transformer-engine", FIRST, "2.10", "recommended (docs/source_en/Megatron-SWIFT/Quick-start.md)"),
+    Default("versions.transformer-engine", "4.6.0", "2.16", "recommended, as before"),
 )
 ADAPTERS = Table(
     Default("lora.rank", FIRST, 8, "lora_rank (arguments/megatron_args.py:485)"),

@@ -17,7 +17,7 @@ from calc.frameworks import trainer
 from calc.frameworks.releases import NOTHING, Default, Table, stated
 from calc.frameworks.torch.releases import Pins
 from calc.frameworks.torch.trainers import habits as shared
-from calc.models.architecture import Architecture, layer_kinds, layer_tensors
+from calc.models.architecture import Architecture, layer_kinds, layer_tensors, vision_tensors
 from calc.models.lora import EMBEDDING, HEAD, adapted
 from calc.scenario.scenario import Scenario
 
@@ -46,6 +46,7 @@ FUNCTIONS = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj", "down_proj"))
 BUFFERED = "2025.2.2"  # has `use_global_buffer` (kernels/utils.py), which 2025.1.8 does not
 SHORTER = "2024.9"  # whose masks of Gemma 2 have the positions of `max_seq_length` alone (models/llama.py:740)
+SKIPS = "2026.2.1"  # leaves vision towers in 16 bits
 MAPS = "2024.3"  # sets PYTORCH_CUDA_ALLOC_CONF (commit c599ae0f27 of 2024-03-17)
 GROWS = "2024.7"  # tables that begin with POSITIONS (commit 54dd81de67 of 2024-07-18); before, they had all of them
 # models in whose source no pattern found the loss, since they cast logits themselves, and the first release to find it
@@ -238,7 +239,7 @@ def keeps(s: Scenario) -> dict[str, Any]:
     """
     # embedding and head leave the card for their trained copies (models/llama.py:1930-1960 of 2024.8)
     own = trainer.keeps(s, placed=True) | {"keeps_originals": False, "buffer": buffered(s), "mask_positions": masked(s)}
-    own["untrained"] = untrained(s)
+    own |= {"untrained": untrained(s), "wide": skipped(s)}
     if wide := forced(s):
         own |= {"forced": wide, "wrapped": False}
     if not s.offload.activations:
@@ -266,6 +267,18 @@ def buffered(s: Scenario) -> int:
             if here.keys() >= set(names) and biased.isdisjoint(names):
                 sizes += [here[name].inputs * here[name].outputs for name in names]
     return max(sizes)
+
+
+def skipped(s: Scenario) -> int:
+    """Elements of a vision tower's linears that stay in 16 bits beside a base in four.
+
+    Modules called vision_tower are among those that its loader never quantises (unsloth_zoo 2026.2.1 peft_utils.py:35,
+    `SKIP_QUANTIZATION_MODULES`; not yet in 2026.1.1).
+    """
+    if s.method != "qlora" or not (s.images or s.vision_tower) or not at_least(str(s.versions["unsloth"]), SKIPS):
+        return 0
+    tower = vision_tensors(s.architecture)
+    return sum(t.elements * t.count for t in tower if t.kind == "linear" and "vision_tower" in t.name)
 
 
 def masked(s: Scenario) -> int:
