@@ -62,6 +62,7 @@ SPEAKS = _named(
         r"molmo2[ _-]4b": "qwen3-4b",
         r"mistral[ _-]?medium[ _-]?3[._]5": "devstral-2-123b",
         r"phi-?4-multimodal": "phi-4-mini",
+        r"phi-?4-reasoning-vision": "phi-4",
         r"ovis[ _-]?2[._]5[ _-]9b": "qwen3-8b",
         r"ovis[ _-]?2[._]5[ _-]2b": "qwen3-1.7b",
         r"ovis[ _-]?2[ _-]8b": "qwen2.5-7b",
