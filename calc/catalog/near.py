@@ -88,7 +88,7 @@ UNMODELLED = _named(
                 r"minimax[ _-]?m3": "minimax-m2",
             }.items()
         },
-        r"codegen|dbrx|grok|snowflake-arctic|jetmoe|santacoder|persimmon|fuyu|chameleon|"
+        r"dbrx|grok|snowflake-arctic|jetmoe|santacoder|persimmon|fuyu|chameleon|"
         r"mobilellm": "is of an architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and "
         "mixtral-8x7b are",
         r"kimi[ _-]?audio": _SOUND,
@@ -111,6 +111,7 @@ UNMODELLED = _named(
             pattern: f"is of the family of {id}, but no file of the catalog describes it"
             for pattern, id in {
                 r"trinity[ _-]?large": "trinity-mini",
+                r"codegen2?": "codegen-2b",
                 r"pixtral[ _-]?large": "pixtral-12b",
                 r"apriel": "apriel-1.6-15b",
                 r"llava[ _-]next[ _-](?:72|110)b": "llava-1.6-34b",

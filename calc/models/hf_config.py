@@ -346,7 +346,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         if (value := config.get(name, usual)) != only:
             raise ConfigError(name, value, f"{repr(only).casefold()}; not modelled")
     patch, side = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
-    edge = 0 if sight.tower.get("sampled") or sight.tower.get("sliced") else side
+    edge = 0 if any(sight.tower.get(name) for name in ("sampled", "sliced", "interpolated")) else side
     taken = _taken(config, read, sight.taken) if sight.taken else ()
     depth = max(taken) if taken else read.integer("depth")
     deep = read.value("deepstack_visual_indexes") or ()

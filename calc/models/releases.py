@@ -20,6 +20,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.11.0": ("gptj",),
     "4.19.0": ("opt",),
     "4.20.0": ("bloom", "gpt_neox"),
+    "4.21.0": ("codegen",),
     "4.28.0": ("gpt_bigcode", "llama"),
     "4.31.0": ("falcon",),
     "4.32.0": ("mpt",),
@@ -48,7 +49,8 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.55.0": ("gpt_oss",),
     "4.56.0": ("apertus", "glm4v_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss"),
     "4.57.0": ("flex_olmo", "ministral", "olmo3", "qwen3_next", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe"),
-    "5.0.0": ("afmoe", "cwm", "glm4_moe_lite", "lfm2_moe", "minimax_m2", "ministral3", "solar_open"),
+    "5.0.0": ("afmoe", "cwm", "glm4_moe_lite", "lfm2_moe", "minimax_m2", "ministral3", "paddleocr_vl",
+              "solar_open"),
     "5.1.0": ("exaone_moe", "youtu"),
     "5.2.0": ("glm_moe_dsa", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
     "5.3.0": ("nemotron_h",),
@@ -69,7 +71,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
 CODE_BESIDE = (
     "afmoe", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "hunyuan_v1_moe",
     "hyperclovax", "internlm3", "iquestcoder", "kimi_linear", "mimo_v2_flash", "minicpm3", "minimax_m2", "nemotron_h",
-    "phi", "phi3", "phimoe", "qwen2",
+    "paddleocr_vl", "phi", "phi3", "phimoe", "qwen2",
 )  # fmt: skip
 # what Transformers' documentation calls a LLaVA-NeXT whose projector reads several blocks, which no release before had
 # (4.48.3 and 4.49.0 `models/llava_next/modeling_llava_next.py`, `LlavaNextMultiModalProjector`)

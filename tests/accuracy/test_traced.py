@@ -89,13 +89,13 @@ def test_linear_attention_is_met_within_half_a_percent(residuals: list[Residual]
 
 STATE_SPACES = ("traced/bamba", "traced/nemotron-", "traced/granite-4-h", "traced/falcon-h1")
 NEW = (
-    "apertus", "apriel", "aya-vision", "bloom", "codeqwen", "command-r-plus", "command-r7b", "deepseek-v2/",
+    "apertus", "apriel", "aya-vision", "bloom", "codegen-", "codeqwen", "command-r-plus", "command-r7b", "deepseek-v2/",
     "deepseek-v3.2", "dots.llm1", "dots.ocr", "ernie", "exaone-4-1.2b", "falcon-2-11b", "falcon-7b", "flexolmo-7x7b",
     "gemma-3-270m", "glm-4.7", "glm-5", "gpt-j", "gpt-neo", "granite-3.1-", "granite-3.3-2b", "granite-4-micro",
-    "granite-vision", "hunyuan", "internlm3", "internvl2.5", "llama-3.2-11b", "llama-4", "llama3-llava", "llava",
-    "mimo-v", "minicpm3", "minimax", "ministral-3", "minitron", "mistral-large-3", "mistral-small-3.2", "mpt",
-    "olmo-1b", "olmo-7b", "olmoe", "orpheus", "phi-3.5-moe", "pixtral", "pythia-1b", "qwen2-audio", "stablelm-2",
-    "starcoder-15b", "starcoder2-3b", "starcoderbase", "voxtral",
+    "granite-docling", "granite-vision", "hunyuan", "internlm3", "internvl2.5", "llama-3.2-11b", "llama-4",
+    "llama3-llava", "llava", "mimo-v", "minicpm3", "minimax", "ministral-3", "minitron", "mistral-large-3",
+    "mistral-small-3.2", "mpt", "olmo-1b", "olmo-7b", "olmoe", "orpheus", "paddleocr", "phi-3.5-moe", "pixtral",
+    "pythia-1b", "qwen2-audio", "stablelm-2", "starcoder-15b", "starcoder2-3b", "starcoderbase", "voxtral",
 )  # fmt: skip
 
 
