@@ -289,6 +289,7 @@ _SEEN = frozenset({
     "batch_vision_input", "drop_vision_last_layer", "query_num", "slice_config", "slice_mode", "use_image_id",
     "version", "vision_batch_size",
     "alignment_intermediate_size", "adapter_layer_norm_eps", "alignment_activation_fn", "max_splits_per_img",
+    "spatial_merge_size",
 })  # fmt: skip
 
 

@@ -494,6 +494,8 @@ def _shuffled(name: str) -> Merging:
 
 def _between(config: Mapping[str, Any], sight: Sight, read: Reader, hidden: int) -> int:
     """The width of a projector's MLP, which Aya Vision's config has outside `vision_config`; 0: it has no own."""
+    if sight.tower["merger"].kind == "convolved" and "between" not in sight.spelled:
+        return read.integer("in_channels") * hidden  # `GlmOcrVisionModel`
     if sight.tower["merger"].kind != "halved":
         return read.integer("between") if "between" in sight.spelled else 0
     width = Reader(config, dict(alignment_intermediate_size=hidden), {}).integer("alignment_intermediate_size")

@@ -2,7 +2,7 @@
 
 Read in transformers 5.23 `{configuration,modeling}_*.py` of `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,
 internvl,glm4v,idefics3,llama4,llava,llava_next,llava_onevision,smolvlm,mistral3,paligemma,pixtral,clip,gemma4,
-aya_vision,mllama,paddleocr_vl}`.
+aya_vision,mllama,paddleocr_vl,glm_ocr,lighton_ocr}`.
 """
 
 from __future__ import annotations

@@ -46,16 +46,18 @@ MODULES = (
     "llava_onevision",
     "aya_vision",
     "paddleocr_vl",
+    "glm_ocr",
+    "lighton_ocr",
 )
 SOUND = re.compile(r"\b(audio_tower|embed_audio)\.")  # it is loaded, and nothing runs it
 HEARING = ("qwen2_audio", "voxtral")  # whose projector belongs to what hears
 VISION = re.compile(
-    r"\b(?:(visual|vision_tower|vision_model|multi_modal_projector|projector|connector|embed_vision|audio_tower|"
-    r"embed_audio)\.|image_newline$)"
+    r"\b(?:(visual|vision_tower|vision_model|vision_encoder|multi_modal_projector|vision_projection|projector|connector|"
+    r"embed_vision|audio_tower|embed_audio)\.|image_newline$)"
 )
 PROJECTOR = re.compile(
-    r"\b(?:(merger|merger_list|deepstack_merger_list|multi_modal_projector|projector|connector|embed_vision)\."
-    r"|image_newline$)"
+    r"\b(?:(merger|merger_list|deepstack_merger_list|multi_modal_projector|vision_projection|projector|connector|"
+    r"embed_vision)\.|image_newline$)"
 )
 LONG = 4  # squares along an image's longer side, of Idefics 3
 SQUARES = 16  # the most into which an image is cut, of Llama 4
@@ -239,7 +241,7 @@ def tokens(case: Case, model: Any, rows: int) -> int:
 
 def tower(model: Any) -> Any:
     """The vision tower of a model."""
-    ends = (".visual", ".vision_tower", ".vision_model")
+    ends = (".visual", ".vision_tower", ".vision_model", ".vision_encoder")
     return next(module for name, module in model.named_modules() if f".{name}".endswith(ends))
 
 

@@ -212,6 +212,9 @@ TYPED = {
     "mistral small 3.1 24b": "mistral-small-3.2-24b",
     "PaddlePaddle/PaddleOCR-VL": "paddleocr-vl",
     "PaddleOCR-VL-1.5": "paddleocr-vl",
+    "zai-org/GLM-OCR": "glm-ocr",
+    "lightonai/LightOnOCR-2-1B": "lightonocr-2-1b",
+    "lightonai/LightOnOCR-3-1B": "",
     "ibm-granite/granite-docling-258M": "granite-docling-258m",
     "ds4sd/SmolDocling-256M-preview": "smolvlm2-256m",
     "Salesforce/codegen-350M-mono": "codegen-350m",
@@ -408,7 +411,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 371
+    assert len(TYPED) == 374
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:

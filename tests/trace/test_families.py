@@ -201,6 +201,7 @@ SEEN: dict[str, dict[str, Any]] = {
     "llama4": {**SQUARE, "projector_input_dim": 512, "projector_output_dim": 512, "vision_output_dim": 512,
                "intermediate_size": 1280, "image_size": 448},
     "mistral3": {name: size for name, size in SQUARE.items() if name != "image_size"},
+    "lighton_ocr": {"model_type": "pixtral", **{name: size for name, size in SQUARE.items() if name != "image_size"}},
     "pixtral": {
         "model_type": "pixtral", "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4,
         "intermediate_size": 640, "patch_size": 28,
@@ -214,6 +215,7 @@ SEEN: dict[str, dict[str, Any]] = {
     "smolvlm": SQUARE,
     "glm4v": {**EYES, "image_size": 336},
     "glm4v_moe": {**EYES, "image_size": 336},
+    "glm_ocr": EYES,
     "paddleocr_vl": {**SQUARE, "image_size": 448},
     "internvl": {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
@@ -262,6 +264,9 @@ def seeing(family: str) -> dict[str, Any]:
     elif family == "mistral3":
         outer = {"image_token_index": 16383, "tie_word_embeddings": False, "spatial_merge_size": 2}
         inner["model_type"] = "mistral"
+    elif family == "lighton_ocr":
+        outer = {"image_token_id": 16383, "tie_word_embeddings": False}
+        inner["model_type"] = "qwen3"
     elif family == "internvl":
         outer = {"image_token_id": 16383, "tie_word_embeddings": False}
         inner["model_type"] = "qwen2"
@@ -271,6 +276,8 @@ def seeing(family: str) -> dict[str, Any]:
         if family in ("glm4v", "glm4v_moe"):
             inner |= {"use_qk_norm": False, "attention_bias": True}
             inner["rope_parameters"] |= {"partial_rotary_factor": 0.5, "mrope_section": [4, 6, 6]}
+        if family == "glm_ocr":
+            inner["rope_parameters"]["partial_rotary_factor"] = 1.0
         if family == "paddleocr_vl":  # whose text's config ties a head that the outer one leaves to its own
             outer["image_token_id"], inner["tie_word_embeddings"] = 16383, False
         if family in HEARD:
