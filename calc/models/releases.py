@@ -85,11 +85,12 @@ SHARE_TABLES: Mapping[str, str] = {
 }  # fmt: skip
 # The first release in which a model's logits go to the loss that all share (`loss/loss_utils.py`, which casts them to
 # fp32), where it is not 4.46, by family; before, each has a loss of its own. Read in the last package of each minor
-# release from 4.19 to 4.57, and in 4.46.0, 4.47.0 and 4.48.0 to 4.48.2.
+# release from 4.19 to 4.57, and in 4.46.0, 4.47.0 and 4.48.0 to 4.48.2. CodeGen, GPT-J and GPT-Neo cast logits before
+# they hand them to it, up to 4.57.
 SHARE_LOSS: Mapping[str, str] = {
-    "bloom": "4.48.3", "falcon": "4.48.3", "gpt2": "4.48.3", "gpt_neox": "4.49", "granite": "4.48",
-    "granitemoe": "4.48.3", "mistral": "4.48", "mllama": "4.52", "mpt": "4.48.3", "opt": "4.48.3", "stablelm": "4.48.3",
-    "starcoder2": "4.47",
+    "bloom": "4.48.3", "codegen": "5", "falcon": "4.48.3", "gpt2": "4.48.3", "gpt_neo": "5", "gpt_neox": "4.49",
+    "gptj": "5", "granite": "4.48", "granitemoe": "4.48.3", "mistral": "4.48", "mllama": "4.52", "mpt": "4.48.3",
+    "opt": "4.48.3", "stablelm": "4.48.3", "starcoder2": "4.47",
 }  # fmt: skip
 # Families with a loss of their own that takes logits in the type that they have, up to a release that casts them.
 NARROW_LOSS: Mapping[str, str] = {
