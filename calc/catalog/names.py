@@ -37,7 +37,7 @@ _OTHER = frozenset({
     "vl", "vlm", "vision", "omni", "audio", "tts", "ocr", "vla", "internvl", "llava", "embedding", "reranker", "mini",
     "small", "medium", "nano", "tiny", "flash", "moe", "next", "linear", "mamba", "pruned", "reap", "eagle", "eagle3",
     "draft", "dflash", "speculator", "medusa", "chinese", "deep", "depth", "width", "wide", "hybrid", "embed",
-    "colbert", "asr", "speech", "diffusion", "bitnet", "sae", "prm", "rm", "fast", "unquantized",
+    "colbert", "asr", "speech", "diffusion", "bitnet", "sae", "prm", "rm", "fast",
 })  # fmt: skip
 _SIZE = re.compile(r"[0-9.]+b|[0-9]+m")
 _VERSION = re.compile(r"[0-9]+\.[0-9]+")
@@ -57,6 +57,9 @@ _ADAPTED = re.compile(r"AWQ|GPTQ|INT4|W4A16|4BIT")
 _WIDER = re.compile(r"GGUF|MLX|FP[48]|INT8|W8A|8BIT")
 
 
+# weights of 16 bits that were trained to be quantised so, and are not (Gemma's QAT)
+_UNQUANTIZED = re.compile(r"[-_]q[0-9]_[0-9][-_]unquantized(?![a-z0-9])")
+
 # a hyphen between the numbers of a version: the second is no size, and no more than one digit
 _HYPHENED = re.compile(r"(?<=[0-9])-(?=[0-9](?![a-zA-Z0-9.]))")
 
@@ -70,6 +73,7 @@ def adapted(form: str) -> bool:
 def words(name: str) -> str:
     """The words and numbers of a name without the organisation, case and punctuation aside: `llama 3.1 8b`."""
     last = name.rpartition("/")[2].casefold().replace("+", " plus ")  # Command R+
+    last = _UNQUANTIZED.sub("", last)
     last = re.sub(r"(?<=[a-z0-9])_(?=[0-9]+b(?![a-z0-9]))", " ", last)  # the 8B of Qwen3_8B is a size
     # Llama-3_1 is Llama 3.1, and ModelScope keeps Qwen2.5 in a folder Qwen2___5
     last = re.sub(r"(?<=[0-9])_{1,3}(?=[0-9])", ".", last)

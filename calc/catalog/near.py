@@ -62,6 +62,7 @@ SPEAKS = _named(
         r"molmo2[ _-]4b": "qwen3-4b",
         r"mistral[ _-]?medium[ _-]?3[._]5": "devstral-2-123b",
         r"phi-?4-multimodal": "phi-4-mini",
+        r"phi-?4-reasoning-vision": "phi-4",
         r"ovis[ _-]?2[._]5[ _-]9b": "qwen3-8b",
         r"ovis[ _-]?2[._]5[ _-]2b": "qwen3-1.7b",
         r"ovis[ _-]?2[ _-]8b": "qwen2.5-7b",
@@ -87,7 +88,7 @@ UNMODELLED = _named(
                 r"minimax[ _-]?m3": "minimax-m2",
             }.items()
         },
-        r"codegen|dbrx|grok|snowflake-arctic|jetmoe|santacoder|persimmon|fuyu|chameleon|"
+        r"dbrx|grok|snowflake-arctic|jetmoe|santacoder|persimmon|fuyu|chameleon|"
         r"mobilellm": "is of an architecture that few train today, and that is not modelled; gpt2, gpt-neox-20b and "
         "mixtral-8x7b are",
         r"kimi[ _-]?audio": _SOUND,
@@ -110,6 +111,7 @@ UNMODELLED = _named(
             pattern: f"is of the family of {id}, but no file of the catalog describes it"
             for pattern, id in {
                 r"trinity[ _-]?large": "trinity-mini",
+                r"codegen2?": "codegen-2b",
                 r"pixtral[ _-]?large": "pixtral-12b",
                 r"apriel": "apriel-1.6-15b",
                 r"llava[ _-]next[ _-](?:72|110)b": "llava-1.6-34b",

@@ -55,8 +55,8 @@ def config_fields(model: Model, _: Catalog) -> Iterator[str]:
     """Each field of the config is one that its family's config.json files have."""
     yield from _unknown(model.config, known_around(model.config["model_type"]), "config")
     if (inner := _inner(model)) is not model.config:
-        named = str(inner.get("model_type"))
-        family = named if named in FAMILIES else model.architecture.family
+        named, own = str(inner.get("model_type")), model.architecture.family
+        family = named if named in FAMILIES else SEEING[own].text if own in SEEING else own
         yield from _unknown(inner, known(family), "config.text_config")
 
 

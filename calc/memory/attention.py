@@ -47,7 +47,7 @@ class Attention(Linears):
         arch, b = self.arch, self.run.residual
         if arch.rotary_picked:
             return [Tensor(Size({"D": 1}), 4) if arch.rotation == "stacked" else Tensor(Size({"D": 2}), b)]
-        b = 4 if arch.rotation == "fp32" else b
+        b = 4 if arch.rotation in ("fp32", "widened") else b
         return [Tensor(Size({}, {"tables·S": 1}), b)] if arch.rotary_tables else []
 
     def turned(self, x: Tensor, name: str, tables: Sequence[Tensor] = ()) -> Tensor:
@@ -59,7 +59,7 @@ class Attention(Linears):
         if self.arch.rotation == "axes":
             return self.turned_axes(x, name)
         fp32 = self.arch.rotation == "fp32"
-        b = 4 if fp32 else max(x.b, self.run.residual)
+        b = 4 if fp32 or self.arch.rotation == "widened" else max(x.b, self.run.residual)
         passing, whole = x.width * (3 * b), x.width * b
         # x·cos, half of x negated, both halves joined, that times sin, their sum
         course = (whole, whole * 0.5, whole, 1, whole, 2, None)
@@ -122,6 +122,10 @@ class Attention(Linears):
             qkv = self.linear(arch.names.qkv, x, of(q=1, kv=2))
             if arch.fused_qkv in ("expanded", "picked"):
                 q, k, v = self.falcon_heads(qkv)
+                named = [qkv]
+            elif arch.fused_qkv == "quartered":
+                parts = tape.split("q, v, k", qkv, [q_width, kv_width, kv_width])
+                q, v, k = (tape.op(f"{n}: heads", [x], x.width, x.b) for n, x in zip("qvk", parts, strict=True))
                 named = [qkv]
             elif arch.fused_qkv == "split":
                 q, k, v = tape.split("q, k, v", qkv, [q_width, kv_width, kv_width])

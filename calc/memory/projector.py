@@ -1,7 +1,8 @@
 """A vision tower's projector, per patch: what makes the language model's tokens of the patches, one way a kind.
 
 Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,internvl,glm4v,idefics3,llama4,llava,mistral3,
-paligemma,pixtral,gemma4,aya_vision}/modeling_*.py`, and beside the weights of Phi-3 Vision, Kimi-VL and MiniCPM-V.
+paligemma,pixtral,gemma4,aya_vision,paddleocr_vl}/modeling_*.py`, and beside the weights of Phi-3 Vision,
+Kimi-VL and MiniCPM-V.
 """
 
 from __future__ import annotations
@@ -85,6 +86,10 @@ class Projector(activations.Program):
         """Of an image that was only made smaller, the tower's norm comes before two copies."""
         if self.tower.resized:
             x = self.copied(self.last_norm(x), "side by side", "join images")
+        if self.tower.each_image:
+            (x,) = self.tape.split("projector: images", self.last_norm(x), [WIDTH])
+            x = self.copied(self.norm(x, self.named), "side by side")
+            return self.with_gelu(x, self.names[0], WIDTH)
         x = self.norm(x, self.named, self.token if self.merger.joined else None)
         return self.with_gelu(x, self.names[0], WIDTH)
 
@@ -224,6 +229,8 @@ class Projector(activations.Program):
         """Rows end with newlines, and what lay in windows is put into the old order."""
         if self.tower.newline:
             x = self.copied(x, "lay out", "join")
+        if self.tower.each_image:
+            x = self.copied(x, "join images")
         if self.tower.windowed:
             x = self.tape.op("projector: order", [x], x.width, x.b, saves=[Tensor(self.token, 8)])
         return x

@@ -1,9 +1,9 @@
 """A vision tower's operations: patches and blocks, per patch, as Transformers' eager code runs them.
 
 Read in transformers 5.23 `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,internvl,glm4v,idefics3,llama4,llava,
-llava_next,llava_onevision,smolvlm,mistral3,paligemma,pixtral,clip,gemma4,aya_vision}/modeling_*.py`. The blocks are an
-architecture of their own, so that `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the tower's, a token
-is a patch.
+llava_next,llava_onevision,smolvlm,mistral3,paligemma,pixtral,clip,gemma4,aya_vision,paddleocr_vl}/modeling_*.py`. The
+blocks are an architecture of their own, so that `calc.memory.activations` writes them; `h`, `q`, `i` and `H` are the
+tower's, a token is a patch.
 """
 
 from __future__ import annotations

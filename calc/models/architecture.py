@@ -198,8 +198,9 @@ class Architecture:
     parallel: bool = False  # attention and MLP both read the layer's input
     joined: bool = False  # both outputs are added up before the residual stream gets them (Falcon)
     # the result is concatenated (Phi-3), or cast from fp32 (OLMo 2); pairs are complex numbers in fp32 (torchtitan), or
-    # halves of fp32 that are stacked (torchtune); halves of a head rotate apart and are joined (axes: Gemma 4's tower)
-    rotation: Literal["", "joined", "fp32", "complex", "stacked", "axes"] = ""
+    # halves of fp32 that are stacked (torchtune); halves of a head rotate apart and are joined (axes: Gemma 4's tower);
+    # widened: cos and sin are fp32, and so are queries and keys from there on (CodeGen)
+    rotation: Literal["", "joined", "fp32", "complex", "stacked", "axes", "widened"] = ""
     rotary_picked: bool = False  # each rotation picks cos and sin of every token's position (torchtune's packs)
     # keys and values are copied for every query head, whichever kernel attends (torchtune, Transformers before 4.54)
     repeated: bool = False
@@ -218,8 +219,9 @@ class Architecture:
     residual_dropout: bool = False  # dropout on the outputs of attention and MLP while training (Seed-OSS)
     attention_dropout: bool = False  # dropout on attention's probabilities
     # expanded: stored in groups of queries with one key and one value, which are then copied for every query (Falcon);
-    # picked: all queries have one key and one value, which attention gets as they are (Falcon 7B)
-    fused_qkv: Literal["", "sliced", "split", "expanded", "picked"] = ""
+    # picked: all queries have one key and one value, which attention gets as they are (Falcon 7B); quartered: stored in
+    # four groups of heads, out of which queries, keys and values are copied (CodeGen)
+    fused_qkv: Literal["", "sliced", "split", "expanded", "picked", "quartered"] = ""
     masked: bool = False  # SDPA gets a mask even where it needs none
     windows_masked: bool = False  # so it does in layers with a window, however short sequences are (Gemma 4's images)
     end_to_end: bool = False  # the rows of a batch are joined in one, whose sequences its positions tell apart

@@ -59,6 +59,11 @@ _HUNYUAN_MOE = (
     "use_mixed_mlp_moe",
 )  # fmt: skip
 _IMAGES = ("image_token_index", "image_token_id", "text_config", "vision_config")
+_GPTJ = (
+    "gradient_checkpointing", "layer_norm_epsilon", "rotary", "scale_attn_weights", "summary_activation",
+    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
+    "tokenizer_class",
+)  # fmt: skip
 CARRIED: Mapping[str, tuple[str, ...]] = {
     "llama": ("pretraining_tp",),
     "nemotron-nas": ("pretraining_tp",),
@@ -209,11 +214,8 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
         "window_size",
     ),
-    "gptj": (
-        "gradient_checkpointing", "layer_norm_epsilon", "rotary", "scale_attn_weights", "summary_activation",
-        "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
-        "tokenizer_class",
-    ),
+    "gptj": _GPTJ,
+    "codegen": (*_GPTJ, "n_ctx"),
     "gpt_bigcode": (
         "attention_softmax_in_fp32", "inference_runner", "layer_norm_epsilon", "max_batch_size", "max_sequence_length",
         "pad_key_length", "pre_allocate_kv_cache", "scale_attention_softmax_in_fp32", "scale_attn_weights",
@@ -287,6 +289,7 @@ _SEEN = frozenset({
     "batch_vision_input", "drop_vision_last_layer", "query_num", "slice_config", "slice_mode", "use_image_id",
     "version", "vision_batch_size",
     "alignment_intermediate_size", "adapter_layer_norm_eps", "alignment_activation_fn", "max_splits_per_img",
+    "spatial_merge_size",
 })  # fmt: skip
 
 

@@ -72,14 +72,14 @@ CONVERTED = (
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
 UNSCORED = (
-    "afmoe", "apertus", "aya_vision", "bailing_moe", "bailing_moe_lite", "bamba", "cohere", "cohere2", "deepseek",
-    "deepseek_v32", "deepseek_v4", "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1", "gemma3n_text",
-    "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "granite", "granitemoehybrid",
-    "granitevision", "idefics3", "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe", "llama4", "llama4_text", "llava",
-    "llava_next", "llava_onevision", "mimo_v2_flash", "minicpmv", "minicpmv4_5", "minimax_m2", "mistral3",
-    "mllama_text_model", "nemotron_h", "olmoe", "paligemma", "phi3_v", "pixtral", "qwen2_audio", "qwen2_vl",
-    "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text",
-    "smolvlm", "solar_open", "voxtral", "youtu",
+    "afmoe", "apertus", "aya_vision", "bailing_moe", "bailing_moe_lite", "bamba", "codegen", "cohere", "cohere2",
+    "deepseek", "deepseek_v32", "deepseek_v4", "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1",
+    "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "glm_ocr",
+    "granite", "granitemoehybrid", "granitevision", "idefics3", "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe",
+    "lighton_ocr", "llama4", "llama4_text", "llava", "llava_next", "llava_onevision", "mimo_v2_flash", "minicpmv",
+    "minicpmv4_5", "minimax_m2", "mistral3", "mllama_text_model", "nemotron_h", "olmoe", "paddleocr_vl", "paligemma",
+    "phi3_v", "pixtral", "qwen2_audio", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker",
+    "qwen3_vl", "qwen3_vl_moe", "qwen3_5_moe_text", "smolvlm", "solar_open", "voxtral", "youtu",
 )  # fmt: skip
 # models with a part for images, whose `text_config` is the language model, and the family it has by default
 NESTED = {
@@ -162,6 +162,15 @@ _GLM = Sight(
                        kind="convolved", convolution="visual.downsample")),
     dict(intermediate_size="out_hidden_size", between="intermediate_size"),
     fixed=dict(rotary_tables=0),  # all layers share cos and sin
+)  # fmt: skip
+# the same without positions that are looked up, and with a block's and a projector's width of their own
+_GLM_OCR = replace(
+    _GLM,
+    defaults={**{name: value for name, value in _GLM.defaults.items() if name != "image_size"}, "hidden_size": 1024,
+              "intermediate_size": 4096, "num_heads": 16, "out_hidden_size": 1536, "attention_bias": True},
+    blocks=dict(**_ROTARY, names=_SEEN, qk_norm="heads"),
+    tower={name: value for name, value in _GLM.tower.items() if name not in ("sampled", "table", "first_norm")},
+    spelled={}, fixed=dict(rotary_tables=0, qkv_bias=False),
 )  # fmt: skip
 _IDEFICS3 = Sight(
     "llama",
@@ -367,9 +376,18 @@ SEEING: Mapping[str, Sight] = {
     ),
     "glm4v": _GLM,
     "glm4v_moe": replace(_GLM, text="glm4_moe", fixed=dict(qk_norm="")),
+    "glm_ocr": _GLM_OCR,
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": replace(_QWEN3_5, text="qwen3_5_moe_text"),
     "mistral3": _MISTRAL3,
+    "lighton_ocr": replace(
+        _MISTRAL3, text="qwen3", apart=False, only={},
+        blocks={**_MISTRAL3.blocks, "names": Names("model.vision_encoder.transformer", attention="attention",
+                                                   mlp="feed_forward")},
+        tower={**_MISTRAL3.tower, "embedding": "vision_encoder.patch_conv", "first_norm": "vision_encoder.ln_pre",
+               "merger": Merger("vision_projection", "norm", ("patch_merger.merging_layer", "linear_1", "linear_2"),
+                                "unfolded")},
+    ),
     # modeling_kimi_vl.py beside the weights of Kimi-VL-A3B-Instruct, as vLLM 97d4c38 `models/moonvit.py` copies it
     "kimi_vl": Sight(
         "deepseek_v3",
@@ -386,6 +404,23 @@ SEEING: Mapping[str, Sight] = {
              merger=Merger("multi_modal_projector", "pre_norm", ("linear_1", "linear_2"))),
         dict(depth="num_hidden_layers", num_heads="num_attention_heads", spatial_merge_size="merge_kernel_size"),
         inner="language_model.model", head="language_model.lm_head",
+    ),
+    "paddleocr_vl": Sight(
+        "ernie4_5",
+        dict(num_hidden_layers=27, hidden_size=1152, hidden_act="gelu_pytorch_tanh", intermediate_size=4304,
+             num_attention_heads=16, num_channels=3, patch_size=14, image_size=384, spatial_merge_size=2),
+        dict(**_PLAIN, norms=Norms("layer_norm1", mlp="layer_norm2"), rotation="fp32", pieces=True, by_token=True,
+             names=Names("model.visual.vision_model", output="out_proj", up="fc1", down="fc2",
+                         layers="encoder.layers")),
+        # of the published `preprocessor_config.json`
+        dict(patch_bias=True, interpolated=True, each_image=True, limits=Pixels(147384, 2822400),
+             embedding="visual.vision_model.embeddings.patch_embedding",
+             table="visual.vision_model.embeddings.position_embedding",
+             last_norm="visual.vision_model.post_layernorm",
+             merger=Merger("projector", "pre_norm", ("linear_1", "linear_2"))),
+        dict(depth="num_hidden_layers", num_heads="num_attention_heads", in_channels="num_channels"),
+        # every third of the rotation reads a position of its own, once for all layers (`PaddleOCRRotaryEmbedding`)
+        fixed=dict(rotation="", rotary_tables=0),
     ),
     "internvl": Sight(
         "qwen2",
@@ -886,6 +921,15 @@ FAMILIES: dict[str, Family] = {
              embd_pdrop=0.0, attn_pdrop=0.0),
         dict(mlp_bias=True, head_bias=True, norm="layer", norm_bias=True, norms=Norms("ln_1", mlp=""), parallel=True,
              gated=False, by_token=True, wide_scores=True,
+             names=Names("transformer", "wte", "ln_f", "attn", output="out_proj", up="fc_in", down="fc_out",
+                         layers="h")),
+        dropout="resid_pdrop", embedding_dropout="embd_pdrop", expansion=4, spelled=_GPT2,
+    ),
+    "codegen": Family(
+        dict(n_inner=None, activation_function="gelu_new", n_positions=2048, rotary_dim=64, resid_pdrop=0.0,
+             embd_pdrop=0.0, attn_pdrop=0.0),
+        dict(mlp_bias=True, head_bias=True, norm="layer", norm_bias=True, norms=Norms("ln_1", mlp=""), parallel=True,
+             gated=False, by_token=True, wide_scores=True, fused_qkv="quartered", rotation="widened",
              names=Names("transformer", "wte", "ln_f", "attn", output="out_proj", up="fc_in", down="fc_out",
                          layers="h")),
         dropout="resid_pdrop", embedding_dropout="embd_pdrop", expansion=4, spelled=_GPT2,

@@ -346,7 +346,7 @@ def _tower(family: str, vision: Mapping[str, Any], arch: Architecture, config: M
         if (value := config.get(name, usual)) != only:
             raise ConfigError(name, value, f"{repr(only).casefold()}; not modelled")
     patch, side = read.same("patch_size"), read.same("image_size") if "image_size" in given else 0
-    edge = 0 if sight.tower.get("sampled") or sight.tower.get("sliced") else side
+    edge = 0 if any(sight.tower.get(name) for name in ("sampled", "sliced", "interpolated")) else side
     taken = _taken(config, read, sight.taken) if sight.taken else ()
     depth = max(taken) if taken else read.integer("depth")
     deep = read.value("deepstack_visual_indexes") or ()
@@ -494,6 +494,8 @@ def _shuffled(name: str) -> Merging:
 
 def _between(config: Mapping[str, Any], sight: Sight, read: Reader, hidden: int) -> int:
     """The width of a projector's MLP, which Aya Vision's config has outside `vision_config`; 0: it has no own."""
+    if sight.tower["merger"].kind == "convolved" and "between" not in sight.spelled:
+        return read.integer("in_channels") * hidden  # `GlmOcrVisionModel`
     if sight.tower["merger"].kind != "halved":
         return read.integer("between") if "between" in sight.spelled else 0
     width = Reader(config, dict(alignment_intermediate_size=hidden), {}).integer("alignment_intermediate_size")

@@ -20,6 +20,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.11.0": ("gptj",),
     "4.19.0": ("opt",),
     "4.20.0": ("bloom", "gpt_neox"),
+    "4.21.0": ("codegen",),
     "4.28.0": ("gpt_bigcode", "llama"),
     "4.31.0": ("falcon",),
     "4.32.0": ("mpt",),
@@ -48,8 +49,9 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.55.0": ("gpt_oss",),
     "4.56.0": ("apertus", "glm4v_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "seed_oss"),
     "4.57.0": ("flex_olmo", "ministral", "olmo3", "qwen3_next", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe"),
-    "5.0.0": ("afmoe", "cwm", "glm4_moe_lite", "lfm2_moe", "minimax_m2", "ministral3", "solar_open"),
-    "5.1.0": ("exaone_moe", "youtu"),
+    "5.0.0": ("afmoe", "cwm", "glm4_moe_lite", "lfm2_moe", "lighton_ocr", "minimax_m2", "ministral3",
+              "paddleocr_vl", "solar_open"),
+    "5.1.0": ("exaone_moe", "glm_ocr", "youtu"),
     "5.2.0": ("glm_moe_dsa", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text"),
     "5.3.0": ("nemotron_h",),
     "5.4.0": ("mistral4",),
@@ -69,7 +71,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
 CODE_BESIDE = (
     "afmoe", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "hunyuan_v1_moe",
     "hyperclovax", "internlm3", "iquestcoder", "kimi_linear", "mimo_v2_flash", "minicpm3", "minimax_m2", "nemotron_h",
-    "phi", "phi3", "phimoe", "qwen2",
+    "paddleocr_vl", "phi", "phi3", "phimoe", "qwen2",
 )  # fmt: skip
 # what Transformers' documentation calls a LLaVA-NeXT whose projector reads several blocks, which no release before had
 # (4.48.3 and 4.49.0 `models/llava_next/modeling_llava_next.py`, `LlavaNextMultiModalProjector`)
@@ -83,11 +85,12 @@ SHARE_TABLES: Mapping[str, str] = {
 }  # fmt: skip
 # The first release in which a model's logits go to the loss that all share (`loss/loss_utils.py`, which casts them to
 # fp32), where it is not 4.46, by family; before, each has a loss of its own. Read in the last package of each minor
-# release from 4.19 to 4.57, and in 4.46.0, 4.47.0 and 4.48.0 to 4.48.2.
+# release from 4.19 to 4.57, and in 4.46.0, 4.47.0 and 4.48.0 to 4.48.2. CodeGen, GPT-J and GPT-Neo cast logits before
+# they hand them to it, up to 4.57.
 SHARE_LOSS: Mapping[str, str] = {
-    "bloom": "4.48.3", "falcon": "4.48.3", "gpt2": "4.48.3", "gpt_neox": "4.49", "granite": "4.48",
-    "granitemoe": "4.48.3", "mistral": "4.48", "mllama": "4.52", "mpt": "4.48.3", "opt": "4.48.3", "stablelm": "4.48.3",
-    "starcoder2": "4.47",
+    "bloom": "4.48.3", "codegen": "5", "falcon": "4.48.3", "gpt2": "4.48.3", "gpt_neo": "5", "gpt_neox": "4.49",
+    "gptj": "5", "granite": "4.48", "granitemoe": "4.48.3", "mistral": "4.48", "mllama": "4.52", "mpt": "4.48.3",
+    "opt": "4.48.3", "stablelm": "4.48.3", "starcoder2": "4.47",
 }  # fmt: skip
 # Families with a loss of their own that takes logits in the type that they have, up to a release that casts them.
 NARROW_LOSS: Mapping[str, str] = {

@@ -2,7 +2,7 @@
 
 Read in transformers 5.23 `{configuration,modeling}_*.py` of `models/{qwen2_vl,qwen2_5_vl,qwen3_vl,gemma3,siglip,
 internvl,glm4v,idefics3,llama4,llava,llava_next,llava_onevision,smolvlm,mistral3,paligemma,pixtral,clip,gemma4,
-aya_vision,mllama}`.
+aya_vision,mllama,paddleocr_vl,glm_ocr,lighton_ocr}`.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ class Tower:
     `patch`² pixels of `channels` colours in `frames` frames; an image counts as `frames` equal ones. `windowed`: most
     blocks attend within windows, in whose order the patches lie meanwhile. `positions`: rows of a learned embedding of
     positions, of which an image's patches have one each, or (`interpolated`) a weighted sum; 0: there is none. `edge`:
-    side of the square to which every image is resized; 0: it keeps its shape, within `limits`. `squared`: a trainer has
-    made such a square of it, bars included, before the processor sees it. `embedding` and `table`
+    side of the square to which every image is resized; 0: it keeps its shape, within `limits`. `each_image`: the
+    projector takes one image after the other, whose patches do not lie token by token (PaddleOCR-VL). `squared`: a
+    trainer has made such a square of it, bars included, before the processor sees it. `embedding` and `table`
     are the names of what turns pixels into patches, `first_norm` that of a norm before positions are added, `last_norm`
     that of one after the last block. `sampled`: the table of positions is a picture that a bicubic sampling reads in
     fp32 (GLM-4V). `between`: the width of a projector's MLP, where it has a gate. `deep`: the blocks
@@ -140,6 +141,7 @@ class Tower:
     positions: int = 0
     interpolated: bool = False
     edge: int = 0
+    each_image: bool = False
     squared: bool = False
     embedding: str = "visual.patch_embed.proj"
     table: str = "visual.pos_embed"

@@ -664,8 +664,9 @@ def flash_faults(architecture: Architecture, gpu: GPU) -> Iterator[str]:
         if largest > SDPA_FLASH_HEAD:
             yield f"FlashAttention-2 takes no heads of {largest}, as some layers of this model have: take sdpa"
     # MiMo-V2-Flash runs with the fourth (transformers 5.23 `modeling_mimo_v2_flash.py`, its compatible ones)
-    narrow = architecture.attention_sinks and architecture.value_dim
-    if (architecture.slopes or architecture.compressed or narrow) and not architecture.megatron:
+    own = architecture.attention_sinks and architecture.value_dim
+    own = own or architecture.fused_qkv == "quartered"  # `modeling_codegen.py` has no other than its own products
+    if (architecture.slopes or architecture.compressed or own) and not architecture.megatron:
         yield f"FlashAttention-2 does not run for models of the family {architecture.family}: take eager"
     elif architecture.passed or architecture.crosses:  # `_supports_flash_attn` of `MllamaPreTrainedModel` is false
         yield f"Transformers has no code with FlashAttention for the family {architecture.family}: take sdpa"

@@ -45,15 +45,19 @@ MODULES = (
     "llava_next",
     "llava_onevision",
     "aya_vision",
+    "paddleocr_vl",
+    "glm_ocr",
+    "lighton_ocr",
 )
 SOUND = re.compile(r"\b(audio_tower|embed_audio)\.")  # it is loaded, and nothing runs it
 HEARING = ("qwen2_audio", "voxtral")  # whose projector belongs to what hears
 VISION = re.compile(
-    r"\b(?:(visual|vision_tower|vision_model|multi_modal_projector|connector|embed_vision|audio_tower|embed_audio)\."
-    r"|image_newline$)"
+    r"\b(?:(visual|vision_tower|vision_model|vision_encoder|multi_modal_projector|vision_projection|projector|connector|"
+    r"embed_vision|audio_tower|embed_audio)\.|image_newline$)"
 )
 PROJECTOR = re.compile(
-    r"\b(?:(merger|merger_list|deepstack_merger_list|multi_modal_projector|connector|embed_vision)\.|image_newline$)"
+    r"\b(?:(merger|merger_list|deepstack_merger_list|multi_modal_projector|vision_projection|projector|connector|"
+    r"embed_vision)\.|image_newline$)"
 )
 LONG = 4  # squares along an image's longer side, of Idefics 3
 SQUARES = 16  # the most into which an image is cut, of Llama 4
@@ -62,7 +66,7 @@ SOFT = 280  # tokens for which an image of Gemma 4 has patches, of which those l
 
 
 class Sizes(np.ndarray):  # type: ignore[type-arg]
-    """Heights and widths of images, which code takes for a tensor's."""
+    """Sizes of images, which code takes for a tensor's."""
 
     def prod(self, dim: int) -> Any:  # type: ignore[override]
         """The product along a dimension."""
@@ -157,10 +161,13 @@ def inputs(case: Case, model: Any, rows: int) -> dict[str, Any]:
         pixels = torch.zeros(count, eyes.num_channels, case.height, case.width, device=DEVICE)
         return {"pixel_values": pixels, "image_sizes": sizes}
     down, right = case.height // eyes.patch_size, case.width // eyes.patch_size
-    width = eyes.in_channels * eyes.temporal_patch_size * eyes.patch_size**2
+    if config.model_type == "paddleocr_vl":
+        patch = (eyes.num_channels, eyes.patch_size, eyes.patch_size)
+    else:
+        patch = (eyes.in_channels * eyes.temporal_patch_size * eyes.patch_size**2,)
     return {
-        "pixel_values": torch.zeros(count * down * right, width, device=DEVICE),
-        "image_grid_thw": np.array([[1, down, right]] * count),
+        "pixel_values": torch.zeros(count * down * right, *patch, device=DEVICE),
+        "image_grid_thw": np.array([[1, down, right]] * count).view(Sizes),
         "position_ids": torch.zeros(3, rows, case.seq, dtype=torch.long, device=DEVICE),
     }
 
@@ -234,7 +241,7 @@ def tokens(case: Case, model: Any, rows: int) -> int:
 
 def tower(model: Any) -> Any:
     """The vision tower of a model."""
-    ends = (".visual", ".vision_tower", ".vision_model")
+    ends = (".visual", ".vision_tower", ".vision_model", ".vision_encoder")
     return next(module for name, module in model.named_modules() if f".{name}".endswith(ends))
 
 

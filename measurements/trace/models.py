@@ -45,7 +45,8 @@ def _config(case: Case) -> Any:
         outside = ("model_type", "vision_config", "audio_config", "mm_tokens_per_image", "spatial_merge_size",
                    "tie_word_embeddings")  # fmt: skip
         around = {name: given.pop(name) for name in outside if name in given}
-        given = {**around, "text_config": given}
+        tied = {name: around[name] for name in outside[-1:] if name in around}  # each of both may say so
+        given = {**around, "text_config": {**given, **tied}}
     whole = AutoConfig.for_model(given.pop("model_type"), **given)
     config = whole.get_text_config()
     config.pad_token_id = 0

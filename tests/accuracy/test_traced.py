@@ -89,7 +89,7 @@ def test_linear_attention_is_met_within_half_a_percent(residuals: list[Residual]
 
 STATE_SPACES = ("traced/bamba", "traced/nemotron-", "traced/granite-4-h", "traced/falcon-h1")
 NEW = (
-    "apertus", "apriel", "aya-vision", "bloom", "codeqwen", "command-r-plus", "command-r7b", "deepseek-v2/",
+    "apertus", "apriel", "aya-vision", "bloom", "codegen-", "codeqwen", "command-r-plus", "command-r7b", "deepseek-v2/",
     "deepseek-v3.2", "dots.llm1", "dots.ocr", "ernie", "exaone-4-1.2b", "falcon-2-11b", "falcon-7b", "flexolmo-7x7b",
     "gemma-3-270m", "glm-4.7", "glm-5", "gpt-j", "gpt-neo", "granite-3.1-", "granite-3.3-2b", "granite-4-micro",
     "granite-vision", "hunyuan", "internlm3", "internvl2.5", "llama-3.2-11b", "llama-4", "llama3-llava", "llava",
@@ -116,6 +116,12 @@ def test_squares_of_images_are_met_within_half_a_percent(residuals: list[Residua
     """Idefics 3 and SmolVLM: trained, frozen and adapted towers. The tracer holds the pixels while Adam steps."""
     found = [r for r in residuals if r.id.startswith(("traced/idefics3", "traced/smolvlm"))]
     met(found, count=10, median=0.0005, worst=0.005)
+
+
+def test_towers_before_pages_are_met_within_half_a_percent(residuals: list[Residual]) -> None:
+    """PaddleOCR-VL, GLM-OCR, LightOnOCR and Granite Docling. The tracer holds the pixels while Adam steps."""
+    pages = ("traced/paddleocr", "traced/glm-ocr", "traced/lightonocr", "traced/granite-docling")
+    met([r for r in residuals if r.id.startswith(pages)], count=17, median=0.0002, worst=0.005)
 
 
 def test_adapted_towers_are_met_within_a_fifth_of_a_percent(residuals: list[Residual]) -> None:

@@ -207,7 +207,23 @@ TYPED = {
     "huihui-ai/Huihui-gpt-oss-20b-BF16-abliterated-v2": "gpt-oss-20b",
     "p-e-w/gpt-oss-20b-heretic": "gpt-oss-20b",
     "huihui-ai/Qwen3-8B-abliterated": "qwen3-8b",
-    "google/gemma-3-27b-it-qat-q4_0-unquantized": "",
+    "google/gemma-3-27b-it-qat-q4_0-unquantized": "gemma-3-27b",
+    "google/gemma-3-27b-it-qat-q4_0-gguf": "gemma-3-27b",
+    "mistral small 3.1 24b": "mistral-small-3.2-24b",
+    "PaddlePaddle/PaddleOCR-VL": "paddleocr-vl",
+    "PaddleOCR-VL-1.5": "paddleocr-vl",
+    "zai-org/GLM-OCR": "glm-ocr",
+    "lightonai/LightOnOCR-2-1B": "lightonocr-2-1b",
+    "lightonai/LightOnOCR-3-1B": "",
+    "ibm-granite/granite-docling-258M": "granite-docling-258m",
+    "ds4sd/SmolDocling-256M-preview": "smolvlm2-256m",
+    "Salesforce/codegen-350M-mono": "codegen-350m",
+    "codegen-2B-multi": "codegen-2b",
+    "Salesforce/codegen-6B-mono": "",
+    "microsoft/Phi-4-reasoning-vision-15B": "phi-4",
+    "internlm2-math-plus-20b": "internlm2.5-20b",
+    "llama3.1-typhoon2-8b-instruct": "llama-3.1-8b",
+    "Tower-Plus-9B": "gemma-2-9b",
     "gemma-3-27b-it-qat": "gemma-3-27b",
     "Menlo/Jan-nano": "qwen3-4b",
     "Goedel-Prover-V2-32B": "qwen3-32b",
@@ -395,7 +411,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 358
+    assert len(TYPED) == 374
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:

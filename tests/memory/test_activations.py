@@ -309,6 +309,19 @@ def test_gpt_js_scores_are_fp32() -> None:
     assert a.rotary_tables == 32
 
 
+def test_codegens_queries_keys_and_tables_are_fp32_from_the_rotation_on() -> None:
+    """GPT-J casts what its table of sines gives, CodeGen does not, so that its products read fp32 without a cast; it
+    keeps as much but for the tables, and the copies that it makes of queries, keys and values are gone by then.
+    """
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 10, "rotary_dim": 8}
+    gptj, codegen = (
+        Program(Run(from_config({"model_type": family, **sizes}), kernel="eager", single=True)).layer().saved()
+        for family in ("gptj", "codegen")
+    )
+    assert gptj.tokens == codegen.tokens
+    assert [kept.fixed["tables·S"] for kept in (gptj, codegen)] == [2, 4]
+
+
 def test_dropout_keeps_a_byte_an_element_where_a_model_trains() -> None:
     """Seed-OSS: masks of both blocks' outputs, h each; eager attention's of the probabilities, H·S."""
     a = small("seed_oss", head_dim=16)

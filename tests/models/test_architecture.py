@@ -378,6 +378,16 @@ def test_gpt_j() -> None:
             from_config({"model_type": "gptj", **sizes, "rotary_dim": rotated})
 
 
+def test_codegen() -> None:
+    """GPT-J's layers 8 wide, but for one linear of queries, keys and values; models of 350M and 2B as named."""
+    sizes = {"n_embd": 8, "n_layer": 2, "n_head": 4, "vocab_size": 10, "rotary_dim": 2}
+    arch = from_config({"model_type": "codegen", **sizes})
+    assert A.parameters(arch) == A.parameters(from_config({"model_type": "gptj", **sizes}))
+    assert shapes(arch)["transformer.h.*.attn.qkv_proj.weight"] == (2, (24, 8))
+    assert A.parameters(published("codegen-350m")) == 20 * (12 * 1024**2 + 7 * 1024) + 2 * 51200 * 1024 + 51200 + 2048
+    assert round(A.parameters(published("codegen-2b")) / 1e9, 1) == 2.8
+
+
 def test_falcons_mlp_is_four_times_as_wide_where_nobody_says_it() -> None:
     config = {k: v for k, v in TINY.items() if k != "intermediate_size"}
     assert from_config({"model_type": "falcon", **config, "new_decoder_architecture": True}).intermediate == 32

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calc.models.families import ALIKE, FAMILIES, NESTED, SEEING
-from calc.models.releases import BROUGHT, CODE_BESIDE, FIRST, knows, newest_type
+from calc.models.releases import BROUGHT, CODE_BESIDE, FIRST, knows, logits_cast, newest_type
 from calc.models.sound_config import HEARING
 
 TYPES = {*FAMILIES, *ALIKE, *NESTED, *SEEING, *HEARING}
@@ -43,3 +43,12 @@ def test_a_config_with_a_language_model_inside_takes_both_types() -> None:
     assert newest_type({"model_type": "mistral3", "text_config": {}}) == "mistral3"
     assert newest_type({"model_type": "llava", "vision_config": {"model_type": "pixtral"}}) == "pixtral"
     assert newest_type({"model_type": "mimo"}) is None
+
+
+def test_codegen_gpt_j_and_gpt_neo_cast_logits_themselves_before_release_5() -> None:
+    """The `lm_logits` of `modeling_{codegen,gptj,gpt_neo}.py` become fp32 before the loss, from 4.21 to 4.57."""
+    for family in ("codegen", "gptj", "gpt_neo"):
+        assert [logits_cast(family, version) for version in ("4.21", "4.48.3", "4.57.3", "5.0.0")] == [
+            *["model"] * 3, "loss",
+        ]  # fmt: skip
+    assert logits_cast("qwen2", "4.57.3") == "loss"

@@ -12,8 +12,11 @@ from calc.scenario.images import Images
 
 @pytest.mark.parametrize(
     ("model", "count"),
-    [("smolvlm2-256m", 256_484_928), ("smolvlm2-500m", 507_482_304), ("smolvlm2-2.2b", 2_246_784_880)],
-)
+    [
+        ("smolvlm2-256m", 256_484_928), ("smolvlm2-500m", 507_482_304), ("smolvlm2-2.2b", 2_246_784_880),
+        ("granite-docling-258m", 257_517_120),
+    ],
+)  # fmt: skip
 def test_parameters_are_the_published_ones(model: str, count: int) -> None:
     assert parameters(published(model)) == count
 

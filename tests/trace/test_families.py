@@ -32,6 +32,11 @@ DEEPSEEK = {
     "topk_group": 1, "num_key_value_heads": 16, "head_dim": 32,
 }  # fmt: skip
 INDEXED = DEEPSEEK | {"index_n_heads": 4, "index_head_dim": 64, "index_topk": 256}
+TWISTED = {
+    "n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, "rotary_dim": 32,
+    **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+                     "num_key_value_heads", "head_dim", "max_position_embeddings")),
+}  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "llama4_text": {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 512,
@@ -102,9 +107,8 @@ OWN: dict[str, dict[str, Any]] = {
              "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": None},
     "gpt_neo": {"num_layers": 4, "num_heads": 16, "attention_types": [[["global", "local"], 2]], **dict.fromkeys((
         "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"))},
-    "gptj": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, "rotary_dim": 32,
-             **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-                              "num_key_value_heads", "head_dim", "max_position_embeddings"))},
+    "gptj": TWISTED,
+    "codegen": TWISTED,
     "gpt_bigcode": {"n_embd": 1024, "n_layer": 4, "n_head": 16, "n_inner": 2816, "n_positions": 4096, **dict.fromkeys((
         "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_key_value_heads",
         "head_dim", "max_position_embeddings"))},
@@ -137,7 +141,7 @@ APART = (
     "minicpmv4_5",
 )
 # families that came since; each way of running is that of a place in the list
-LATE = ("mllama_text_model", "deepseek_v4", *HEARING)
+LATE = ("mllama_text_model", "deepseek_v4", *HEARING, "codegen")
 RUN = (*(family for family in FAMILIES if family not in (*APART, *LATE)), *LATE)
 TOWERED = tuple(family for family in SEEING if family not in APART)
 
@@ -197,6 +201,7 @@ SEEN: dict[str, dict[str, Any]] = {
     "llama4": {**SQUARE, "projector_input_dim": 512, "projector_output_dim": 512, "vision_output_dim": 512,
                "intermediate_size": 1280, "image_size": 448},
     "mistral3": {name: size for name, size in SQUARE.items() if name != "image_size"},
+    "lighton_ocr": {"model_type": "pixtral", **{name: size for name, size in SQUARE.items() if name != "image_size"}},
     "pixtral": {
         "model_type": "pixtral", "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4,
         "intermediate_size": 640, "patch_size": 28,
@@ -210,6 +215,8 @@ SEEN: dict[str, dict[str, Any]] = {
     "smolvlm": SQUARE,
     "glm4v": {**EYES, "image_size": 336},
     "glm4v_moe": {**EYES, "image_size": 336},
+    "glm_ocr": EYES,
+    "paddleocr_vl": {**SQUARE, "image_size": 448},
     "internvl": {
         "num_hidden_layers": 3, "hidden_size": 320, "num_attention_heads": 4, "intermediate_size": 640,
         "attention_bias": True,
@@ -257,6 +264,9 @@ def seeing(family: str) -> dict[str, Any]:
     elif family == "mistral3":
         outer = {"image_token_index": 16383, "tie_word_embeddings": False, "spatial_merge_size": 2}
         inner["model_type"] = "mistral"
+    elif family == "lighton_ocr":
+        outer = {"image_token_id": 16383, "tie_word_embeddings": False}
+        inner["model_type"] = "qwen3"
     elif family == "internvl":
         outer = {"image_token_id": 16383, "tie_word_embeddings": False}
         inner["model_type"] = "qwen2"
@@ -266,6 +276,10 @@ def seeing(family: str) -> dict[str, Any]:
         if family in ("glm4v", "glm4v_moe"):
             inner |= {"use_qk_norm": False, "attention_bias": True}
             inner["rope_parameters"] |= {"partial_rotary_factor": 0.5, "mrope_section": [4, 6, 6]}
+        if family == "glm_ocr":
+            inner["rope_parameters"]["partial_rotary_factor"] = 1.0
+        if family == "paddleocr_vl":  # whose text's config ties a head that the outer one leaves to its own
+            outer["image_token_id"], inner["tie_word_embeddings"] = 16383, False
         if family in HEARD:
             outer["audio_config"] = HEARD[family]
     return {"model_type": family, "text_config": inner, "vision_config": SEEN[family], **outer}
@@ -309,7 +323,7 @@ def way(family: str, turn: int) -> dict[str, Any]:
     if family in ("deepseek_v32", "glm_moe_dsa"):  # whose mask of chosen keys only these see
         return SDPA
     # which slope scores, have sinks beside narrow values or entries beside keys, or no code for SDPA
-    if family in ("bloom", "mpt", "mimo_v2_flash", "gptj", "gpt_neo", "deepseek_v4"):
+    if family in ("bloom", "mpt", "mimo_v2_flash", "gptj", "codegen", "gpt_neo", "deepseek_v4"):
         return {**FLASH, "attention": "eager"}
     fields = SDPA if family == "mllama_text_model" else (FLASH, SDPA, EAGER)[turn % 3]
     without_q_proj = family in ("phi3", "gpt_neox", "gpt2", "gpt_bigcode", "falcon") or bool(
