@@ -86,6 +86,7 @@ with warnings.catch_warnings():
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
     from transformer_engine.pytorch import GroupedLinear
     from transformer_engine.pytorch.attention.dot_product_attention import utils as attention
+    from transformer_engine.pytorch.cpp_extensions import gemm
     from transformer_engine.pytorch.module import base
 torch.compile = _compile
 warnings.filterwarnings("ignore", module=r"megatron|transformer_engine|torch\.distributed")
@@ -94,6 +95,11 @@ warnings.filterwarnings("ignore", module=r"megatron|transformer_engine|torch\.di
 def _same_elsewhere(found: list[Any], own: Any, *args: Any) -> None:
     """What other ranks would send: the same."""
     found[:] = [own] * len(found)
+
+
+def _nothing() -> torch.Tensor:
+    """A workspace of cuBLAS, which a trace leaves out."""
+    return torch.empty(0, dtype=torch.uint8, device=DEVICE)
 
 
 def _pretend() -> None:
@@ -105,6 +111,7 @@ def _pretend() -> None:
     random._get_cuda_rng_state = random._set_cuda_rng_state = _answer(None)
     # cuDNN's kernel, which "auto" takes on Hopper
     attention.get_attention_backend = _answer((False, None, True, 1, False, [False, True, False]))
+    gemm.get_cublas_workspace = lambda device, ub, grouped: [_nothing()] if grouped else _nothing()
     grouped = GroupedLinear.forward
 
     def forward(self: Any, x: torch.Tensor, splits: list[int], *args: Any, **kwargs: Any) -> Any:
