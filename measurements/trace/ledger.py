@@ -92,7 +92,7 @@ class Ledger(TorchDispatchMode):
         self.recording = False
         self.modules: list[str] = []
         self.picked = 0  # the True of a mask that picks tokens, whose fake values cannot be counted
-        self._within = False  # one kernel runs, though its operators pass here one by one
+        self.within = False  # one kernel runs, though its operators pass here one by one
         self._live: dict[int, tuple[Block, Any]] = {}
         self._op = ""
 
@@ -128,14 +128,14 @@ class Ledger(TorchDispatchMode):
         """Operators of one kernel, of which only what it returns, given to what this yields, takes memory."""
 
         def returns(found: Any) -> None:
-            self._within, self._op = False, name
+            self.within, self._op = False, name
             self._follow_all(found)
 
-        self._within = True
+        self.within = True
         try:
             yield returns
         finally:
-            self._within = False
+            self.within = False
 
     def _now(self) -> str:
         """The phase now; in backward, gradients are enabled only while a checkpointed layer is recomputed."""
@@ -153,7 +153,7 @@ class Ledger(TorchDispatchMode):
     def _follow(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._live or self._within:
+        if key in self._live or self.within:
             return
         size = rounded(storage.nbytes())
         phase = self._now()

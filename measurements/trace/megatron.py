@@ -40,7 +40,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         seen = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
-        if seen or not LEDGERS:
+        if seen or not LEDGERS or LEDGERS[-1].within:
             return function(*args, **kwargs)
         with LEDGERS[-1].fused(function.__name__) as returns:
             found = function(*args, **kwargs)

@@ -46,13 +46,12 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_buffers_and_states_are_counted_by_hand(small: list[dict[str, Any]]) -> None:
     """16-bit weights and fp32 gradients of all parameters, and on each of two ranks masters and moments of half.
 
-    Transformer Engine keeps an empty gradient of each shape of a product's weights, of which autograd accumulates those
-    within the layers.
+    Transformer Engine keeps an empty gradient of each shape of a product's weights, for all layers.
     """
     assert small[0]["n_params"] == COUNT
     assert small[0]["params_bytes"] == 2 * COUNT
     assert small[0]["optim_bytes"] == 12 * COUNT // RANKS
-    assert small[0]["grads_bytes"] == 4 * COUNT + 2 * sum(LAYER)
+    assert small[0]["grads_bytes"] == 4 * COUNT + 2 * (sum(LAYER) + HEAD)
 
 
 def test_a_layer_keeps_what_is_counted_by_hand(small: list[dict[str, Any]]) -> None:
