@@ -110,7 +110,7 @@ NEW = (
 def test_state_spaces_are_met_within_half_a_percent(residuals: list[Residual]) -> None:
     """Mamba-2 in Transformers' own operations: one block a layer, in attention's place, and beside it."""
     found = [r for r in residuals if r.id.startswith(STATE_SPACES)]
-    met(found, count=15, median=0.002, worst=0.005)
+    met(found, count=16, median=0.002, worst=0.005)
 
 
 def test_delta_attention_by_channel_is_met_within_a_percent(residuals: list[Residual]) -> None:

@@ -77,6 +77,10 @@ def test_stored_records_are_traced_again_to_the_byte(case: str) -> None:
     [
         ({"pipeline_parallel": 2}, "pipeline_parallel: 2 cannot be traced with sharding megatron; allowed: 1"),
         ({"loss": "fused"}, "loss: 'fused' cannot be traced with sharding megatron; allowed: full"),
+        (
+            {"checkpointing": "selective", "recompute_modules": ["moe_act"]},
+            "recompute_modules: 'moe_act' cannot be traced; allowed: core_attn, mlp, moe, shared_experts",
+        ),
         ({"model": "gemma-2-2b"}, "model: family 'gemma2' cannot be traced here; allowed: llama, "),
     ],
 )
