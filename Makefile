@@ -85,7 +85,7 @@ trace: $(TRACE)/.ready
 trace-check: $(TRACE)/.ready $(VENV)/.test
 	@TORCH_PYTHON="$(CURDIR)/$(TRACE)/bin/python" OMP_NUM_THREADS=1 $(PY) -m pytest tests/trace tests/bench/test_bench_cpu.py -n 2
 
-$(TRACE)/.ready: requirements/trace.txt | $(PY)
+$(TRACE)/.ready: requirements/trace.txt requirements/megatron.txt | $(PY)
 	@.ci/trace $(PYTHON) $(TRACE)
 
 browser: $(VENV)/.test
@@ -94,8 +94,9 @@ browser: $(VENV)/.test
 # Pins every package by version and hash, from the .in files and package.json; no address of any index goes in.
 lock: $(VENV)/.site $(VENV)/lock/.ready
 	@export UV_FIND_LINKS="$${PIP_FIND_LINKS-$$($(PY) -m pip config get global.find-links 2>/dev/null)}"; \
-	for name in site test trace mutate audit lock; do $(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-		--no-header --no-annotate --no-emit-index-url --no-emit-find-links requirements/$$name.in --output-file requirements/$$name.txt; done
+	pin="$(VENV)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links"; \
+	for name in site test trace mutate audit lock; do $$pin requirements/$$name.in --output-file requirements/$$name.txt; done; \
+	$$pin --no-deps requirements/megatron.in --output-file requirements/megatron.txt
 	@$(VENV)/bin/npm install --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --no-audit --no-fund --silent
 
 # What is known against the packages that are pinned, where a database of vulnerabilities is reached.

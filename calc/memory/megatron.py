@@ -11,7 +11,7 @@ GPT's layer with dropout 34·h bytes a token. Read in Megatron-LM d98e8a64dd `me
 
 from __future__ import annotations
 
-from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of
+from calc.autograd.tape import NOTHING, Size, Tape, Tensor, of, total
 from calc.memory.megatron_adapters import BF16
 from calc.memory.megatron_beside import MegatronBeside
 from calc.memory.megatron_delta import MegatronDelta
@@ -63,12 +63,11 @@ class MegatronLayer(MegatronBeside, MegatronDelta, MegatronStateSpace, MegatronS
             queries, keys = self.rotated(queries, "q"), self.rotated(keys, "k")
         if self.run.whole_scores:
             context = self.unfused(queries, keys, values)
-        else:
-            if self.arch.grouped or normed or self.spec.rotated:
-                # only where all three still lie in one tensor as the kernels know it (`get_qkv_layout`, sbh3d)
-                keys = self.apart(keys, "k", normed or self.spec.rotated)
-                values = self.apart(values, "v", self.arch.values_normed)
+        elif not (self.arch.grouped or normed or self.spec.rotated):
             context = self.fused(queries, keys, values)
+        else:
+            # only where all three still lie in one tensor as the kernels know it (`get_qkv_layout`, sbh3d)
+            context = self.fused(queries, keys, values, (normed or self.spec.rotated, self.arch.values_normed))
         if gate:
             # one compiled kernel with a sigmoid in fp32 (`_apply_output_gate`)
             context = tape.op("attention: gate", [context, gate], of(q=1), BF16, saves=[context, gate])
@@ -175,10 +174,18 @@ class MegatronLayer(MegatronBeside, MegatronDelta, MegatronStateSpace, MegatronS
         scales = 8 if self.arch.norm == "layer" and self.arch.qk_norm != "bare" else 4  # and means
         return self.tape.op(name, [x], x.width, BF16, saves=[x, Tensor(rows, scales)], weight=weight)
 
-    def fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """cuDNN's or FlashAttention's kernel, on all positions of a part of the heads if those are swapped."""
+    def fused(self, q: Tensor, k: Tensor, v: Tensor, own: tuple[bool, bool] = (True, True)) -> Tensor:
+        """cuDNN's or FlashAttention's kernel, on all positions of a part of the heads if those are swapped.
+
+        Keys and values that have no tensor of their `own` are copied for it. Where attention runs again, so do the
+        copies, and what is kept is the product of all three (`attention.py`, `_checkpointed_attention_forward`).
+        """
+        copied = [x for x, alone in zip((k, v), own, strict=True) if not alone]
+        if "core_attn" not in self.run.again:
+            k, v = (self.apart(x, name, alone) for x, name, alone in zip((k, v), "kv", own, strict=True))
+            copied = []
         if not self.swaps:
-            return self.attended(q, k, v)
+            return self.attended(q, k, v, total(copied))
         q, k, v = self.swapped(q, "q"), self.swapped(k, "k"), self.swapped(v, "v")
         return self.swapped(self.attended(q, k, v), "attention")
 
@@ -194,17 +201,20 @@ class MegatronLayer(MegatronBeside, MegatronDelta, MegatronStateSpace, MegatronS
         """
         return self.tape.op(f"{name}: all-to-all", [x], x.width, BF16, scratch=x.size, backward_scratch=x.size)
 
-    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The kernel keeps q, k, v, its output and a log-sum-exp; dq is summed in fp32."""
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, copied: Size = NOTHING) -> Tensor:
+        """The kernel keeps q, k, v, its output and a log-sum-exp; dq is summed in fp32.
+
+        Where it runs again, it reads what is `copied` before, in forward and in backward.
+        """
         sums = of(q=4, H=4)
         lse = Tensor(of(H=1), 4)
         alone = self.run.context == 1 or self.swaps
         passed, back = (NOTHING, NOTHING) if alone else self.passed(q, k, v)
         if "core_attn" in self.run.again:
             # output and log-sum-exp are made once more, beside the output that the next product keeps
-            back = back + self.context * BF16 + lse.size
+            back = back + self.context * BF16 + lse.size + copied
             return self.tape.op("attention", [q, k, v], self.context, BF16, saves=[q, k, v],
-                                scratch=passed, backward_scratch=sums + back, multiplies=True)  # fmt: skip
+                                scratch=passed + copied, backward_scratch=sums + back, multiplies=True)  # fmt: skip
         return self.tape.op("attention", [q, k, v], self.context, BF16, saves=[q, k, v, lse], saves_out=True,
                             scratch=passed, backward_scratch=sums + back, multiplies=True)  # fmt: skip
 

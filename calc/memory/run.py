@@ -224,12 +224,16 @@ class Run:
 
     @property
     def retains(self) -> bool:
-        """True if the input of a layer that runs again stays, with its gradient, until backward ends.
+        """True if the input of a layer that runs again stays, with its gradient, until backward ends, or longer.
 
-        The hook that reshards a frozen unit refers to its inputs (torch 2.13 `distributed/fsdp/_runtime_utils.py`,
-        `_register_post_backward_reshard_only_hook`), which reentrant checkpointing makes leaves (`detach_variable`).
+        Checkpointing makes them leaves (`detach_variable`), which something refers to by then. Megatron-core's
+        dispatcher keeps the router's probabilities, and so their graph down to these, until its layer's next forward
+        (0.16.1 `core/transformer/moe/token_dispatcher.py:610`; `tensor_parallel/random.py`, `CheckpointFunction`). The
+        hook that reshards a frozen unit refers to its inputs (torch 2.13 `distributed/fsdp/_runtime_utils.py`,
+        `_register_post_backward_reshard_only_hook`).
         """
-        return self.flat and self.reentrant and self.adapter is not None
+        routes = self.arch.megatron and self.arch.experts > 0
+        return self.reentrant and (routes or (self.flat and self.adapter is not None))
 
     @property
     def whole_scores(self) -> bool:

@@ -109,10 +109,11 @@ def stack(
     within = replace(run, trained=True) if adapter and adapter.joined else run
     kinds: dict[tuple[activations.Kind, bool, bool], int] = {}
     order: list[int] = []
+    retains = run.retains and checkpointing == "full"
     for layer, own in enumerate(activations.kinds(run, masked, recompute)):
         counted = own.again or (layer == 0 and not arch.embeds)
         last = layer == arch.layers - 1
-        received = not arch.ends if last else run.retains
+        received = not arch.ends if last else retains
         order.append(kinds.setdefault((own, counted, received), len(kinds)))
     table = embedding_parameters(arch)
     embedding = table * arch.embeds * (run.trained or run.saves("embed_tokens"))
@@ -167,7 +168,7 @@ def stack(
         relaid=bool(rows),
         casts=casts(run, arch.specs),
         casts_below=casts(run, arch.specs[:-1]),
-        retains=run.retains,
+        retains=retains,
         wrapped=run.wrapped,
         embedding_own=sum(t.elements for t in rows)
         + (0 if tied else embedding)

@@ -170,6 +170,14 @@ class Layout:
         kept = self.stack.retains and above
         return [Part("checkpoints", self.stack.residual, "activations#checkpoints", 2 * above)] if kept else []
 
+    def remaining(self, *, arriving: bool = False) -> list[Part]:
+        """The inputs of all layers with their gradients once backward has passed them, if the run retains them.
+
+        `arriving`: without the lowest gradient, which the embedding's backward reads.
+        """
+        times = 2 * self.stack.layers - arriving
+        return [Part("checkpoints", self.stack.residual, "activations#checkpoints", times)] * self.stack.retains
+
     def layers(self) -> list[Part]:
         """The tensors that all layers keep once forward has passed them."""
         return self.lowest([block.number for block in self.stack.blocks], self.stack.layers, "head")
@@ -294,7 +302,7 @@ class Layout:
             relaid=stack.relaid,
         )
         parts = [Part("logits", self.outputs, "loss#held"), Part("temporary", scratch, "activations#embedding")]
-        return instant("embedding", where, [*parts, *self.lasting(0)])
+        return instant("embedding", where, [*parts, *self.lasting(0), *self.remaining(arriving=True)])
 
 
 def alive(shot: Shot, saved: str = "activations", passing: str = "temporary") -> list[Part]:

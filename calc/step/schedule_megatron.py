@@ -92,4 +92,4 @@ def training(
         yield "forward", *peaks.beside(before, seen.forward(engine, grad=True))
     back = [*beside, *left] if layout.stack.ends else [*beside, *left, *gradient]
     yield "backward", *peaks.beside(back, peaks.peak(engine, own, own.backward()))
-    yield "step", *peaks.beside(fixed, peaks.largest(engine.stepping()))
+    yield "step", *peaks.beside([*fixed, *own.lines(layout.remaining())], peaks.largest(engine.stepping()))

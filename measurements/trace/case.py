@@ -1,8 +1,9 @@
 """The set-up of a traced training step, read from a scenario."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from .reading import CaseError, mapping
 MODELS = Path(__file__).parents[2] / "models"
 # a pattern for the names that models give the list of their decoder layers
 LAYERS = r"(?:layers|h|(?<=transformer\.)blocks)"
+MEGATRON = Path(sys.prefix) / "megatron"  # where `.ci/trace` puts Megatron-core and Transformer Engine
 TURN = 512  # ms-swift's chunk_size (4.6 `rlhf_trainers/gkd_loss.py`)
 TASKS = ("sft", "rm", "dpo", "orpo", "gkd", "ppo-actor", "ppo-critic", "logprob")
 
@@ -45,11 +47,15 @@ class Case:
     tp: int = 1  # ranks that share each layer's heads and widths
     sequence_parallel: bool = False  # norms work on parts of the sequence, and logits are cut by vocabulary
     cp: int = 1  # ranks that share each sequence's positions, of which FSDP's are a multiple
+    ep: int = 1  # ranks among which Megatron-core spreads experts
+    etp: int = 1  # ranks that share each of them
+    megatron: bool = False  # Megatron-core's model, optimizer and parallelism, on Transformer Engine
+    again: str = ""  # parts of its layers that are run again one by one, with + between them
     pp: int = 1  # stages, each with some of the layers, through which grad_accum micro batches pass
     stage: int = 0  # the stage whose memory is followed
     zero: int = 0  # stage of DeepSpeed's ZeRO; 0: none
     efficient_linear: bool = True  # ZeRO-3 replaces PyTorch's linear by its own
-    ranks: int = 0  # under DeepSpeed
+    ranks: int = 0  # all of them, under DeepSpeed or Megatron-core
     rank: int = 0  # the rank whose memory is followed, under DeepSpeed or among those that share a sequence
     grad_dtype: str = "bf16"  # the type in which DeepSpeed accumulates: bf16, fp32
     grad_accum: int = 1
@@ -129,7 +135,7 @@ _PRECISION = {"bf16": "bf16", "autocast": "autocast", "fp32": "fp32", "fsdp-mixe
 _ATTENTION = {"flash": "fa2", "sdpa": "sdpa", "eager": "eager", "sdpa-mask": "sdpa-mask"}
 _CHECKPOINTING = {"none": "none", "full": "full", "selective": "selective"}
 _OPTIMIZERS = {"adamw": "adamw", "sgd": "sgd", "none": "none"}
-_SHARDING = {"none": 0, "fsdp1": 0, "fsdp2": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+_SHARDING = {"none": 0, "fsdp1": 0, "fsdp2": 0, "megatron": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 _GRADIENTS = {"bf16": "bf16", "fp32": "fp32"}
 _METHODS = {"full": "full", "lora": "lora", "qlora": "qlora"}
 _TARGETS = {"all-linear": "all", "q_proj, v_proj": "qv"}
@@ -155,14 +161,47 @@ def _targets(given: str | list[str]) -> str:
 
 def _deepspeed(flat: Mapping[str, Any]) -> None:
     """Checks that the DeepSpeed release asked for is the one installed, as its memory differs between releases."""
-    try:
-        here = version("deepspeed")
-    except PackageNotFoundError:
-        raise CaseError(f"sharding: {flat['sharding']!r} cannot be traced without DeepSpeed") from None
+    here = installed("deepspeed")
+    if here is None:
+        raise CaseError(f"sharding: {flat['sharding']!r} cannot be traced without DeepSpeed")
     if flat.get("versions.deepspeed") != here:
         raise CaseError(f"versions.deepspeed: {flat.get('versions.deepspeed')!r} cannot be traced; allowed: {here}")
     if flat.get("precision", "mixed") != "mixed":
         raise CaseError(f"precision: {flat['precision']!r} cannot be traced with {flat['sharding']}; allowed: mixed")
+
+
+def installed(package: str) -> str | None:
+    """The release of a package that is installed here, Megatron-core's folder included, or None."""
+    found = next(iter(distributions(name=package, path=[*sys.path, str(MEGATRON)])), None)
+    return found.version if found else None
+
+
+# Settings of a scenario that Megatron-core's step is traced with, and none other
+_MEGATRON = {
+    "trainer": ("megatron",), "task": ("sft", "pretrain"), "precision": ("mixed",), "grad_dtype": ("fp32",),
+    "optimizer": ("adamw",), "attention": ("flash",), "loss": ("full",), "pipeline_parallel": (1,),
+    "context_parallel": (1,), "method": ("full",), "data_parallel_sharding_strategy": ("no_shard",),
+    "create_attention_mask_in_dataloader": (True,), "float8": ("none",), "mtp_num_layers": (None,),
+}  # fmt: skip
+
+
+# Of the parts that run again, those that keep their inputs alone: what lets outputs go (`CheckpointWithoutOutput`)
+# leaves tensors behind on fake storages that nobody has explained yet.
+_PARTS = ("core_attn", "mlp", "moe", "shared_experts")
+
+
+def _megatron(flat: Mapping[str, Any]) -> None:
+    """Checks that Megatron-core is installed, and that its step is traced as `flat` has it."""
+    for package in ("megatron-core", "transformer-engine"):
+        if installed(package) is None:
+            raise CaseError(f"sharding: 'megatron' cannot be traced without {package}: make trace sets it up")
+    for name, allowed in _MEGATRON.items():
+        if (value := flat.get(name, allowed[0])) not in allowed:
+            known = ", ".join(str(x) for x in allowed)
+            raise CaseError(f"{name}: {value!r} cannot be traced with sharding megatron; allowed: {known}")
+    for part in flat.get("recompute_modules") or ():
+        if part not in _PARTS:
+            raise CaseError(f"recompute_modules: {part!r} cannot be traced; allowed: {', '.join(_PARTS)}")
 
 
 def from_scenario(scenario: Mapping[str, Any]) -> Case:
@@ -189,15 +228,18 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             raise CaseError("optimizer: 'none' cannot be traced for a critic; allowed: with an actor")
         task = "ppo-critic" if roles.get("actor") == "none" else "logprob" if scored else "ppo-actor"
     resp = int(flat.get("response_len", 0))
+    megatron = flat.get("sharding") == "megatron"
     zero, gpus = _pick(flat, "sharding", _SHARDING, "none"), int(flat.get("gpus", 1))
     if zero != 0:
         _deepspeed(flat)
+    if megatron:
+        _megatron(flat)
     micro, tp = int(flat.get("micro_batch", 1)), int(flat.get("tensor_parallel", 1))
     cp, pp = int(flat.get("context_parallel", 1)), int(flat.get("pipeline_parallel", 1))
     rows = micro * gpus // (tp * cp * pp)
     if cp > 1 and flat.get("attention", "sdpa") != "sdpa":
         raise CaseError(f"attention: {flat['attention']!r} cannot be traced with context_parallel; allowed: sdpa")
-    reference = "adapter" if lora else "copy"
+    reference, again = "adapter" if lora else "copy", flat.get("checkpointing")
     trainer = flat.get("trainer") in ("transformers", "ms-swift")
     teacher = roles.get("teacher") or {}
     return from_record(
@@ -207,10 +249,10 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "seq": int(flat.get("seq_len", int(flat.get("prompt_len", 0)) + resp)),
             "mb": micro,
             "ckpt": _pick(flat, "checkpointing", _CHECKPOINTING, "none"),
-            "attn": _pick(flat, "attention", _ATTENTION, "sdpa"),
-            "prec": _pick(flat, "precision", _PRECISION, "mixed" if zero else "bf16"),
+            "attn": _pick(flat, "attention", _ATTENTION, "flash" if megatron else "sdpa"),
+            "prec": _pick(flat, "precision", _PRECISION, "mixed" if zero or megatron else "bf16"),
             "optim": _pick(flat, "optimizer", _OPTIMIZERS, "adamw"),
-            "optim_impl": flat.get("optimizer_impl", "fused" if zero or trainer else "foreach"),
+            "optim_impl": flat.get("optimizer_impl", "fused" if zero or trainer or megatron else "foreach"),
             "lora_r": int(flat.get("lora.rank", 16)) if lora else 0,
             "lora_targets": _targets(flat.get("lora.targets", "all-linear")),
             "lora_dropout": float(flat.get("lora.dropout", 0.0)),
@@ -225,11 +267,15 @@ def from_scenario(scenario: Mapping[str, Any]) -> Case:
             "tp": tp,
             "cp": cp,
             "pp": pp,
-            "sequence_parallel": bool(flat.get("sequence_parallel", False)),
+            "sequence_parallel": bool(flat.get("sequence_parallel", megatron and tp > 1)),
+            "ep": int(flat.get("expert_parallel", 1)),
+            "etp": int(flat.get("expert_tensor_parallel", 1)),
+            "megatron": megatron,
+            "again": "+".join(flat.get("recompute_modules") or ["core_attn"] * (megatron and again == "selective")),
             "reshard": "no" if pp > 1 or flat.get("reshard_after_forward") == "never" else "yes",
             "zero": zero,
             "efficient_linear": bool(flat.get("memory_efficient_linear", True)),
-            "ranks": gpus if zero else 0,
+            "ranks": gpus if zero or megatron else 0,
             "grad_dtype": _pick(flat, "grad_dtype", _GRADIENTS, "bf16") if zero else "bf16",
             "trainer": trainer,
             "grad_accum": max(1, int(flat.get("global_batch", rows * pp)) // rows),

@@ -42,7 +42,8 @@ class Idle:
         """Wait for nothing."""
         return None
 
-    wait = wait_event = wait_stream = synchronize = record_event = nothing
+    wait = wait_event = wait_stream = synchronize = nothing
+    record_event = record
 
     def query(self) -> bool:
         """True: all work is done."""

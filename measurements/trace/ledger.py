@@ -1,5 +1,6 @@
 """Every allocation and release of a training step, in order, with the peak and the blocks alive at it."""
 
+import contextlib
 import re
 import sys
 import weakref
@@ -91,6 +92,7 @@ class Ledger(TorchDispatchMode):
         self.recording = False
         self.modules: list[str] = []
         self.picked = 0  # the True of a mask that picks tokens, whose fake values cannot be counted
+        self.within = False  # one kernel runs, though its operators pass here one by one
         self._live: dict[int, tuple[Block, Any]] = {}
         self._op = ""
 
@@ -121,6 +123,20 @@ class Ledger(TorchDispatchMode):
         """Add a mark without bytes to the events."""
         self.events.append(Event(0, _NOTHING, self.phase, "", "", text))
 
+    @contextlib.contextmanager
+    def fused(self, name: str) -> Iterator[Callable[[Any], None]]:
+        """Operators of one kernel, of which only what it returns, given to what this yields, takes memory."""
+
+        def returns(found: Any) -> None:
+            self.within, self._op = False, name
+            self._follow_all(found)
+
+        self.within = True
+        try:
+            yield returns
+        finally:
+            self.within = False
+
     def _now(self) -> str:
         """The phase now; in backward, gradients are enabled only while a checkpointed layer is recomputed."""
         return "recompute" if self.phase == "backward" and torch.is_grad_enabled() and _in_backward() else self.phase
@@ -128,10 +144,16 @@ class Ledger(TorchDispatchMode):
     def _module(self) -> str:
         return self.modules[-1] if self.modules else ""
 
+    def _follow_all(self, found: Any) -> None:
+        """Follow what an operator returns, as far as it is on the device."""
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda":
+                self._follow(leaf)
+
     def _follow(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._live:
+        if key in self._live or self.within:
             return
         size = rounded(storage.nbytes())
         phase = self._now()
@@ -200,10 +222,10 @@ class Ledger(TorchDispatchMode):
             return args[0]
         if func is aten._fused_sgd_.default:  # it has no fake kernel; it works in place and allocates nothing
             return None
+        if func is aten.masked_select.default:
+            func, args, kwargs = aten.new_empty.default, (args[0], [self.picked]), {}
         out = func(*args, **kwargs)
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cuda":
-                self._follow(leaf)
+        self._follow_all(out)
         if self.recording and self.workspace and (n := scratch(func, args)):
             block = Block(n, "workspace", name, self._module(), (), "")
             self.events.append(Event(1, block, self._now(), name, "workspace"))

@@ -2,16 +2,16 @@
 
 import platform
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from operator import itemgetter
 from typing import Any
 
 import torch
 
 from . import attention, context_parallel
-from .case import Case
+from .case import Case, installed
 from .ledger import Event, Ledger, Moment, alive, highest, walk
 from .step import Step, fake_mode
 
@@ -23,7 +23,7 @@ _TEMPORARY = {
     "made in optim": "optim_temp",
 }
 
-# The libraries of a step; the versions of DeepSpeed and bitsandbytes are recorded if the step uses them.
+# The libraries of every step.
 PACKAGES = ("torch", "transformers", "peft", "accelerate")
 # Operators that make the buffers which FSDP2 gathers into and reduces from.
 _FSDP_BUFFERS = ("aten.empty.memory_format", "fsdp.all_gather_copy_in.default", "fsdp.chunk_cat.default")
@@ -34,7 +34,7 @@ def events_of(case: Case) -> tuple[list[Event], Step]:
     linear = torch.nn.functional.linear
     try:
         with fake_mode(), Ledger(case.workspace) as ledger:
-            step = Step(case, ledger)
+            step = _step(case)(case, ledger)
             step.warm_up()
             ledger.start()
             step.run()
@@ -42,6 +42,15 @@ def events_of(case: Case) -> tuple[list[Event], Step]:
     finally:
         torch.nn.functional.linear = linear  # DeepSpeed's ZeRO 3 has put its own in place
     return ledger.events, step
+
+
+def _step(case: Case) -> type[Step]:
+    """The class of the case's step."""
+    if case.megatron:
+        from . import megatron  # takes seconds to import
+
+        return megatron.Step
+    return Step
 
 
 def backward_starts(events: list[Event]) -> int:
@@ -141,12 +150,20 @@ def _record(case: Case) -> dict[str, Any]:
         ),
         "sdpa": dict(attention.calls) or case.attn,
         "versions": {
-            **{name: version(name) for name in PACKAGES},
-            **({"deepspeed": version("deepspeed")} if case.zero else {}),
-            **({"bitsandbytes": version("bitsandbytes")} if case.four_bits else {}),
+            **{name: installed(name) for name in (*PACKAGES, *_further(case))},
             "python": platform.python_version(),
         },
     }
+
+
+def _further(case: Case) -> Iterator[str]:
+    """The libraries that only some steps use."""
+    if case.zero:
+        yield "deepspeed"
+    if case.four_bits:
+        yield "bitsandbytes"
+    if case.megatron:
+        yield from ("megatron-core", "transformer-engine")
 
 
 def _in_phase(name: str, index: int, event: Event) -> bool:

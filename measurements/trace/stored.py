@@ -11,20 +11,21 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from calc.base.writing import replace
 from measurements.commands import Parser
 
-from .case import MODELS
+from .case import MODELS, installed
 from .reading import CaseError, documents, read_text
 
 ROOT = Path(__file__).parents[2]
 STORE = ROOT / "measurements" / "traced.jsonl"
 DONE = ROOT / "build" / "trace.jsonl"  # results that are not in the store yet
-PACKAGES = ("torch", "transformers", "peft", "accelerate", "deepspeed", "bitsandbytes")
+PACKAGES = (
+    "torch", "transformers", "peft", "accelerate", "deepspeed", "bitsandbytes", "megatron-core", "transformer-engine",
+)  # fmt: skip
 
 # The ledger's component for each kind of block at the peak. What a step makes and frees counts as activations, since
 # the instant at which the one becomes the other is the tracer's choice.
@@ -73,9 +74,10 @@ def observed(traced: Record) -> Record:
 
 def new(scenario: Record, found: Record) -> Record:
     """The record of a scenario that was not in the store."""
+    code = "Megatron-core's" if scenario.get("sharding") == "megatron" else "Transformers'"
     return {
         "id": found["id"],
-        "source": "One training step of Transformers' own code on fake CUDA tensors, every allocation followed: "
+        "source": f"One training step of {code} own code on fake CUDA tensors, every allocation followed: "
         "python -m measurements.trace",
         "url": None,
         "group": "measurements/trace",
@@ -92,11 +94,11 @@ def new(scenario: Record, found: Record) -> Record:
 def tracer() -> str:
     """A hash of everything that results depend on: this package's files, and the versions of the libraries it runs."""
     sources = sorted(p for p in Path(__file__).parent.iterdir() if p.suffix in (".py", ".cpp"))
-    try:
-        installed = "".join(f"{name} {version(name)}\n" for name in PACKAGES)
-    except PackageNotFoundError as error:
-        raise CaseError(f"{error.name} is not installed here: make trace sets it up") from None
-    return hashlib.sha256(b"".join(p.read_bytes() for p in sources) + installed.encode()).hexdigest()
+    here = {name: installed(name) for name in PACKAGES}
+    if absent := next((name for name, release in here.items() if release is None), None):
+        raise CaseError(f"{absent} is not installed here: make trace sets it up")
+    releases = "".join(f"{name} {release}\n" for name, release in here.items())
+    return hashlib.sha256(b"".join(p.read_bytes() for p in sources) + releases.encode()).hexdigest()
 
 
 def key(scenario: Record, by: str) -> str:

@@ -87,6 +87,14 @@ def test_linear_attention_is_met_within_half_a_percent(residuals: list[Residual]
     met(found, count=60, median=0.0003, worst=0.005)
 
 
+def test_megatron_cores_steps_are_met_within_a_third_of_a_percent(residuals: list[Residual]) -> None:
+    """Its own model on Transformer Engine's modules, buffers and distributed optimizer: dense and with experts, layers
+    that run again or parts of them, and tensor, sequence and expert parallelism. Latent attention keeps cosines and
+    sines that are not counted.
+    """
+    met((r for r in residuals if r.sharding == "megatron"), count=20, median=0.0001, worst=0.003)
+
+
 STATE_SPACES = ("traced/bamba", "traced/nemotron-", "traced/granite-4-h", "traced/falcon-h1")
 NEW = (
     "apertus", "apriel", "aya-vision", "bloom", "codegen-", "codeqwen", "command-r-plus", "command-r7b", "deepseek-v2/",
@@ -102,7 +110,7 @@ NEW = (
 def test_state_spaces_are_met_within_half_a_percent(residuals: list[Residual]) -> None:
     """Mamba-2 in Transformers' own operations: one block a layer, in attention's place, and beside it."""
     found = [r for r in residuals if r.id.startswith(STATE_SPACES)]
-    met(found, count=15, median=0.002, worst=0.005)
+    met(found, count=20, median=0.002, worst=0.005)
 
 
 def test_delta_attention_by_channel_is_met_within_a_percent(residuals: list[Residual]) -> None:

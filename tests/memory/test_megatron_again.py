@@ -44,21 +44,42 @@ def saved(arch: Architecture, *parts: Recomputed, **how: object) -> float:
 
 
 # what is not kept: a norm's scale and output, gate and up, and their product; the router's records, the inputs of both
-# grouped products and of the activation, the weights, and the shared expert's 6·s; the log-sum-exp; the activation's
-# output for each token and expert; 6·s; the norm before the experts with its scale; norms of the low ranks 256 and 128
-# with their scales, and queries and keys of 8 heads of 96, values of 64 (the product with the rotary key, its input,
-# stays, of which the norm otherwise has a copy);
-# the norm of values of 8·64, with a scale each, and what the output projection multiplies
+# grouped products and of the activation, the weights, and the shared expert's 6·s; the log-sum-exp, while the product
+# of queries, keys and values stays in place of a copy of the values; the activation's output for each token and expert;
+# 6·s; the norm before the experts with its scale; norms of the low ranks 256 and 128 with their scales, and queries and
+# keys of 8 heads of 96, values of 64 (the product with the rotary key, its input, stays, of which the norm otherwise
+# has a copy); the norm of values of 8·64, with a scale each, and what the output projection multiplies
 LESS: dict[Recomputed, tuple[Architecture, int]] = {
     "mlp": (DENSE, 4 + 2 * H + 6 * INNER),
     "moe": (MOE, ROUTED + 2 * 2 * H + 6 * 2 * 256 + 2 * 2 + 6 * 384),
-    "core_attn": (DENSE, 4 * HEADS),
+    "core_attn": (DENSE, 4 * HEADS - 2 * 2 * H),
     "moe_act": (MOE, 2 * 2 * 256),
     "shared_experts": (MOE, 6 * 384),
     "layernorm": (MOE, 2 * H + 4),
     "mla_up_proj": (LATENT, 2 * (256 + 128) + 2 * 4 + 2 * 8 * (96 + 96 + 64) - 2 * 32),
     "gdn_norm_out": (HYBRID, 2 * 2 * 8 * 64 + 4 * 8),
 }
+
+
+def test_attention_that_runs_again_keeps_the_product_of_all_three() -> None:
+    """With four heads of queries to one of keys: the fused kernel reads a copy of the values, made within what runs
+    again, so that what stays is the product of queries, keys and values, 64·(8 + 2 + 2) numbers, in place of that copy
+    and of the log-sum-exp (Megatron-core 0.16.1 `core/transformer/attention.py`, `_checkpointed_attention_forward`).
+    The copy is there in both passes.
+    """
+    grouped = replace(DENSE, kv_heads=2)
+    copy = 2 * 2 * 64
+    assert saved(grouped) - saved(grouped, "core_attn") == 4 * HEADS + copy - 2 * 64 * (8 + 2 + 2)
+    ops = [
+        next(op for op in activations.program(run, grouped.specs[0]).layer().ops if op.name == "attention")
+        for run in (Run(grouped, training=True, again=frozenset(again)) for again in ((), ("core_attn",)))
+    ]
+    dims = dimensions(grouped)
+    forward, backward = ([amount(x, dims).tokens for x in way] for way in (
+        [op.scratch for op in ops], [op.backward_scratch for op in ops]
+    ))  # fmt: skip
+    assert forward[1] - forward[0] == copy
+    assert backward[1] - backward[0] == copy + 2 * H + 4 * HEADS  # and its output, with the log-sum-exp
 
 
 @pytest.mark.parametrize("name", LESS)

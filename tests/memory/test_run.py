@@ -59,6 +59,14 @@ def test_reentrant_checkpointing_under_fsdp_1_retains_inputs_of_frozen_layers() 
     assert not replace(PLAIN, adapter=ADAPTER).retains
 
 
+def test_megatron_cores_dispatcher_retains_inputs_of_layers_that_run_again() -> None:
+    """The router's probabilities stay with their graph, at whose end is the input; a dense model has none."""
+    routed = replace(ARCH, modeling="megatron", experts=8, experts_per_token=2)
+    assert Run(routed, reentrant=True).retains
+    assert not Run(routed).retains
+    assert not Run(replace(routed, experts=0), reentrant=True).retains
+
+
 @pytest.mark.parametrize(("kernel", "whole"), [("eager", True), ("math", True), ("flash", False), ("efficient", False)])
 def test_scores_are_whole_where_no_kernel_fuses_them(kernel: str, whole: bool) -> None:
     assert replace(PLAIN, kernel=kernel).whole_scores == whole
