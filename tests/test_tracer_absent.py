@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
 
@@ -25,12 +24,9 @@ COMMANDS = (trace, stored, bench)
 def absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """No PyTorch, whether the Python that runs this has one or not."""
 
-    def version(name: str) -> str:
-        raise PackageNotFoundError(name)
-
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "torch" else found(name, *a))
-    monkeypatch.setattr(stored, "version", version)
+    monkeypatch.setattr(stored, "installed", lambda name: None)
     for name in ("torch", "measurements.trace.fake"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 

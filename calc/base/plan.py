@@ -204,6 +204,7 @@ class Role:
     they were loaded. `unpacks`: bytes per element of a 4-bit weight while it multiplies; where it is 0, those of other
     products. `buffer`: elements of the largest 4-bit weight of those that are dequantised into one buffer, which stays.
     `wide`: elements of linears that are left in 16 bits where others are loaded in four.
+    `frees_inputs`: a layer's input that runs again is freed with its gradient at once, whatever refers to them.
     `mask_positions`: the positions of two masks that stay, one of which has a window. `by_trainer`: Transformers'
     Trainer builds the optimizer. `blockwise`: Muon makes each rank's part of a matrix orthogonal.
     `finds_unused`: DDP looks for parameters without a gradient. `cut_scales`: the scales
@@ -255,6 +256,7 @@ class Role:
     unpacks: int = 0
     buffer: int = 0
     wide: int = 0
+    frees_inputs: bool = False
     mask_positions: int = 0
     by_trainer: bool = False
     blockwise: bool = False

@@ -114,6 +114,7 @@ class Run:
     unpacked: int = 0  # bytes of an element of a 4-bit weight while it multiplies; 0: those of `compute`
     buffer: int = 0  # elements of the buffer into which 4-bit weights are dequantised; 0: each into a tensor of its own
     four_bit_experts: Experts = ""  # routed experts that are in four bits, too
+    frees_inputs: bool = False  # of layers that run again, with their gradients, whatever refers to them
     caches_experts: bool = False  # once made 16 bits wide, these stay so from step to step
     keeps_inputs: bool = False  # 4-bit linears keep inputs that a frozen weight does not need: bitsandbytes < 0.43.2
     keeps_columns: bool = False  # 8-bit linears keep their input in 8 bits, too: bitsandbytes < 0.45
@@ -232,7 +233,7 @@ class Run:
         hook that reshards a frozen unit refers to its inputs (torch 2.13 `distributed/fsdp/_runtime_utils.py`,
         `_register_post_backward_reshard_only_hook`).
         """
-        routes = self.arch.megatron and self.arch.experts > 0
+        routes = self.arch.megatron and self.arch.experts > 0 and not self.frees_inputs
         return self.reentrant and (routes or (self.flat and self.adapter is not None))
 
     @property

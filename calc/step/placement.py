@@ -270,6 +270,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         unpacked=role.unpacks or (0 if at_least(s.versions["bitsandbytes"], "0.43") else 4),
         buffer=role.buffer if adapter else 0,
         four_bit_experts=four_bit_experts(s),
+        frees_inputs=role.frees_inputs,
         caches_experts=trained and caches_experts(s, arch),
         # autograd/_functions.py:MatMul4Bit, ctx.tensors = (A, B) up to 0.43.1, (None, B) from 0.43.2 on
         keeps_inputs=s.method == "qlora" and not at_least(s.versions["bitsandbytes"], "0.43.2"),

@@ -63,6 +63,7 @@ def test_megatron_cores_dispatcher_retains_inputs_of_layers_that_run_again() -> 
     """The router's probabilities stay with their graph, at whose end is the input; a dense model has none."""
     routed = replace(ARCH, modeling="megatron", experts=8, experts_per_token=2)
     assert Run(routed, reentrant=True).retains
+    assert not Run(routed, reentrant=True, frees_inputs=True).retains  # verl
     assert not Run(routed).retains
     assert not Run(replace(routed, experts=0), reentrant=True).retains
 

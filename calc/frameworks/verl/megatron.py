@@ -198,6 +198,8 @@ def roles(s: Scenario) -> Iterator[Role]:
             scored,
             leaves=frozenset(word for word, moved in asked.items() if moved),
             shares=bool(name == "reference" and s.lora),
+            # models/mcore/patch.py of 0.8.0, apply_patch_megatron_recomputation_backward; not yet in 0.7.1
+            frees_inputs=reached(s.framework_version, "0.8.0"),
         )
         yield from megatron_core.stages_of(whole, count)
 

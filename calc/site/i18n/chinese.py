@@ -1329,7 +1329,9 @@ CALCULATOR = {
         "算对数概率和熵，如 prime-rl 的输出头。"
     ),
     "GPUs that share each layer's matrices, a count.": "共同分担每层矩阵的卡数。",
-    "GPUs that share the tokens of a sequence, a count.": "共同分担一条序列的 token 的卡数。",
+    "GPUs that share the tokens of a sequence, a count (ms-swift's sequence_parallel_size).": (
+        "共同分担一条序列的 token 的卡数（ms-swift 的 sequence_parallel_size）。"
+    ),
     "Whether all roles share the same GPUs or each has its own.": "所有角色共用显卡，还是各用各的。",
     "What generates: vLLM, SGLang, Transformers' generate, or nothing in this job.": (
         "由谁生成：vLLM、SGLang、Transformers 的 generate，或这个任务中不生成。"
