@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from calc.base.ledger import Line, Phase, Sums
 from calc.base.optimizers import OPTIMIZERS
+from calc.base.plan import Keeps
 from calc.base.versions import at_least
 from calc.catalog.catalog import Catalog
 from calc.estimate.estimate import estimate, loading_moments, reserved_in_turn
@@ -324,7 +325,12 @@ def _sleeps(s: Scenario) -> bool:
     keeps = plan(s)
     serving = keeps.serving
     assert serving
-    return at_least(serving.version, "0.7") and serving.process in {role.process for role in keeps.roles}
+    return at_least(serving.version, "0.7") and _shares_process(keeps)
+
+
+def _shares_process(keeps: Keeps) -> bool:
+    """True if a rollout engine runs in the process of a trainer."""
+    return keeps.serving is not None and keeps.serving.process in {role.process for role in keeps.roles}
 
 
 def _serves_apart(s: Scenario) -> bool:
@@ -333,8 +339,10 @@ def _serves_apart(s: Scenario) -> bool:
     So do verl's since 0.7.1 (workers/rollout/vllm_rollout/vllm_async_server.py): `max_memory_allocated` that it prints
     is that of the actor's process (utils/metric/utils.py, `perf/max_memory_allocated_gb`).
     """
-    serving = plan(s).serving if s.rollout is not None else None
-    return serving is not None and serving.process not in {role.process for role in plan(s).roles}
+    if s.rollout is None:
+        return False
+    keeps = plan(s)
+    return keeps.serving is not None and not _shares_process(keeps)
 
 
 def _pooled(lines: Iterable[Line]) -> int:

@@ -82,14 +82,13 @@ class Path:
     after the head, or before the head (`tiled`). `tile` is the number of tokens whose logits `tiled`, `fused-rows` or
     `chunked` has at once (0: an eighth of all), whose gradients `pieces` has, of which a `fused` loss that is no kernel
     makes gradients in forward, of which a `flash` loss that is no kernel makes them in backward, or which `divergence`
-    compares at once, 0 for all. `turns`: the number of such tiles of
-    `divergence`. `chunks`: Unsloth's `fused` counts them by the memory that is free on the card, see
-    `calc.memory.loss_chunks`; then `buffer` has the bytes that one takes. For `ahead` `summed`
-    has the bytes of an element of the head's gradients so far, and `copied` says that chunks are copies; for a
-    `vocab-parallel` entropy, for `rows`, `selective` and `divergence`, that the loss reads a copy of the logits;
-    `apart` says that the entropy reads another. `compiled`:
-    the loss runs in kernels that `torch.compile` has fused. `nll` is the share of the rows that enter a cross entropy
-    of their own, beside their log-probabilities; `shift_copy` then says whether that copies them.
+    compares at once, 0 for all. `turns`: the number of such tiles of `divergence`. `chunks`: Unsloth's `fused` counts
+    them by the memory that is free on the card, see `calc.memory.loss_chunks`; then `buffer` has the bytes that one
+    takes. For `ahead` `summed` has the bytes of an element of the head's gradients so far, and `copied` says that
+    chunks are copies; for a `vocab-parallel` entropy, for `rows`, `selective` and `divergence`, that the loss reads a
+    copy of the logits; `apart` says that the entropy reads another. `compiled`: the loss runs in kernels that
+    `torch.compile` has fused. `nll` is the share of the rows that enter a cross entropy of their own, beside their
+    log-probabilities; `shift_copy` then says whether that copies them.
 
     `picked`: positions that do not enter the loss are cut off before the head, so that their logits never exist.
     `aside` and `metrics` are bytes for each logit of the loss: those of further tensors that the caller's variables
@@ -206,13 +205,12 @@ class Role:
     `wide`: elements of linears that are left in 16 bits where others are loaded in four.
     `frees_inputs`: a layer's input that runs again is freed with its gradient at once, whatever refers to them.
     `mask_positions`: the positions of two masks that stay, one of which has a window. `by_trainer`: Transformers'
-    Trainer builds the optimizer. `blockwise`: Muon makes each rank's part of a matrix orthogonal.
-    `finds_unused`: DDP looks for parameters without a gradient. `cut_scales`: the scales
-    of 4-bit weights are sharded with them, and PyTorch's operations unpack them (torchao's NF4Tensor). `ends`: under
-    FSDP 2 the embedding is a unit of its own, and so are the final norm and the head, which stay gathered after forward
-    (`kept`) or do not (`freed`). `masks`: the loader makes a mask of every pair of a sequence's positions. `hooks`:
-    checkpointing is switched on by Transformers, which makes input embeddings require a gradient then, and a vision
-    tower's patches.
+    Trainer builds the optimizer. `blockwise`: Muon makes each rank's part of a matrix orthogonal. `finds_unused`: DDP
+    looks for parameters without a gradient. `cut_scales`: the scales of 4-bit weights are sharded with them, and
+    PyTorch's operations unpack them (torchao's NF4Tensor). `ends`: under FSDP 2 the embedding is a unit of its own, and
+    so are the final norm and the head, which stay gathered after forward (`kept`) or do not (`freed`). `masks`: the
+    loader makes a mask of every pair of a sequence's positions. `hooks`: checkpointing is switched on by Transformers,
+    which makes input embeddings require a gradient then, and a vision tower's patches.
 
     `keeps_originals`: modules of which copies are trained beside adapters stay on the GPU themselves. `upcasts`: the
     copies are made fp32. `untrained`: modules whose adapters are there and get no gradients.

@@ -7,7 +7,7 @@ Read in DeepSpeed 0.13.5, 0.16.4 and 0.19.5: `runtime/zero/{stage_1_and_2,stage3
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import NamedTuple, assert_never
 
 from calc.base.ledger import Line, total
@@ -18,6 +18,7 @@ from calc.engines.zero_partition import Cut, both, cut
 from calc.memory import communication, gradients, host, optimizer, weights
 from calc.models.architecture import (
     Architecture,
+    Tensor,
     largest_in_layer,
     layer_parameters,
     layer_tensors,
@@ -82,19 +83,20 @@ class Zero(Holder):
     scaled: bool = False
     built_whole: bool = False
     cut: Cut = field(init=False, repr=False, compare=False)  # the cuts of the trained parameters
-    # Muon's matrices and what AdamW steps, two groups; both empty for other optimizers
-    cuts: tuple[Cut, Cut] = field(init=False, repr=False, compare=False)
+    # those of each of the optimizer's groups: Muon's matrices and what AdamW steps, or all in one
+    cuts: tuple[Cut, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Cut the parameters once: every place of a step asks for it."""
         r, c = self.replica, self.config
-        apart = [[t for t in r.trained_tensors if optimizer.steps_as_matrix(t) is one] for one in (True, False)]
-        if not self.orthogonal:
-            apart = [[], []]
-        matrices, rest = (cut(tuple(found), r.ranks, c.sub_group, c.persistence_threshold) for found in apart)
-        object.__setattr__(self, "cuts", (matrices, rest))
-        one = cut(r.trained_tensors, r.ranks, c.sub_group, c.persistence_threshold)
-        object.__setattr__(self, "cut", both(matrices, rest) if self.orthogonal else one)
+        groups: tuple[tuple[Tensor, ...], ...] = (r.trained_tensors,)
+        if self.orthogonal:
+            groups = tuple(
+                tuple([t for t in r.trained_tensors if optimizer.steps_as_matrix(t) is one]) for one in (True, False)
+            )
+        cuts = tuple([cut(group, r.ranks, c.sub_group, c.persistence_threshold) for group in groups])
+        object.__setattr__(self, "cuts", cuts)
+        object.__setattr__(self, "cut", reduce(both, cuts))
 
     @property
     def orthogonal(self) -> bool:
@@ -185,12 +187,11 @@ class Zero(Holder):
             lines.append(weights.master(r.role, r.trainable, r.master_bytes, r.ranks))
             if adam:
                 # the optimizer sees a flat partition, no parameters
-                matrices, rest = self.cuts
-                lines.append(
-                    optimizer.muon_partition(r.role, matrices.kept, B, rest.share)
-                    if self.orthogonal
-                    else optimizer.states(r.optimizer, r.role, r.trainable, r.step_bytes, (), r.ranks)
-                )
+                if self.orthogonal:
+                    matrices, rest = self.cuts
+                    lines.append(optimizer.muon_partition(r.role, matrices.kept, B, rest.share))
+                else:
+                    lines.append(optimizer.states(r.optimizer, r.role, r.trainable, r.step_bytes, (), r.ranks))
         if self.plain_bf16:
             lines.append(gradients.accumulated(r.role, r.trainable, 4))
         if self.stage == 3:

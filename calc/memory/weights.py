@@ -173,7 +173,7 @@ def is_quantised(arch: Architecture, t: Tensor, experts: Experts) -> bool:
         return t.kind in ("linear", "head")
     match experts:
         case "whole":
-            return t.kind == "linear" or (t.kind == "expert" and not t.name.endswith("_bias"))
+            return t.kind == "linear" or is_opened(t)
         case "linears":
             apart = t.kind in ("expert", "router") and not arch.experts_input_first
             return t.kind == "linear" or (apart and not t.name.endswith("bias"))

@@ -23,12 +23,18 @@ from calc.scenario.scenario import Scenario
 
 TASKS = ("pretrain", "sft")
 FIRST, NEWEST = "2024.8", "2026.10.9"
-# releases whose fused loss counts its chunks otherwise, see `calc.memory.loss_chunks`: 2026.9.4 asks for unsloth_zoo
-# 2026.9.3 or later
-CAPPED, CHAIN = "2026.7.1", "2026.9.4"
 CUT, SHORT, FUSED = "2024.11.10", "2025.3.19", "2025.9.1"  # releases in which the loss changed
 # the release that switches cut-cross-entropy off where PyTorch is as new (__init__.py:112 of 2025.8.9)
 OFF, NEWER = "2025.8.9", "2.8"
+# the newest first: releases whose fused loss counts its chunks otherwise, see `calc.memory.loss_chunks`; 2026.9.4 asks
+# for unsloth_zoo 2026.9.3 or later
+COUNTED: Mapping[str, Chunks] = {
+    NEWEST: "rows",
+    "2026.9.4": "chain",
+    "2026.7.1": "capped",
+    FUSED: "nearest",
+    OFF: "gib",
+}
 # PyTorch, Transformers: as METADATA allows, of the release's day
 RELEASES: Mapping[str, Pins] = {
     FIRST: Pins("0.14.4", "2.4.0", "4.43.3"),
@@ -314,14 +320,8 @@ def path(s: Scenario, usual: Path) -> Path:
 
 
 def counted(version: str) -> Chunks:
-    """The way in which the fused loss of a release counts its chunks."""
-    if at_least(version, NEWEST):
-        return "rows"
-    if at_least(version, CHAIN):
-        return "chain"
-    if at_least(version, CAPPED):
-        return "capped"
-    return "nearest" if at_least(version, FUSED) else "gib"
+    """The way in which the fused loss of a release, OFF or later, counts its chunks."""
+    return next(way for first, way in COUNTED.items() if at_least(version, first))
 
 
 def notes(s: Scenario) -> Iterator[str]:

@@ -126,8 +126,7 @@ def figures() -> list[Kept]:
 def figure(what: str) -> str:
     """A figure of the class: `count`, `unsaid`, `whole` (jobs said as a whole), or of the figures said as a whole today
     `median`, `p90`, `inside`; `first_median`, `first_p90` and `first_inside` of the first round's first comparison, of
-    all then said; `second_count` to `twenty-first_count` and the like of later rounds', of jobs then
-    said as a whole.
+    all then said; `second_count` to `twenty-first_count` and the like of later rounds', of jobs then said as a whole.
     """
     every, lost = figures(), sum(job["figure"] for job in unsaid_jobs())
     whole = [(one, one.now) for one in every if one.record["blind"]["said"] == "all"]
