@@ -12,7 +12,7 @@ from calc.catalog.catalog import Catalog, load
 from calc.estimate.estimate import host_notes, on_gpus
 from calc.launch import Launch, LaunchError, launch
 from calc.recommend.failing import changes, closest, next_faster, passed, tight
-from calc.recommend.problem import Configuration, Miss, Problem, configured
+from calc.recommend.problem import Configuration, Miss, Problem, configured, posed
 from calc.recommend.search import Search
 from calc.recommend.space import steps_on_host
 from calc.recommend.trades import advice, lighter, methods, slower, trades
@@ -69,7 +69,7 @@ def growing(job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario"
 
     What an answer has stays in all that follow; the last one is `whole`.
     """
-    yield from answering(Problem(given(job, where=where, catalog=catalog), catalog, where))
+    yield from answering(posed(given(job, where=where, catalog=catalog), catalog, where))
 
 
 def answering(problem: Problem) -> Iterator[Recommendation]:
@@ -104,7 +104,7 @@ def fitting(
     job: Mapping[str, Any], catalog: Catalog, *, where: str = "scenario", failed: set[str] | None = None
 ) -> Configuration | None:
     """The configuration that `recommend` gives for `job` if one fits, nothing beside it; `failed` as in `Problem`."""
-    problem = Problem(given(job, where=where, catalog=catalog), catalog, where, names=False, failed=failed)
+    problem = posed(given(job, where=where, catalog=catalog), catalog, where, names=False, failed=failed)
     first = problem.first()
     return configured(first[1], first[1].chosen(first[2])) if first else None
 

@@ -15,7 +15,7 @@ from calc.catalog.catalog import GPU, Catalog, load
 from calc.frameworks.registry import framework
 from calc.models.architecture import parameters
 from calc.recommend.answer import Recommendation, answering
-from calc.recommend.problem import COUNTS, SENSIBLE, Configuration, Problem, configured
+from calc.recommend.problem import COUNTS, SENSIBLE, Configuration, Problem, configured, posed
 from calc.resolve.parse import given
 from calc.scenario.scenario import ScenarioError
 
@@ -109,7 +109,7 @@ def growing(
         too_slow = f", {slow} too slow" if slow else ""
         progress(f"{tried} machines too small{too_slow}, now {each.gpus} x {each.gpu.name}")
         try:
-            problem = Problem({**asked, **each.fields}, catalog, where)
+            problem = posed({**asked, **each.fields}, catalog, where)
         except InputError as refused:
             error = error or refused
             continue

@@ -108,47 +108,25 @@ class Problem:
         """
         self.catalog, self.names, self.failed = catalog, names, failed if failed is not None else set[str]()
         self.notes = dict.fromkeys(_alias(job, catalog))  # each once, in the order in which they came up
-        self.job = job = self._grouped(self._framed(job, catalog, where))
+        self.job = job = self._grouped(job)
         self.fields = seed(job, catalog, where)
         experts = catalog.model(self.fields["model"]).architecture.experts
         self.rungs = list(rungs(self.fields, experts=experts > 0))
         if whole_rollout(job) is not None:
             prompts, gpus = self.fields["rollout.batch"], self.fields.get("gpus", 1)
-            self._note(f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs")
+            self.note(f"rollout.batch {prompts}: the framework's own number cannot be shared by {gpus} GPUs")
         if (room := room_for_images(job, catalog)) is not None:
             told = f"has no room for the {room.tokens} tokens of a sample's images"
-            self._note(f"{room.place} {room.length}: the framework's own {room.own} {told}")
+            self.note(f"{room.place} {room.length}: the framework's own {room.own} {told}")
         self.searches: list[Search] = []
         self.misses: list[Search] = []
         # a configuration that fits and was passed over for its time: its search, its place, and the reason in words
         self.slow: tuple[Search, Found, str] | None = None
         self._asked: dict[Hashable, Search | None] = {}  # by rung and what it changes
 
-    def _note(self, *lines: str) -> None:
+    def note(self, *lines: str) -> None:
         """Notes lines, each once."""
         self.notes |= dict.fromkeys(lines)
-
-    def _framed(self, job: Fields, catalog: Catalog, where: str) -> Fields:
-        """The job with a framework: without one, the first that starts on the card, or else accepts the job.
-
-        A trainer is a loop of plain PyTorch's, and where no other takes the job that is what remains.
-        """
-        if "framework" in job or "trainer" in job:
-            return job
-        accepted, names = "", SERVING if job.get("task") in RL else TUNING
-        for name in names:
-            try:
-                fields = seed({**job, "framework": name}, catalog, where)
-            except InputError:
-                continue
-            accepted = accepted or name
-            if any(not reasons for rung in rungs(fields) for _, reasons in started(fields, rung, catalog)):
-                accepted = name
-                break
-        if not accepted:
-            return job
-        self._note(f"framework {accepted}: none was asked for; {', '.join(names)} were tried in this order")
-        return {**job, "framework": accepted}
 
     def _grouped(self, job: Fields) -> Fields:
         """The job with a group size that GRPO can compare, if none is given and the framework's own is too small."""
@@ -157,7 +135,7 @@ class Problem:
         told = (
             f"rollout.n {GROUP[1]}: GRPO compares the responses of a group, and the framework's own number is {usual}"
         )
-        self._note(told)
+        self.note(told)
         return {**job, "rollout.n": GROUP[1]}
 
     def search(self, rung: Fields, changes: Fields | None = None) -> Search | None:
@@ -169,7 +147,7 @@ class Problem:
         gpu = self.catalog.gpu(fields["gpu"])
         found: list[Branch] = []
         for branch, reasons in started(fields, rung, self.catalog):
-            self._note(*reasons)
+            self.note(*reasons)
             found += [] if reasons else [branch]
         if not found:
             return None
@@ -320,7 +298,7 @@ class Problem:
                 self.slow = search, found, f"{s.optimizer} with its states on the host"
                 first = "method full" if not full else f"{s.optimizer} with precision {s.precision}"
                 slower = f"takes {times:.{1 if times < PATIENCE else 0}f} times as long"
-                self._note(f"{first} fits, too, with its optimizer offloaded, and {slower}")
+                self.note(f"{first} fits, too, with its optimizer offloaded, and {slower}")
                 return self._on_card(later, other, at) or (rung, other, at)
         return None
 
@@ -360,6 +338,34 @@ class Problem:
     def size(self) -> int:
         """Configurations of all searches."""
         return sum(search.size for search in self.searches)
+
+
+def posed(
+    job: Fields, catalog: Catalog, where: str = "scenario", *, names: bool = True, failed: set[str] | None = None
+) -> Problem:
+    """The problem of a job; of one without a framework in the first in which something fits, of several tried in turn.
+
+    Where nothing fits in any, in the first that starts on the card, or else accepts the job. A trainer is a loop of
+    plain PyTorch's, and where no other takes the job that is what remains. Raises as `Problem`.
+    """
+    if "framework" in job or "trainer" in job:
+        return Problem(job, catalog, where, names=names, failed=failed)
+    tried, words = list[Problem](), SERVING if job.get("task") in RL else TUNING
+    for name in words:
+        try:
+            problem = Problem({**job, "framework": name}, catalog, where, names=names, failed=failed)
+        except InputError:
+            continue
+        tried.append(problem)
+        if problem.fits():
+            break
+    else:
+        if not tried:
+            return Problem(job, catalog, where, names=names, failed=failed)
+        problem = next((each for each in tried if each.searches), tried[0])
+    accepted = problem.job["framework"]
+    problem.note(f"framework {accepted}: none was asked for; {', '.join(words)} are tried in this order")
+    return problem
 
 
 def started(fields: Fields, rung: Fields, catalog: Catalog) -> Iterator[tuple[Branch, list[str]]]:

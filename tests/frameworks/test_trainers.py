@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import pytest
 from jobs import P, engine_of, job
 
 from calc.base.plan import Path
+from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.frameworks.torch.trainers import torchtune
 from calc.frameworks.torch.trainers.registry import ON_TRANSFORMERS, REINFORCES, RELEASED, TRAINERS
@@ -45,6 +48,15 @@ def test_every_trainer_of_the_contract_has_a_module() -> None:
     assert words == list(Trainer.__args__)  # type: ignore[attr-defined]
     assert {name for name, module in TRAINERS.items() if hasattr(module, "RELEASES")} == set(RELEASED)
     assert set(RELEASED) < set(SCHEMA["properties"]["versions"]["properties"])
+
+
+def test_every_trainer_answers_or_refuses_every_task_and_method() -> None:
+    """Once a KeyError: Unsloth, whose releases RL does not fill in, asked for its own copy of a model in four bits."""
+    tasks, methods = SCHEMA["properties"]["task"]["enum"], SCHEMA["properties"]["method"]["enum"]
+    for trainer, task, method in product(("own", *TRAINERS), tasks, methods):
+        asked = {"model": "qwen3-vl-8b", "gpu": "h100-sxm", "trainer": trainer, "task": task, "method": method}
+        with suppress(ScenarioError):
+            parse(asked, catalog=load())
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,20 @@ def test_a_task_is_answered_in_a_framework_that_can_do_it_well() -> None:
     assert given.rollout.n == 2
 
 
+def test_where_nothing_fits_in_one_framework_the_next_is_asked() -> None:
+    """Once 'nothing fits' in verl, which syncs whole weights to vLLM, where TRL trains adapters on the same card."""
+    words = "--model qwen3-4b --task grpo --gpu rtx4090 --gpus 1"
+    assert ask(f"{words} --framework verl").recommended is None
+    r = ask(words)
+    assert r.recommended and r.recommended.scenario.framework == "trl" and r.launch
+    assert any(note.startswith("framework trl: none was asked for") for note in r.notes)
+
+
+def test_where_nothing_fits_in_any_framework_the_first_one_tells_why() -> None:
+    r = ask("--model qwen3-32b --task grpo --gpu rtx4090 --gpus 1")
+    assert r.recommended is None and r.fails and r.fails.judged.scenario.framework == "verl"
+
+
 @pytest.mark.parametrize(("task", "framework"), [("sft", "trl"), ("kto", "trl"), ("pretrain", "openrlhf")])
 def test_a_task_is_answered_in_a_framework_that_has_a_command(task: str, framework: str) -> None:
     """Once 'no command: given torch, which has no command', which nobody had given."""

@@ -63,7 +63,8 @@ CHOICES = Choices(own_loop=True, trainers=frozenset({*RELEASED, "megatron"}), fp
                   cuts=lambda job, rung: rung["method"] == "full",
                   pads=lambda values, arch, sees: values["trainer"] == "unsloth" and values["task"] not in RL
                   and unsloth.pads(values, arch, sees=sees),
-                  copy=lambda values, model: unsloth.copied(values, model) if values["trainer"] == "unsloth" else None
+                  copy=lambda values, model: unsloth.copied(values, model)
+                  if values["trainer"] == "unsloth" and values["task"] not in RL else None
                   )  # fmt: skip
 
 # Loops that can step each parameter in backward, torchtitan to 0.2 (`early_step_in_backward`); for others some

@@ -914,7 +914,7 @@ ADVICE = {
     ),
     "16-bit matrix rate": "16 位矩阵算力",
     "memory bandwidth": "显存带宽",
-    "framework {name!}: none was asked for; {several!} were tried in this order": (
+    "framework {name!}: none was asked for; {several!} are tried in this order": (
         "framework {name}：未指定框架；依次尝试了 {several}"
     ),
     "rollout.n {n#}: GRPO compares the responses of a group, and the framework's own number is {usual}": (
