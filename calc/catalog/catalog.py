@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,11 +23,13 @@ from calc.base.reading import DOCUMENT, FILE, decode, parse_json, parse_mapping,
 from calc.base.refusal import Refusal
 from calc.base.schema import InputError, closest, show, validator
 from calc.base.units import MiB
-from calc.catalog.names import Names, names
+from calc.catalog.names import Names, names, words
 from calc.catalog.near import elsewhere, meant, speaks, unmodelled
 from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.families import SEEING
 from calc.models.hf_config import from_config
+
+HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)  # a repository of the Hub
 
 
 class CatalogError(InputError):
@@ -251,6 +254,21 @@ class Catalog:
         """True for a name that says by another's inside it alone which shapes its model has."""
         listed = name.casefold() in self.names.listed or name.endswith(".json") or os.path.isdir(name)
         return not (listed or self.names.alike(name) or self.names.quantised(name))
+
+    def checkpoint(self, name: str) -> str:
+        """The Hub name of the weights that are asked for by a model's name, as its owner spells it.
+
+        Of a short name the first of the model's that begins with it; the model's own of a path, of a quantised copy,
+        which may not train, and where nothing says whose weights are meant.
+        """
+        model, asked = self.model(name), name.casefold()
+        if asked == model.id or self.names.quantised(name) or name.endswith(".json") or os.path.isdir(name):
+            return model.hf
+        listed = [each for each in (model.hf, *model.aliases) if "/" in each]
+        if "/" in name:
+            own = name if HUB.fullmatch(name) else model.hf
+            return next((each for each in listed if each.casefold() == asked), own)
+        return next((each for each in listed if f"{words(each)} ".startswith(f"{words(name)} ")), model.hf)
 
     def spoken(self, name: str) -> bool:
         """True for the name of a model that reads images, of which the language model alone is described here."""

@@ -18,6 +18,7 @@ from calc.launch import (
     megatron_swift,
     ms_swift,
     openrlhf,
+    shell,
     slime,
     torchtitan,
     torchtune,
@@ -49,11 +50,12 @@ TRAINERS: Mapping[str, Speller] = {
 }  # fmt: skip
 
 
-def launch(s: Scenario) -> Launch:
+def launch(s: Scenario, checkpoint: str = "") -> Launch:
     """The command that starts `s`, the files that it reads, and notes on what it cannot say.
 
-    Raises LaunchError, one line, if there is no command: for plain PyTorch, for releases whose flags differ, and for a
-    job that the framework's flags cannot describe.
+    `checkpoint`: the Hub name of the weights, where it is another than that of the catalog's model. Raises LaunchError,
+    one line, if there is no command: for plain PyTorch, for releases whose flags differ, and for a job that the
+    framework's flags cannot describe.
     """
     speller = FORKS.get(forked(s.framework_version)) or SPELLERS.get(s.framework) or TRAINERS.get(s.trainer)
     if speller is None:
@@ -64,4 +66,5 @@ def launch(s: Scenario) -> Launch:
         place = "framework" if s.framework in SPELLERS else f"versions.{name}"
         given, allowed = f"{name}=={version}", f"{name}=={speller.FIRST}"
         raise LaunchError(f"{place}: given {given}, whose flags differ, allowed: {allowed}")
-    return speller.launch(s)
+    made = speller.launch(s)
+    return shell.renamed(made, shell.model_name(s.model), checkpoint) if checkpoint else made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -158,6 +159,19 @@ def _model_name(name: str) -> str:
     if model.architecture.family in MXFP4:
         return Placeholder("MODEL", f"{model.hf} in bf16, as saved after Mxfp4Config(dequantize=True)")
     return model.hf
+
+
+def renamed(made: Launch, name: str, other: str) -> Launch:
+    """A command of weights of the same shapes by an `other` Hub name; a placeholder stays."""
+    if isinstance(name, Placeholder):
+        return made
+    word = re.compile(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])")
+
+    def told(text: str) -> str:
+        return word.sub(other, text)
+
+    files = {file: told(text) for file, text in made.files.items()}
+    return Launch(told(made.command), files, tuple(map(told, made.notes)))
 
 
 def own(s: Scenario, name: str) -> Scenario:

@@ -80,7 +80,7 @@ def answering(problem: Problem) -> Iterator[Recommendation]:
         return
     rung, search, found = first
     best = configured(search, search.chosen(found))
-    command, why = _launch(best.scenario)
+    command, why = _launch(best.scenario, problem)
     answer = Recommendation(recommended=best, launch=command, passed=passed(problem, rung))
     yield answer
     fails = next_faster(search, found)
@@ -116,7 +116,7 @@ def _nothing(problem: Problem) -> Iterator[Recommendation]:
     notes: tuple[str, ...]
     command, notes = None, (CANNOT_RUN,)
     if best:
-        command, why = _launch(best.scenario)
+        command, why = _launch(best.scenario, problem)
         notes = (*_notes(problem, problem.misses[0], best), *why)
     elif nearest:
         e = nearest.judged.estimate
@@ -130,10 +130,10 @@ def _nothing(problem: Problem) -> Iterator[Recommendation]:
     yield _whole(replace(answer, advice=tuple(changes(problem, nearest))), problem, notes)
 
 
-def _launch(s: Scenario) -> tuple[Launch | None, tuple[str, ...]]:
-    """The command, or a note on why there is none."""
+def _launch(s: Scenario, problem: Problem) -> tuple[Launch | None, tuple[str, ...]]:
+    """The command, of the weights that were asked for, or a note on why there is none."""
     try:
-        return launch(s), ()
+        return launch(s, problem.catalog.checkpoint(str(problem.job["model"]))), ()
     except LaunchError as error:
         return None, (f"no command: {error}",)
 

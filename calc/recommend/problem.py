@@ -82,12 +82,13 @@ class Miss(NamedTuple):
 
 
 def _alias(job: Fields, catalog: Catalog) -> Iterator[str]:
-    """A note for a model asked for by the name of another with the same shapes, as the command has the latter's."""
+    """A note for a model asked for by the name of another with the same shapes, with the weights that a command has."""
     asked = str(job["model"])
     model = catalog.model(asked)
     own = {name.casefold() for name in (model.id, model.name, model.hf, model.source)}
     if asked.casefold() not in own and not catalog.tuned(asked):  # of a tuned one every scenario warns
-        yield f"model {asked}: has the shapes of {model.id}, as which it is computed; a command names {model.hf}"
+        named = catalog.checkpoint(asked)
+        yield f"model {asked}: has the shapes of {model.id}, as which it is computed; a command names {named}"
 
 
 class Problem:

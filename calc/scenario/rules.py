@@ -590,7 +590,7 @@ def warnings_of(
     if spoken:
         yield f"{spoken} reads images by a part that is not modelled: computed as its language model alone, over text"
     if tuned:
-        yield f"{tuned} is not in the catalog: computed as {values['model']}, after which it is named"
+        yield f"{tuned} is not in the catalog: computed as {values['model']}"
     if makes == "embeddings" and values["task"] not in ("rm", "inference"):
         yield f"{values['model']} makes embeddings, without an output head: task rm, also without one, is nearest"
     if makes == "yes or no" and values["task"] == "rm":

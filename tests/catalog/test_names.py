@@ -622,9 +622,8 @@ def test_a_path_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_name_with_anothers_inside_is_computed_as_that_and_says_so() -> None:
     """A fine-tuned model's shapes are mostly those of the one that its name has inside, but nothing proves it."""
     job = {"task": "sft", "gpu": "h100-sxm"}
-    tuned = "General-Reasoner-Qwen2.5-14B is not in the catalog: computed as qwen2.5-14b"
     (said,) = parse({"model": "General-Reasoner-Qwen2.5-14B", **job}).warnings
-    assert said == f"{tuned}, after which it is named"
+    assert said == "General-Reasoner-Qwen2.5-14B is not in the catalog: computed as qwen2.5-14b"
     assert "目录中没有" in say(said, "zh")
     for known in ("qwen2.5-14b", "DeepSeek-R1-Distill-Qwen-14B", "Qwen 2.5 14B Instruct"):
         assert not parse({"model": known, **job}).warnings
@@ -642,12 +641,34 @@ def test_models_that_make_no_text_say_which_task_is_nearest() -> None:
     assert not said("qwen3-embedding-0.6b", "rm") + said("qwen3-reranker-0.6b", "sft")
 
 
-def test_a_recommendation_says_that_the_command_names_another(run: Callable[..., Run]) -> None:
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        # as its owner spells it, whichever way it is typed
+        ("meta-llama/llama-3.3-70b-instruct", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("DeepSeek-R1-Distill-Qwen-7B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"),
+        ("Qwen 2.5 14B Instruct", "Qwen/Qwen2.5-14B-Instruct"),
+        ("somebody/qwen2.5-14b-poems", "somebody/qwen2.5-14b-poems"),
+        # the model's own: of its id, of a copy whose weights may not train, and where nobody's weights are named
+        ("qwen2.5-14b", "Qwen/Qwen2.5-14B"),
+        ("Qwen/Qwen2.5-14B-Instruct-AWQ", "Qwen/Qwen2.5-14B"),
+        ("hermes-3-70b", "meta-llama/Llama-3.1-70B"),
+    ],
+)
+def test_a_command_names_the_weights_that_were_asked_for(asked: str, named: str) -> None:
+    """Once the command for Llama 3.3 70B Instruct trained Llama 3.1 70B, the catalog's model of these shapes."""
+    assert load().checkpoint(asked) == named
+
+
+def test_a_recommendation_says_which_weights_the_command_names(run: Callable[..., Run]) -> None:
     """A command that loads another model than was asked for must not pass unseen."""
     job = ("--task", "sft", "--gpu", "h100-sxm", "--gpus", "1", "--framework", "trl", "--method", "lora")
     asked = run("recommend", "--model", "DeepSeek-R1-Distill-Qwen-7B", *job).out
-    note = "has the shapes of qwen2.5-7b, as which it is computed; a command names Qwen/Qwen2.5-7B"
-    assert f"note: model DeepSeek-R1-Distill-Qwen-7B: {note}" in asked
+    hub = "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
+    shapes = "has the shapes of qwen2.5-7b, as which it is computed"
+    assert f"note: model DeepSeek-R1-Distill-Qwen-7B: {shapes}; a command names {hub}" in asked
+    assert f"--model_name_or_path {hub} " in asked
     assert "has the shapes of" not in run("recommend", "--model", "Qwen/Qwen2.5-7B", *job).out
 
 

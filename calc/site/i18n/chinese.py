@@ -951,9 +951,7 @@ ADVICE = {
     "{spoken!} reads images by a part that is not modelled: computed as its language model alone, over text": (
         "{spoken} 会读图像，这一部分不在计算范围内：只按它的语言模型、对文本计算"
     ),
-    "{tuned!} is not in the catalog: computed as {model}, after which it is named": (
-        "目录中没有 {tuned}：按名称所指的 {model} 计算"
-    ),
+    "{tuned!} is not in the catalog: computed as {model}": "目录中没有 {tuned}：按名称所指的 {model} 计算",
     "the checkpoint is in MXFP4, which does not train: computed from weights that were dequantised to bf16": (
         "检查点是 MXFP4 格式，不能训练：按反量化为 bf16 的权重计算"
     ),
