@@ -43,8 +43,19 @@ HINTS: tuple[Hint, ...] = (
         r"(?:\bcpu[- _]?offload(?:ing)?|offload(?:ing)? to (?:the )?cpu|zero[- _]?(?:[23][- _]?)?offload)\b"
         r"(?!['\": =]{1,4}(?:false|no))",
     ),
+    # programs by name; `unsloth/…` is a model that others load, too
+    Hint("trainer", "unsloth", r"\bunsloth\b(?![/-])"),
+    Hint("trainer", "llamafactory", r"\bllama[- ]?factory\b"),
+    Hint("trainer", "axolotl", r"\baxolotl\b(?!/)"),
+    Hint("trainer", "ms-swift", r"\bms-swift\b"),
+    Hint("trainer", "torchtune", r"\btorchtune\b"),
+    Hint("trainer", "torchtitan", r"\btorchtitan\b"),
+    Hint("framework", "verl", r"\bverl\b"),
+    Hint("framework", "openrlhf", r"\bopenrlhf\b"),
+    Hint("framework", "trl", r"\btrl\b"),
     Hint("checkpointing", "full", r"torch/utils/checkpoint\.py|with gradient[- ]checkpointing|开启?了?(?:激活)?重计算"),
 )
+PROGRAMS = ("framework", "trainer")  # of a job there is one
 _HINTS = tuple((re.compile(hint.pattern, re.IGNORECASE | re.ASCII), hint) for hint in HINTS)
 # Numbers in words: the field, and where its number stands. A server of vLLM or SGLang has options of its own.
 _IS = r" ?(?:of|is|to|=|:|：|为|是|设为|只能设置)? ?"

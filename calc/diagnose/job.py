@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from calc.catalog.catalog import Catalog
-from calc.diagnose.reading import Assumed, Reading
+from calc.diagnose.reading import Assumed, Reading, batch
 from calc.frameworks.registry import framework
 from calc.models.releases import FIRST, newest_type
 from calc.resolve.parse import parse
@@ -49,6 +49,9 @@ def job(reading: Reading, more: Mapping[str, Any], catalog: Catalog) -> Job | No
     Raises ScenarioError if what is left cannot be computed.
     """
     given = {**reading.fields, **more}
+    if "gpus" in more and reading.accumulation:
+        given.pop("global_batch", None)
+    batch(given, reading.accumulation)
     if any(name not in given for name in NEEDED):
         return None
     _fitting(given)

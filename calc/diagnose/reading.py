@@ -123,7 +123,8 @@ class Reading:
     """A text as read: `fields` by dotted key, and everything said about them.
 
     `parts` names what the text holds; `flags` are the settings of the command that was read, `project` whose it is.
-    `tracked` are the bytes of a table of MemTracker.
+    `tracked` are the bytes of a table of MemTracker,
+    `accumulation` the micro batches of a step.
     `unread` are settings that may matter and are not understood, `variables` those whose value the text does not show.
     """
 
@@ -139,6 +140,7 @@ class Reading:
     tracked: dict[str, int] | None = None
     cards: list[str] = field(default_factory=list)
     flags: Flags | None = None
+    accumulation: int | None = None
     project: str = ""
     models: list[names.Named] = field(default_factory=list)
 
@@ -175,6 +177,7 @@ def read(text: str, catalog: Catalog) -> Reading:
     _models(found, catalog)
     _gpu(found, text, catalog)
     _gpus(found, text)
+    batch(found.fields, found.accumulation)
     if SEGMENTS.search(text) and _set_segments(text):
         found.fields.setdefault("expandable_segments", True)
     if (pinned := PINNING.search(text)) and int(pinned[1]):
@@ -227,13 +230,12 @@ def _settings(found: Reading, text: str, lines: list[pasted.Line], catalog: Cata
         found.parts.insert(0, "a launch command")
     found.flags, found.project = own, reader.project
     said = reader.fields(own)
-    accumulation = said.pop("accumulation", None)
+    found.accumulation = said.pop("accumulation", None)
     found.fields = said
     if not reader.versioned and said.get("sharding") == "fsdp1" and ("sharding", "fsdp2") in hints.fields(text):
         _assume(found, "sharding", "fsdp2", "the text names it")
     found.variables = dict(own.variables)
     found.unread = own.left(reader.ignored)
-    _batch(found, accumulation)
     if servers and said.get("placement") == "separate":
         found.fields |= trainer.served(servers[0])
         found.fields["gpus"] = said.get("gpus", 1) + found.fields["rollout.gpus"]
@@ -273,11 +275,12 @@ def _reader(own: Flags, text: str) -> Reader | None:
     return None
 
 
-def _batch(found: Reading, accumulation: int | None) -> None:
-    """The global batch that accumulation makes, once the number of GPUs is known."""
-    micro, gpus = found.fields.get("micro_batch"), found.fields.get("gpus")
-    if accumulation and micro and gpus and "global_batch" not in found.fields:
-        found.fields["global_batch"] = micro * (gpus // found.fields.get("context_parallel", 1)) * accumulation
+def batch(fields: dict[str, Any], accumulation: int | None) -> None:
+    """Fills in the global batch that accumulation makes over the GPUs that train: one unless said."""
+    micro, gpus = fields.get("micro_batch"), fields.get("gpus", 1)
+    if accumulation and micro and "global_batch" not in fields:
+        trains = gpus - fields.get("rollout.gpus", 0)
+        fields["global_batch"] = micro * (trains // fields.get("context_parallel", 1)) * accumulation
 
 
 def _is_scenario(data: Mapping[str, Any]) -> bool:
@@ -330,7 +333,8 @@ def _described(text: str, catalog: Catalog) -> bool:
 def _in_passing(found: Reading, text: str) -> None:
     """Reads the hints of a text without a command: its own words, and the files of its traceback."""
     for name, value in hints.fields(text):
-        if name not in found.fields:
+        runs = name in hints.PROGRAMS and not found.fields.keys().isdisjoint(hints.PROGRAMS)
+        if name not in found.fields and not runs:
             _assume(found, name, value, "the text names it")
 
 

@@ -29,6 +29,7 @@ from calc.throughput import Unrated
 
 Learns = Literal["nothing", "numerics", "what is learned"]
 ORDER: tuple[Learns, ...] = ("nothing", "numerics", "what is learned")
+NUMERIC = {"attention", "grad_dtype", "loss", "optimizer", "precision"}  # fields that round otherwise
 SHOWN = 12  # remedies of an answer
 PAIRED = 7  # single changes that are tried together with each other
 SHORTER = 3  # times that sequences are halved
@@ -334,8 +335,8 @@ def remedies(tried: Tried, *, host: bool, phase: str | None) -> list[Remedy]:
         found += _pairs(tried, asked, useful, host=short)
     if not _done(found):
         found += _stacked(tried, asked, singles, host=short)
-    if not any(each.fits for each in found):
-        found += _searched(tried)
+    if not _done(found):
+        found += _searched(tried, wider=not any(each.fits for each in found))
     return _different(sorted(found, key=rank))
 
 
@@ -424,8 +425,8 @@ def _stacked(tried: Tried, asked: Sequence[Change], singles: Sequence[Remedy], *
     yield best
 
 
-def _searched(tried: Tried) -> Iterator[Remedy]:
-    """The finds of a search over every setting, first as the job is trained, then with any method."""
+def _searched(tried: Tried, *, wider: bool) -> Iterator[Remedy]:
+    """The finds of a search over all settings as the job is trained; `wider`: also on more GPUs, and by any method."""
     given, s = tried.job.given, tried.job.scenario
     name = s.framework_asked
     whole = flatten(s.as_dict())
@@ -433,14 +434,11 @@ def _searched(tried: Tried) -> Iterator[Remedy]:
     roles = {place: value for place, value in given.items() if place.startswith("roles.") and place.endswith(".model")}
     roles |= {place: value for place, value in given.items() if place.startswith("roles.") and place.count(".") == 1}
     loose = {place: value for place, value in kept.items() if place not in ("global_batch", "rollout.batch")}
-    searches: tuple[tuple[dict[str, Any], Learns], ...] = (
-        ({**kept, **roles, "method": s.method}, "nothing"),
-        ({**loose, **roles, "method": s.method}, "nothing"),
-        ({**loose, **roles}, "what is learned"),
-    )
+    searches = [{**kept, **roles, "method": s.method}, {**loose, **roles, "method": s.method}]
+    searches += [{**loose, **roles}] if wider else []
     failed = set[str]()
-    for fields, learns in searches:
-        for gpus in (s.gpus, s.gpus * 2, s.gpus * 4):
+    for fields in searches:
+        for gpus in (s.gpus, s.gpus * 2, s.gpus * 4) if wider else (s.gpus,):
             asked = {**fields, "framework": name, "gpus": gpus}
             if gpus != s.gpus:
                 asked.pop("gpus_per_node", None)
@@ -455,10 +453,16 @@ def _searched(tried: Tried) -> Iterator[Remedy]:
                 step = _step(e, tried.catalog)
                 time = step / tried.step if step and tried.step else None
                 costs = "several settings at once, found by a search over all of them"
-                yield Remedy(
-                    ("the configuration that recommend finds",), differs, learns, costs, gpus > s.gpus, e, time, own
-                )
+                names = ("the configuration that recommend finds",)
+                yield Remedy(names, differs, _learnt(differs), costs, gpus > s.gpus, e, time, own)
                 return
+
+
+def _learnt(differs: Mapping[str, Any]) -> Learns:
+    """What settings that differ change of the training."""
+    if "method" in differs:
+        return "what is learned"
+    return "numerics" if NUMERIC & differs.keys() else "nothing"
 
 
 def _shown(place: str) -> bool:

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
+from calc.base.reading import parse_mapping
 from calc.base.schema import InputError
 from calc.catalog.catalog import Catalog
 from calc.diagnose import openrlhf
+from calc.diagnose.flags import flat
 from calc.diagnose.job import Job
 from calc.diagnose.reading import Reading
 from calc.diagnose.remedies import Remedy
@@ -34,7 +36,7 @@ FILES: Mapping[str, str] = {
     "offload.optimizer": '"offload_optimizer": {"device": "cpu"} in DeepSpeed\'s file',
     "offload.parameters": '"offload_param": {"device": "cpu"} in DeepSpeed\'s file',
 }
-_OPTION = re.compile(r"(-\w*-?[\w.]+|[+\w.]+=|[A-Z_]+=)")
+_OPTION = re.compile(r"(-\w*-?[\w.]+|[+\w.]+=|[A-Z_]+=|[\w-]+\.(?:json|yaml): [^\s:]+: )")
 
 
 def diff(job: Job, remedy: Remedy, reading: Reading, catalog: Catalog) -> list[str]:
@@ -62,11 +64,18 @@ def _command(given: Mapping[str, Any], catalog: Catalog) -> Launch | None:
 
 
 def _options(found: Launch) -> list[str]:
-    """The options of a command, and the lines of its files."""
+    """The options of a command, the settings of its files by dotted key, and the lines of its scripts."""
     lines = [line.strip().removesuffix("\\").strip() for line in found.command.splitlines()]
     first = [word for word in lines[0].split() if word.startswith("PYTORCH_")]
-    files = [f"{name}: {line.strip().rstrip(',')}" for name, text in found.files.items() for line in text.splitlines()]
+    files = [f"{name}: {line}" for name, text in found.files.items() for line in _settings(name, text)]
     return [*first, *lines[1:], *files]
+
+
+def _settings(name: str, text: str) -> Iterator[str]:
+    if name.endswith((".json", ".yaml")):
+        yield from (f"{key}: {value}" for key, value in flat(parse_mapping(text.encode(), name)).items())
+    else:
+        yield from map(str.strip, text.splitlines())
 
 
 def _changed(before: list[str], after: list[str]) -> Iterator[str]:
@@ -77,7 +86,8 @@ def _changed(before: list[str], after: list[str]) -> Iterator[str]:
         old = next((each for each in gone if match and each.startswith(match[1])), None)
         if old:
             gone.remove(old)
-        yield f"{old} → {line}" if old else line
+        named = match[1] if match and match[1].endswith(": ") else ""  # a file's key, which once is enough
+        yield f"{old} → {line.removeprefix(named)}" if old else line
     yield from (f"without {line}" for line in gone)
 
 

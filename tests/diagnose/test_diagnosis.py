@@ -51,6 +51,30 @@ def test_remedies_that_fit_come_first_and_of_these_those_that_learn_the_same() -
     assert learns == sorted(learns, key=("nothing", "numerics", "what is learned").index)
 
 
+def test_settings_that_no_pair_of_changes_finds_are_searched_before_what_is_learned_gives_way() -> None:
+    """Once QLoRA came first for full fine-tuning of 8B on two cards of 80 GB, which sharded bf16 weights do."""
+    found = diagnose(
+        "accelerate launch --num_processes 2 train.py --model_name_or_path meta-llama/Llama-3.1-8B --bf16 True "
+        "--per_device_train_batch_size 4 --gradient_accumulation_steps 4 --max_seq_length 4096\n" + ERROR
+    ).remedies
+    first = found[0]
+    assert first.names == ("the configuration that recommend finds",) and first.fits and not first.machine
+    assert first.learns == "numerics" and first.changes["precision"] == "bf16"
+    assert all(each.learns == "what is learned" for each in found[1:] if each.fits)
+
+
+def test_a_file_of_settings_is_changed_by_dotted_keys() -> None:
+    found = diagnose(
+        "llamafactory-cli train --stage sft --model_name_or_path Qwen/Qwen2.5-14B-Instruct --finetuning_type full "
+        "--deepspeed examples/deepspeed/ds_z3_config.json --cutoff_len 8192 --bf16 True --flash_attn fa2\n"
+        "4 x A100 40GB\n" + ERROR
+    )
+    offload = next(each for each in found.remedies if each.names == ("offload the optimizer",))
+    key = "zero_optimization.offload_optimizer.device"
+    assert found.job
+    assert f"deepspeed.json: {key}: none → cpu" in diff(found.job, offload, found.reading, CATALOG)
+
+
 def test_the_cause_names_the_logits_with_their_tokens() -> None:
     assert "the logits of 16,384 tokens over 128,256 words" in diagnose(SFT + ERROR).cause
 

@@ -8,6 +8,7 @@ import pytest
 
 from calc.catalog.catalog import load
 from calc.diagnose import hints, names
+from calc.diagnose.job import job
 from calc.diagnose.reading import read
 
 CATALOG = load()
@@ -47,6 +48,9 @@ def test_the_models_that_a_text_names(text: str, named: list[str]) -> None:
         ("global batch size 128 and cpu_offload=False", {}),
         ('File "torch/distributed/fsdp/_runtime_utils.py", line 2, in _pre_forward', {"sharding": "fsdp1"}),
         ("batch size 4, then batch size 8", {}),
+        ("on one card with Unsloth", {"trainer": "unsloth"}),
+        ("unsloth/llama-3-8b-bnb-4bit in TRL", {"framework": "trl"}),
+        ("我用 LLaMA-Factory 微调", {"trainer": "llamafactory"}),
     ],
 )  # fmt: skip
 def test_settings_in_words(text: str, fields: dict[str, Any]) -> None:
@@ -59,3 +63,29 @@ def test_two_models_are_asked_about_and_a_command_is_not_overruled() -> None:
     command = "python train.py --model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --use_peft False"
     found = read(f"I tried LoRA before.\n{command}", CATALOG)
     assert found.fields["method"] == "full"
+
+
+def test_a_program_that_a_traceback_shows_is_not_overruled_by_one_in_words() -> None:
+    trace = 'File "/site-packages/trl/trainer/sft_trainer.py", line 1, in train\nRuntimeError: CUDA out of memory.'
+    found = read(f"with Unsloth it ran, here on an A100:\n{trace}", CATALOG).fields
+    assert found["framework"] == "trl" and "trainer" not in found
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "batch"),
+    [
+        ("4 x A100 40GB", {}, 32),
+        ("A100 40GB", {}, 8),
+        ("A100 40GB", {"gpus": 2}, 16),
+        ("4 x A100 40GB", {"gpus": 2}, 16),
+    ],
+)
+def test_accumulation_goes_over_the_cards_that_words_tell(words: str, more: dict[str, Any], batch: int) -> None:
+    """One sequence a GPU, eight micro batches a step; once a step of a single one, beside which an offload took 13
+    times as long."""
+    command = (
+        "llamafactory-cli train --stage sft --model_name_or_path Qwen/Qwen2.5-14B-Instruct --finetuning_type full "
+        "--per_device_train_batch_size 1 --gradient_accumulation_steps 8 --bf16 True"
+    )
+    found = job(read(f"{command}\n{words}", CATALOG), more, CATALOG)
+    assert found and found.scenario.global_batch == batch
