@@ -24,7 +24,7 @@ from calc.base.refusal import Refusal
 from calc.base.schema import InputError, closest, show, validator
 from calc.base.units import MiB
 from calc.catalog.names import Names, names, words
-from calc.catalog.near import elsewhere, meant, speaks, unmodelled
+from calc.catalog.near import card, elsewhere, meant, speaks, unmodelled
 from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.families import SEEING
 from calc.models.hf_config import from_config
@@ -202,8 +202,13 @@ class Catalog:
         return self._records.places
 
     def gpu(self, name: str) -> GPU:
-        """The GPU with this id, case aside; CatalogError `gpu: …` otherwise."""
-        found = self.gpus.get(name.casefold())
+        """The GPU with this id, or the only one whose id or name this is in another spelling; CatalogError `gpu: …`
+        otherwise.
+        """
+        if (found := self.gpus.get(name.casefold())) is None:
+            spelled = card(name)
+            alike = [gpu for gpu in self.gpus.values() if spelled in (card(gpu.id), card(gpu.name))]
+            found = alike[0] if len(alike) == 1 else None
         if found is None:
             allowed = _some(self.gpus, "gpus")
             if why := elsewhere(name):

@@ -17,6 +17,8 @@ ADDED = frozenset({
     "nvidia", "amd", "geforce", "rtx", "tesla", "instinct", "pcie", "sxm", "hbm", "instruct", "chat", "it", "base",
     "hf",
 })  # fmt: skip
+# Words of a card's name that tell no card from another: makers and their brands, and the unit of its memory.
+_MAKERS = re.compile(r"nvidia|huawei|geforce|tesla|instinct|\bamd\b|\bgpu\b|rtx|hbm|(?<=[0-9]) ?gi?b\b")
 OTHER = frozenset({"ti"})  # words of two letters that make another card of the same number
 TYPED = 3  # characters of a word or number from which on it may be misspelt, or cut short
 ALIKE = 0.5  # of difflib's measure
@@ -197,6 +199,11 @@ def _told(table: Told, name: str) -> str:
     """What `table` says of the first pattern that a name has inside; empty if it has none."""
     given = name.casefold()[:LONGEST]
     return next((what for pattern, what in table if pattern.search(given)), "")
+
+
+def card(name: str) -> tuple[str, ...]:
+    """The letters and numbers that tell a card from others, in any spelling: `RTX 4090`, `NVIDIA A100 SXM 80GB`."""
+    return tuple(sorted(re.findall(r"[a-z]+|[0-9]+", _MAKERS.sub(" ", SOCKET.sub(r"\1", name.casefold())))))
 
 
 def meant(name: str, names: Mapping[str, str]) -> str:

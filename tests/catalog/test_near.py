@@ -59,6 +59,27 @@ def test_a_name_that_several_cards_begin_with_leads_to_each(given: str, meant: l
 
 
 @pytest.mark.parametrize(
+    ("given", "id"),
+    [
+        ("RTX 4090", "rtx4090"), ("4090", "rtx4090"), ("GeForce RTX 3090", "rtx3090"), ("Tesla T4", "t4"),
+        ("NVIDIA A100 SXM 80GB", "a100-80-sxm"), ("A100 80GB SXM4", "a100-80-sxm"), ("RTX A6000", "a6000"),
+        ("RTX PRO 6000", "rtxpro6000"), ("MI 300X", "mi300x"), ("Ascend 910B", "ascend910b"), ("H20 96GB", "h20"),
+    ],
+)  # fmt: skip
+def test_a_card_is_known_in_any_spelling(given: str, id: str) -> None:
+    """Once 'did you mean', for the names that clouds rent cards by."""
+    assert load().gpu(given).id == id
+
+
+@pytest.mark.parametrize(
+    "given", ["A100", "A100 80GB", "H100", "V100", "RTX 6000", "RTX 4090 Ti", "6000", "80", "gb", ""]
+)
+def test_a_spelling_of_no_card_or_of_several_is_refused(given: str) -> None:
+    with pytest.raises(CatalogError):
+        load().gpu(given)
+
+
+@pytest.mark.parametrize(
     ("given", "told"),
     [
         ("m3-max", "Apple's GPUs"), ("Apple M4 Max", "Apple's GPUs"), ("mps", "Apple's GPUs"), ("m2", "Apple's GPUs"),
