@@ -1,12 +1,13 @@
-"""The time of one recommendation: `python -m benchmarks.recommend` prints the median in milliseconds, job by job.
+"""The time of one recommendation: `python -m benchmarks.recommend` prints the median, job by job, of processor time.
 
-`best` finds what to run; `whole` adds what fails, what each setting does, the alternatives and the command.
+Both in milliseconds: `best` finds what to run; `whole` adds what fails, what each setting does, the alternatives and
+the command.
 """
 
 from __future__ import annotations
 
 from statistics import median
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 from calc.base.collecting import collect_rarely
@@ -36,13 +37,13 @@ def main() -> None:
         best, whole = [], []
         answer = recommend(job, catalog)
         for _ in range(RUNS):
-            start = perf_counter()
+            start = process_time()
             problem = Problem(job, catalog)
             problem.first()
-            best.append(perf_counter() - start)
-            start = perf_counter()
+            best.append(process_time() - start)
+            start = process_time()
             answer = recommend(job, catalog)
-            whole.append(perf_counter() - start)
+            whole.append(process_time() - start)
         looked = f"{problem.considered} of {problem.size:,} considered, whole {answer.considered}"
         print(f"{name:18} best {median(best) * 1e3:6.1f} ms, whole {median(whole) * 1e3:6.1f} ms; {looked}")
 

@@ -36,7 +36,7 @@ NO_BLOCK: Block = ()
 Steps = Sequence[tuple[int, int]]  # a slot and the bytes it requests, or 0 to free the slot's block
 FREED: Steps = ((0, 0),)  # the block in the only slot
 Awaited = tuple[int, int, Block]  # a freed block, and the clock's counts of which it waits for
-State = tuple[int, dict[int, int], dict[int, int], int, dict[int, int], list[Awaited]]
+State = tuple[int, int, dict[int, int], dict[int, int], int, dict[int, int], list[Awaited]]
 
 
 class Event(NamedTuple):
@@ -196,10 +196,13 @@ class Allocator:
 
     @property
     def state(self) -> State:
-        """Everything that decides how requests are served: free blocks, segments, and what small blocks have left."""
+        """Everything that decides how requests are served: what small blocks have left, and free blocks and segments.
+
+        The second is where pages end that are mapped without deciding it, 0 if there are none.
+        """
         number, collective = self.process.seen
         awaited = [(max(event - number, 0), max(n - collective, 0), block) for event, n, block in self.awaited]
-        return self._spare, self._starts.copy(), self._unmapped.copy(), self._end, self._segments.copy(), awaited
+        return self._spare, 0, self._starts.copy(), self._unmapped.copy(), self._end, self._segments.copy(), awaited
 
     def take(self, size: int) -> Block:
         """Allocate a block of `size` bytes: the smallest free block that is large enough, split to size."""
@@ -362,6 +365,22 @@ class Expandable(Allocator):
     def __init__(self, limit: int | None = None, process: Process | None = None) -> None:
         super().__init__(limit, process)
         self._unmapped[0] = ENDLESS
+
+    @property
+    def state(self) -> State:
+        """As above. Where only the last range is unmapped, the free pages before it place no block.
+
+        Nothing but that range grows, so that a block is cut off its free pages last, and off where they begin, as it is
+        where none of them are mapped yet.
+        """
+        whole = super().state
+        if len(self._unmapped) > 1:
+            return whole
+        spare, _, starts, unmapped, end, segments, awaited = whole
+        (mapped,) = unmapped
+        begin = mapped - self._ends.get(mapped, 0)
+        starts.pop(begin, 0)
+        return spare, mapped, starts, {begin: ENDLESS - begin}, end, segments, awaited
 
     def _segment(self, size: int) -> tuple[int, int]:
         """A free block of at least `size` bytes at the lowest address with room for it, its unmapped pages mapped."""

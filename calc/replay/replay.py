@@ -408,6 +408,7 @@ class State(NamedTuple):
 
     found: tuple[object, ...]
     spare: tuple[int, ...]
+    mapped: tuple[int, ...]
     reserved: int
     released: int
 
@@ -415,11 +416,11 @@ class State(NamedTuple):
         """True if the replay goes on exactly as it did a step `before`.
 
         A step leaves behind nothing but what was `found`. So if nothing went back to the driver, small blocks find at
-        least as much room as they did.
+        least as much room as they did, and all blocks find pages mapped that were mapped for them.
         """
         if before is None or self.found != before.found:
             return False
-        return self.released == before.released or self[1:3] == before[1:3]
+        return self.released == before.released or self[1:4] == before[1:4]
 
 
 class Replay:
@@ -447,7 +448,7 @@ class Replay:
         self.leaving: UnderZero | None = None  # where each gradient goes as soon as it is made
         self.casts: list[Block] = []  # autocast's cache
         self.stepped = False
-        self.done = 0  # number of parts that have been replayed
+        self.done = 0  # number of parts that have been replayed, or counted: see `repeats`
         self.before: dict[int, State] = {}  # what each part of the last step found
 
     def copy(self, limit: int | None) -> Replay:
@@ -472,25 +473,35 @@ class Replay:
             self.done, alike = n, n == 0 or n >= len(parts) - STEPS * step
             if marks is not None and (alike or n % MARKED == 0):
                 marks.append(self.copy(None))
-            if alike and self.repeats((n - len(parts)) % step):
+            if alike and self.repeats(len(parts) - n, step):
                 return
             part(self, one)
 
-    def repeats(self, part: int) -> bool:
-        """True if a part of a step finds what it found in the step before, so that nothing new follows."""
-        before, self.before[part] = self.before.get(part), self.state
-        return self.before[part].repeats(before)
+    def repeats(self, left: int, step: int) -> bool:
+        """True if the next part, with which `left` are left, finds what it found a `step` before: nothing new follows.
+
+        Of those parts the ones count as done before which fewer pages were mapped a step before.
+        """
+        before, now = self.before.get(-left % step), self.state
+        if now.repeats(before):
+            for n in range(min(left - 1, step)):
+                if self.before[(n - left) % step].mapped == now.mapped:
+                    return True
+                self.done += 1
+            return True
+        self.before[-left % step] = now
+        return False
 
     @property
     def state(self) -> State:
         """The state that decides how the replay goes on."""
         process = self.heap.process
-        spare, *found = zip(*[stream.state for stream in process.streams], strict=True)
+        spare, mapped, *found = zip(*[stream.state for stream in process.streams], strict=True)
         ours = process.allocated, self.threads, self.stepped, self.adding, self.late, self.head
         own = *self.gradients, *self.casts, *self.buckets, *self.returned, *self.stashed
         blocks = *own, *[(*own.items(),) for own in self.kept]
         shards = [own.state for own in self.shards.values()]
-        return State((*found, *ours, blocks, shards), spare, process.reserved, process.released)
+        return State((*found, *ours, blocks, shards), spare, mapped, process.reserved, process.released)
 
     def run_load(self, a: Act) -> None:
         """Loads the models."""

@@ -171,6 +171,24 @@ def test_a_hole_before_unmapped_pages_waits_for_what_fills_it() -> None:
     assert heap.process.reserved == 120 * MiB
 
 
+def test_how_many_pages_are_mapped_at_the_end_of_an_expandable_segment_places_no_block() -> None:
+    """One of which 600 MiB have been in use hands out the same addresses as a new one, and but for them is like it."""
+    drawn, alive = random.Random(5), list[Block]()
+    few, many = Expandable(), Expandable()
+    many.give(many.take(600 * MiB))
+    for _ in range(400):
+        assert (few.state[0], *few.state[2:]) == (many.state[0], *many.state[2:])
+        assert few.state[1] <= many.state[1] == 600 * MiB
+        while alive and drawn.random() < 0.48:
+            block = alive.pop(drawn.randrange(len(alive)))
+            few.give(block)
+            many.give(block)
+        if few.process.allocated < 400 * MiB:
+            alive.append(few.take(drawn.choice((1, 5, 30, 75)) * MiB - drawn.choice((0, 512, MiB // 2))))
+            assert many.take(length(alive[-1])) == alive[-1]
+    assert few.process.reserved > 400 * MiB
+
+
 def test_free_pages_of_an_expandable_segment_go_back_wherever_they_lie() -> None:
     """Of 120 MiB allowed 10 to 60 are free: the pages from 20 to 60 go back, and 60 MiB are mapped at the end."""
     heap = Expandable(limit=120 * MiB)

@@ -639,6 +639,30 @@ def test_a_part_that_finds_what_it_found_a_step_before_is_not_replayed(monkeypat
     assert len(seen) == 2 < replay.STEPS
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_part_that_finds_more_pages_mapped_is_not_replayed_but_counts(
+    micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second step's backward maps pages: as the third begins it finds them, and otherwise what the second did.
+
+    Only the last part, the third step's optimizer, finds the same pages mapped.
+    """
+    seen, forward = list[int](), replay.Replay.run_forward
+
+    def counted(self: replay.Replay, a: replay.Act) -> None:
+        seen.append(self.done)
+        forward(self, a)
+
+    a = replay.Act(MODEL, trained=True, micro_batches=micro_batches, expandable=True)
+    whole = outright(a, None)
+    monkeypatch.setattr(replay.Replay, "run_forward", counted)
+    r = replay.Replay(Expandable(), 32 * MiB)
+    r.all(a)
+    assert len(seen) == 2 * micro_batches
+    assert r.done == len([*a.parts()]) - 1
+    assert r.heap.process.most_reserved == whole.heap.process.most_reserved
+
+
 def test_where_the_gradient_of_a_weight_goes_is_no_matter_of_what_is_free() -> None:
     """It stays, is added to the one that is there, or waits for the embedding's; the same memory is free each time."""
     script, seen = Script(((WEIGHT, 30 * MiB),), INPUT), []
