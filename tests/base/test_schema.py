@@ -111,6 +111,19 @@ def test_what_is_right_passes(check: Callable[..., None]) -> None:
     check(size=0.5, count=8.0, on=False, kind=None, inner={"rank": None}, list=[1, 2], either=["q_proj"], role="none")
 
 
+def test_fields_that_share_no_definitions_are_checked_in_the_schemas_order_before_unknown_ones(tmp_path: Path) -> None:
+    fields = {"first": {"type": "integer", "minimum": 1}, "second": {"$ref": "#/properties/first"}}
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"type": "object", "additionalProperties": False, "properties": fields}))
+    for given, told in (
+        ({"zz": 1, "second": 0, "first": 0}, "f: first: given 0, allowed: an integer of at least 1"),
+        ({"zz": 1, "second": 0}, "f: second: given 0, allowed: an integer of at least 1"),
+        ({"zz": 1, "second": 1}, "f: unknown field 'zz', allowed: first, second"),
+        ([], "f: given a list, [], allowed: a mapping of fields"),
+    ):
+        assert line(lambda given=given: validator(path)(given, "f")) == told
+
+
 def test_a_misspelt_required_field_is_called_misspelt_not_missing(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     path.write_text(json.dumps(SCHEMA))
