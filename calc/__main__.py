@@ -209,7 +209,7 @@ def _models() -> list[dict[str, Any]]:
             "family": model.architecture.family,
             "hf": model.hf,
         }
-        for model in load().models.values()
+        for model in load().whole().models.values()
     ]
 
 

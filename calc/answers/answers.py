@@ -132,7 +132,13 @@ def _answer(given: Mapping[str, Any], where: str) -> Answer:
 
 
 def spread(work: Callable[..., T], *columns: Sequence[Any]) -> Iterator[T]:
-    """`map` over all cores."""
+    """`map` over all cores; one call alone stays in this process, as another takes a second to begin."""
+    if len(columns[0]) == 1:
+        seconds, asked = Clock.seconds, Clock.asked
+        found = work(*(column[0] for column in columns))
+        Clock.seconds, Clock.asked = seconds, asked  # they are counted by who asks for all
+        yield found
+        return
     # imported here, because a browser has no processes, and would wait for a tenth of a second for their module
     from calc.answers.processes import Pool
 

@@ -261,7 +261,8 @@ def fill(folder: Path = FOLDER, share: int = 1) -> Counted:
         made = answers.spread(_compute, each, [[kept[topic.name] for topic in own] for own in each])
         for own, found in zip(each, made, strict=True):
             for topic, known in zip(own, found, strict=True):
-                store.write(topic.name, known)
+                # what a build of another catalog has written meanwhile stays
+                store.write(topic.name, store.read(topic.name) | known)
                 count, computed = count + len(known), computed + len(known) - len(kept[topic.name])
                 FOUND[topic.model, topic.task] = _answered(topic, Answers(catalog, known, fixed=True))
         store.forget()

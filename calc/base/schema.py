@@ -8,7 +8,7 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,17 +70,20 @@ def validator(schema: Path, required: tuple[str, ...] | None = None) -> Callable
             fault = _misnamed(root, data, "")
             raise InputError(f"{where}: {fault.line}", field=fault.field)
         try:
+            for field in _apart(root, data):
+                _compiled(schema, field)(data[field], name_prefix=f"data.{field}")
             _compiled(schema)(data)
         except fastjsonschema.JsonSchemaValueException as error:
             fault = _fault(error, root)
             raise InputError(f"{where}: {fault.line}", field=fault.field) from None
-        if (field := _not_finite(data, "", set())) is not None:
-            refusal = Refusal(field, "a number that is not finite", "a finite number")
+        if (place := _not_finite(data, "", set())) is not None:
+            refusal = Refusal(place, "a number that is not finite", "a finite number")
             raise InputError(f"{where}: {refusal}", refusal)
 
     return check
 
 
+@functools.cache
 def _read(schema: Path) -> Mapping[str, Any]:
     try:
         read = json.loads(schema.read_text("utf-8"))
@@ -91,10 +94,23 @@ def _read(schema: Path) -> Mapping[str, Any]:
     return read
 
 
+def _apart(schema: Mapping[str, Any], data: Any) -> Iterator[str]:
+    """The fields of `data` that are checked one by one, in the schema's order; none where they share definitions.
+
+    Few fields of many are given: to compile the rules of all would take longer than most answers.
+    """
+    if isinstance(data, Mapping) and "definitions" not in schema:
+        yield from (field for field in schema.get("properties", ()) if field in data)
+
+
 @functools.cache
-def _compiled(schema: Path) -> Callable[[Any], Any]:
-    """The check of a schema, compiled once for every choice of required fields: compiling takes long in a browser."""
+def _compiled(schema: Path, field: str | None = None) -> Callable[..., Any]:
+    """The check of one field's value, or of what `_apart` leaves, compiled once for every choice of required fields."""
     root = {rule: value for rule, value in _read(schema).items() if rule != "required"}
+    if field is not None:
+        root["$ref"] = f"#/properties/{field}"  # which stands for all beside it
+    elif "definitions" not in root and "properties" in root:
+        root["properties"] = dict.fromkeys(root["properties"], True)
     try:
         return fastjsonschema.compile(root, use_default=False)
     except (fastjsonschema.JsonSchemaDefinitionException, re.error) as error:

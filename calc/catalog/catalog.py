@@ -23,7 +23,7 @@ from calc.base.reading import DOCUMENT, FILE, decode, parse_json, parse_mapping,
 from calc.base.refusal import Refusal
 from calc.base.schema import InputError, closest, show, validator
 from calc.base.units import MiB
-from calc.catalog.names import Names, names, words
+from calc.catalog.names import Names, words
 from calc.catalog.near import card, elsewhere, meant, speaks, unmodelled
 from calc.models.architecture import Architecture, ConfigError, parameters
 from calc.models.families import SEEING
@@ -171,8 +171,8 @@ class Records(NamedTuple):
 class Catalog:
     """All data files, each mapping sorted by id. `version`: 12 hex digits that change when any of the files does.
 
-    No estimate needs a record: they are validated when the first of them is asked for, which raises CatalogError as
-    `load` does.
+    An estimate needs few models and no record: a model is validated when it is asked for, records when the first of
+    them is, which raises CatalogError as `load` does.
     """
 
     gpus: Mapping[str, GPU]
@@ -181,6 +181,11 @@ class Catalog:
     version: str
     names: Names = field(repr=False)
     read: Callable[[], Records] = field(default=Records, repr=False)
+
+    def whole(self) -> Catalog:
+        """This catalog, once every model in it is valid and its names are its own; CatalogError otherwise."""
+        len(self.names.listed)
+        return self
 
     @functools.cached_property
     def _records(self) -> Records:
@@ -300,26 +305,27 @@ def _some(ids: Iterable[str], command: str) -> str:
 def load(root: Path | None = None) -> Catalog:
     """The catalog of the project at `root` (this one by default), read once; `load.cache_clear()` forgets it.
 
-    Every file is read before anything is returned, and all but the records are validated. Raises CatalogError for the
-    first file that does not match its schema or names something that does not exist: one line that names the file and
-    the field (or the line), what was given and what is allowed.
+    Every file is read before anything is returned, and all but models and records are validated. Raises CatalogError
+    for the first file that does not match its schema or names something that does not exist: one line that names the
+    file and the field (or the line), what was given and what is allowed.
     """
     root = root or project.ROOT
     digest = hashlib.sha256()
     with _refused():
         gpu_files = _records(root, "hardware/gpus", "hardware/schema/gpu.schema.json", digest.update)
         node_files = _records(root, "hardware/nodes", "hardware/schema/node.schema.json", digest.update)
-        model_files = _records(root, "models", "models/schema.json", digest.update)
+        model_files = _texts(root, "models", ".yaml", digest.update)
         seen = _seen(gpu_files)
         gpus = {record.id: _gpu(record, seen) for record in gpu_files}
         nodes = {record.id: _node(record, gpus) for record in node_files}
         gpus = {name: replace(gpu, linked=_linked(gpu, nodes.values())) for name, gpu in gpus.items()}
-        models = {record.id: _model(record) for record in model_files}
-        _own_names(model_files, root)
-        measured, exhausted = (_texts(root, folder, digest.update) for folder in (MEASUREMENTS, EXHAUSTED))
-    named = names(models.values())
-    read = partial(_validated, root, measured, exhausted, gpus, named.listed)
-    return Catalog(gpus, nodes, models, digest.hexdigest()[:12], named, read)
+        measured, exhausted = (
+            _texts(root, folder, ".jsonl", digest.update, FILE) for folder in (MEASUREMENTS, EXHAUSTED)
+        )
+    models = _Models(root, model_files)
+    listed = _Listed(root, models)
+    read = partial(_validated, root, measured, exhausted, gpus, listed)
+    return Catalog(gpus, nodes, models, digest.hexdigest()[:12], Names(models.values(), listed), read)
 
 
 @contextmanager
@@ -354,18 +360,21 @@ def _files(root: Path, folder: str, suffix: str) -> list[tuple[str, Path]]:
 
 def _records(root: Path, folder: str, schema: str, update: Callable[[bytes], None]) -> list[_Record]:
     """The folder's valid YAML files, sorted by id: the name of the file, which an id in the file must repeat."""
-    check = validator(root / schema)
-    records = []
-    places = _files(root, folder, ".yaml")
-    for where, path in places:
-        data = parse_mapping(_read(path, where, update), where)
-        check(data, where)
-        if (given := data.get("id", path.stem)) != path.stem:
-            owner = f"{folder}/{given}.yaml"
-            taken = f", already the id of {owner}" if owner in dict(places) else ""
-            raise InputError(f"{where}: id: given {given!r}{taken}, allowed: {path.stem!r}, as the file is named")
-        records.append(_Record(path.stem, where, data))
-    return sorted(records)
+    files = dict(_texts(root, folder, ".yaml", update))
+    return sorted(_record(where, raw, root / schema, files) for where, raw in files.items())
+
+
+def _record(where: str, raw: bytes, schema: Path, files: Mapping[str, bytes]) -> _Record:
+    """A valid YAML file, one of `files`."""
+    folder, _, name = where.rpartition("/")
+    id = name.removesuffix(".yaml")
+    data = parse_mapping(raw, where)
+    validator(schema)(data, where)
+    if (given := data.get("id", id)) != id:
+        owner = f"{folder}/{given}.yaml"
+        taken = f", already the id of {owner}" if owner in files else ""
+        raise InputError(f"{where}: id: given {given!r}{taken}, allowed: {id!r}, as the file is named")
+    return _Record(id, where, data)
 
 
 def newer_first(root: Path, first: str, second: str) -> tuple[str, str]:
@@ -513,6 +522,69 @@ def _architecture(config: Any, where: str, *, images: bool = False) -> Architect
         raise InputError(f"{where}{error}") from None
 
 
+class _Models(Mapping[str, Model]):
+    """The models by id, each validated when it is first asked for, which raises CatalogError if it cannot be used."""
+
+    def __init__(self, root: Path, texts: Iterable[tuple[str, bytes]]) -> None:
+        self._schema, self._texts = root / "models/schema.json", dict(texts)
+        self._places = dict(sorted((Path(where).stem, where) for where in self._texts))
+        self._made: dict[str, Model] = {}
+
+    def __getitem__(self, id: str) -> Model:
+        if (made := self._made.get(id)) is None:
+            where = self._places[id]
+            with _refused():
+                made = self._made[id] = _model(_record(where, self._texts[where], self._schema, self._texts))
+        return made
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def with_text(self, name: str) -> Iterator[Model]:
+        """The models whose file has this name in it, case aside."""
+        sought = name.encode()
+        return (self[id] for id, where in self._places.items() if sought in self._texts[where].lower())
+
+
+class _Listed(Mapping[str, str]):
+    """The ids of models by the names that their files list, casefolded; CatalogError where two list one.
+
+    An id is that of its file, and another name's file has it as it stands: that file alone is read for it.
+    """
+
+    def __init__(self, root: Path, models: _Models) -> None:
+        self._root, self._models = root, models
+        self._all: dict[str, str] | None = None
+
+    def __getitem__(self, name: str) -> str:
+        if self._all is None:
+            if name in self._models:
+                return name
+            owners = {m.id for m in self._models.with_text(name) if name in map(str.casefold, (m.hf, *m.aliases))}
+            if len(owners) == 1:
+                return owners.pop()
+        return self._whole[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole)
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    @property
+    def _whole(self) -> dict[str, str]:
+        if self._all is None:
+            with _refused():
+                self._all = _own_names(self._models.values(), self._root)
+        return self._all
+
+
 def _model(record: _Record) -> Model:
     data = record.data
     return Model(
@@ -559,24 +631,27 @@ def _model_of_config(path: str) -> Model:
     return Model(path, path, "", (), path, None, "counted from the config", "", architecture, config, seeing=seeing)
 
 
-def _own_names(records: Iterable[_Record], root: Path) -> None:
-    """Refuses a name that two models list, case aside."""
+def _own_names(models: Iterable[Model], root: Path) -> dict[str, str]:
+    """The id of each listed name's model, casefolded; InputError for a name that two models list."""
     claimed: dict[str, tuple[str, str]] = {}  # the model of each name, and the place
-    for record in records:
-        claims = [("id", record.id), ("hf", record.data["hf"])]
-        claims += [(f"aliases[{index}]", alias) for index, alias in enumerate(record.data["aliases"])]
+    for model in models:
+        claims = [("id", model.id), ("hf", model.hf)]
+        claims += [(f"aliases[{index}]", alias) for index, alias in enumerate(model.aliases)]
         for place, name in claims:
-            ours = f"{record.where}: {place}"
-            owner, theirs = claimed.setdefault(name.casefold(), (record.id, ours))
-            if owner != record.id:
+            ours = f"models/{model.id}.yaml: {place}"
+            owner, theirs = claimed.setdefault(name.casefold(), (model.id, ours))
+            if owner != model.id:
                 blamed, other = newer_first(root, theirs, ours)
                 taken = f"given {name!r}, already a name of {other.partition(':')[0]}, allowed: a name of its own"
                 raise InputError(f"{blamed}: {taken}")
+    return {name: owner for name, (owner, _) in claimed.items()}
 
 
-def _texts(root: Path, folder: str, update: Callable[[bytes], None]) -> list[tuple[str, bytes]]:
-    """The folder's .jsonl files: the name of each and its bytes."""
-    return [(where, _read(path, where, update, FILE)) for where, path in _files(root, folder, ".jsonl")]
+def _texts(
+    root: Path, folder: str, suffix: str, update: Callable[[bytes], None], limit: int = DOCUMENT
+) -> list[tuple[str, bytes]]:
+    """The folder's data files: the name of each and its bytes."""
+    return [(where, _read(path, where, update, limit)) for where, path in _files(root, folder, suffix)]
 
 
 def _validated(
@@ -587,6 +662,7 @@ def _validated(
     names: Mapping[str, str],
 ) -> Records:
     """The records of files that were read: their models and GPUs must be in the catalog, and no id may occur twice."""
+    len(names)  # all of them are asked for
     places: dict[str, str] = {}
     with _refused():
         measurements = tuple(_lines(root, MEASUREMENTS, measured, places, partial(check_names, gpus=gpus, names=names)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -102,19 +102,42 @@ def joined(name: str) -> str:
     return words(name).replace(" ", "")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Names:
-    """The ids of models by name.
+    """The ids of models by name; `listed`: by id, Hugging Face name and alias, casefolded.
 
-    `listed`: by id, Hugging Face name and alias, casefolded. `spelled`: by the words of these and of the name for
-    readers, by those of shapes and positions, by the plain ones, by all in one, and by the plain ones without active
-    parameters, where they are of one model alone. `unlike`: the reason why a name that looks like a model's is
-    another's, by the words of that name.
+    What is not listed is looked for among the spellings of all `models`, which are then read.
     """
 
+    models: Collection[Model] = field(repr=False)
     listed: Mapping[str, str]
-    spelled: Mapping[str, str] = field(default_factory=dict)
-    unlike: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def spelled(self) -> Mapping[str, str]:
+        """By the words of listed names and of the name for readers, by those of shapes and positions, by the plain
+        ones, by all in one, and by the plain ones without active parameters, where they are of one model alone.
+        """
+        return self._spellings[0]
+
+    @property
+    def unlike(self) -> Mapping[str, str]:
+        """The reason why a name that looks like a model's is another's, by the words of that name."""
+        return self._spellings[1]
+
+    @cached_property
+    def _spellings(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        known: list[tuple[str, str]] = []
+        unlike: dict[str, str] = {}
+        for model in self.models:
+            known += [(name, model.id) for name in (model.id, model.name, model.hf, *model.aliases)]
+            for name, reason in model.unlike.items():
+                unlike[words(name)] = unlike[plain(name)] = f"not {model.id}: {reason}"
+        short = _of_one((_ACTIVE.sub("", plain(name)), id) for name, id in known)
+        forms = short
+        for form in (joined, plain, lengthened, words):
+            forms |= _of_one((form(name), id) for name, id in known)
+        spelled = {form: id for form, id in forms.items() if form and id}
+        return spelled, {form: why for form, why in unlike.items() if form not in spelled}
 
     def alike(self, name: str) -> str | None:
         """The id of the model whose name this is in another spelling."""
@@ -177,22 +200,9 @@ class Names:
         return None
 
 
-def names(models: Iterable[Model]) -> Names:
+def names(models: Collection[Model]) -> Names:
     """The names of these models, each listed by one of them alone."""
-    listed: dict[str, str] = {}
-    known: list[tuple[str, str]] = []
-    unlike: dict[str, str] = {}
-    for model in models:
-        listed.update({name.casefold(): model.id for name in (model.id, model.hf, *model.aliases)})
-        known += [(name, model.id) for name in (model.id, model.name, model.hf, *model.aliases)]
-        for name, reason in model.unlike.items():
-            unlike[words(name)] = unlike[plain(name)] = f"not {model.id}: {reason}"
-    short = _of_one((_ACTIVE.sub("", plain(name)), id) for name, id in known)
-    forms = short
-    for form in (joined, plain, lengthened, words):
-        forms |= _of_one((form(name), id) for name, id in known)
-    spelled = {form: id for form, id in forms.items() if form and id}
-    return Names(listed, spelled, {form: why for form, why in unlike.items() if form not in spelled})
+    return Names(models, {name.casefold(): m.id for m in models for name in (m.id, m.hf, *m.aliases)})
 
 
 def _of_one(spelled: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -59,7 +59,7 @@ def check(root: Path | None = None) -> Catalog:
     for line in folders.faults(where):
         raise CatalogError(line)
     catalog = files.load.__wrapped__(root) if root else files.load()
-    for line in faults(catalog, where):
+    for line in faults(catalog.whole(), where):
         raise CatalogError(line)
     return catalog
 

@@ -61,7 +61,7 @@ def test_a_schema_that_is_none_is_one_line(tmp_path: Path, raw: str, line: str) 
     path = tmp_path / "schema.json"
     path.write_text(raw)
     with pytest.raises(InputError, match=f"^{re.escape(f'{path}: {line}')}"):
-        validator(path)({}, "f.yaml")
+        validator(path)({"a": "b"}, "f.yaml")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,19 @@ def test_a_wrong_field_is_named_with_what_was_given_and_what_is_allowed(
 
 def test_what_is_right_passes(check: Callable[..., None]) -> None:
     check(size=0.5, count=8.0, on=False, kind=None, inner={"rank": None}, list=[1, 2], either=["q_proj"], role="none")
+
+
+def test_fields_that_share_no_definitions_are_checked_in_the_schemas_order_before_unknown_ones(tmp_path: Path) -> None:
+    fields = {"first": {"type": "integer", "minimum": 1}, "second": {"$ref": "#/properties/first"}}
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"type": "object", "additionalProperties": False, "properties": fields}))
+    for given, told in (
+        ({"zz": 1, "second": 0, "first": 0}, "f: first: given 0, allowed: an integer of at least 1"),
+        ({"zz": 1, "second": 0}, "f: second: given 0, allowed: an integer of at least 1"),
+        ({"zz": 1, "second": 1}, "f: unknown field 'zz', allowed: first, second"),
+        ([], "f: given a list, [], allowed: a mapping of fields"),
+    ):
+        assert line(lambda given=given: validator(path)(given, "f")) == told
 
 
 def test_a_misspelt_required_field_is_called_misspelt_not_missing(tmp_path: Path) -> None:

@@ -358,6 +358,27 @@ def test_a_fault_in_a_measurement_keeps_nobody_from_an_estimate(root: Path) -> N
         assert catalog.measurements
 
 
+def test_a_job_needs_its_own_models_file_alone(root: Path) -> None:
+    """Also by another of the names that the file lists; whatever asks for all models is refused."""
+    for path in (root / "models").glob("*.yaml"):
+        if path.stem != "llama-3-8b":
+            path.write_text("[", "utf-8")
+    catalog = load(root)
+    for name in ("llama-3-8b", "LLAMA-3-8B", "meta-llama/Meta-Llama-3-8B", "meta-llama/meta-llama-3-8b-instruct"):
+        assert catalog.model(name).id == "llama-3-8b"
+        assert not catalog.tuned(name)
+    first = min(path.name for path in (root / "models").glob("*.yaml"))
+    for asked in (catalog.whole, lambda: catalog.model("nobody/knows"), lambda: catalog.measurements):
+        assert unknown(asked).startswith(f"models/{first}:1: not YAML: ")
+
+
+def test_a_listed_name_is_the_same_models_before_and_after_all_are_read() -> None:
+    whole = load().names.listed
+    names = sorted(whole)[:: len(whole) // 100]
+    few = load.__wrapped__().names.listed
+    assert [few[name] for name in names] == [whole[name] for name in names]
+
+
 def test_a_line_that_is_not_json_is_named(root: Path) -> None:
     (root / "measurements/a.jsonl").write_text(json.dumps(RECORD) + "\nnot json\n")
     assert refused(root).startswith("measurements/a.jsonl:2: not JSON: ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sites import ROOT
 
-from calc.answers import advice, along, answers, kept, topics
+from calc.answers import advice, along, answers, kept, processes, topics
 from calc.answers.advice import Machine
 from calc.answers.topics import Answers
 from calc.base.schema import InputError
@@ -182,6 +182,32 @@ def test_a_damaged_file_is_computed_again(tmp_path: Path, damage: str) -> None:
     forget()
     assert topics.fill(tmp_path).computed > 0
     assert pages() == fresh
+
+
+@pytest.mark.usefixtures("few")
+def test_what_a_build_of_another_catalog_keeps_meanwhile_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    topic, *_ = topics.topics(answers.catalog())
+
+    def meanwhile(work: Callable[..., Any], *columns: Any) -> list[Any]:
+        kept.Kept(tmp_path).write(topic.name, {"theirs": 1})
+        return [work(*each) for each in zip(*columns, strict=True)]
+
+    monkeypatch.setattr(answers, "spread", meanwhile)
+    computed = topics.fill(tmp_path).computed
+    found = kept.Kept(tmp_path).read(topic.name)
+    assert found["theirs"] == 1
+    assert 1 < len(found) <= computed + 1
+
+
+def test_one_call_alone_starts_no_process_and_is_counted_by_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(asked: int) -> int:
+        answers.Clock.asked += asked
+        return 2 * asked
+
+    monkeypatch.setattr(processes, "Pool", lambda **_: pytest.fail("a process"))
+    before = answers.Clock.asked
+    assert [*answers.spread(work, [3])] == [6]
+    assert answers.Clock.asked == before
 
 
 def test_answers_on_a_card_stay_when_another_joins_its_node_and_go_when_its_links_change(

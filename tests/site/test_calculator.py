@@ -45,7 +45,9 @@ def test_the_catalog_in_the_browser_is_the_catalog() -> None:
     assert there.gpus == here.gpus
     assert there.nodes == here.nodes
     assert there.models == here.models
-    assert there.names == here.names
+    assert there.names.listed == here.names.listed
+    assert there.names.spelled == here.names.spelled
+    assert there.names.unlike == here.names.unlike
     assert there.version == here.version
 
 
@@ -345,7 +347,7 @@ def test_markup_in_a_job_is_shown_as_text(name: str, tmp_path: Path, monkeypatch
     model, gpu = known.model("qwen2.5-0.5b"), known.gpu("rtx4090")
     catalog = replace(
         known,
-        models=known.models | {model.id: replace(model, name=EVIL)},
+        models={**known.models, model.id: replace(model, name=EVIL)},
         gpus=known.gpus | {gpu.id: replace(gpu, name=EVIL)},
     )
     monkeypatch.setattr(answers, "catalog", lambda: catalog)

@@ -56,6 +56,7 @@ def start(text: str) -> None:
     collect_rarely()
     found = catalog(json.loads(text))
     files.load = lambda root=None: found  # type: ignore[assignment]
+    len(found.names.spelled)  # which is put together when a name is first looked for
     model, gpu = next(iter(found.models)), next(iter(found.gpus))
     job = {"model": model, "task": "sft", "gpu": gpu, "gpus": "1", "framework": "trl", "micro_batch": "1"}
     lines = "".join(f"{name}: {value}\n" for name, value in job.items())
