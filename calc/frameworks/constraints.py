@@ -651,18 +651,20 @@ def devices_fault(s: Scenario) -> Refusal | None:
     """The reason why one process does not spread layers over its GPUs, or is not modelled so, in one line, or None."""
     if s.devices == 1:
         return None
-    field = "device_map"
+    several, field = s.data_parallel > 1, "device_map"
     fixed: dict[str, tuple[str | int, ...]] = {
-        "framework": ("torch",), "trainer": ("own", "transformers", "ms-swift"),
-        "task": ("pretrain", "sft"), "sharding": ("none",), "method": ("full", "lora"), "tensor_parallel": (1,),
+        "framework": ("torch",), "trainer": ("ms-swift",) if several else ("own", "transformers", "ms-swift"),
+        "task": ("pretrain", "sft"), "sharding": ("ddp",) if several else ("none",), "method": ("full", "lora"),
+        "tensor_parallel": (1,),
         "pipeline_parallel": (1,), "context_parallel": (1,), "expert_parallel": (1,), "compile": ("none",),
     }  # fmt: skip
     if fault := _beside(s, field, "auto", "none", fixed):
         return fault
-    if s.gpus > s.gpus_per_node:
-        return Refusal(field, f"auto with {s.gpus} GPUs", f"at most a node's {s.gpus_per_node} GPUs, in one process")
+    if s.devices > s.gpus_per_node:
+        return Refusal(field, f"auto with {s.devices} GPUs", f"at most a node's {s.gpus_per_node} GPUs, in one process")
     barred = {
-        "images": s.images is not None,
+        "layers that attend to images": s.architecture.passed > 0,
+        "a part that hears": s.architecture.sound is not None,
         "offload": s.offload.trained or s.offload.activations,
         "optimizer_in_backward": s.optimizer_in_backward,
         "a model whose head is its embedding": s.architecture.tied,
@@ -957,6 +959,23 @@ def dora_fault(s: Scenario) -> Refusal | None:
         "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),
     }
     return _barred("lora.dora", "true", "false", barred)
+
+
+def tower_fault(s: Scenario) -> Refusal | None:
+    """The reason why no vision tower is trained whole beside adapters, or is not modelled so, in one line, or None.
+
+    DeepSpeed gives tower and adapters one type of 16 bits, with masters in fp32.
+    """
+    if not (s.images and s.images.train_whole):
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("ms-swift",), "task": ("pretrain", "sft"), "method": ("lora",),
+        "sharding": ("zero1", "zero2"),
+    }  # fmt: skip
+    if fault := _beside(s, "images.train_whole", "true", "false", fixed):
+        return fault
+    barred = {"images.freeze": s.images.freeze != "none", "layers that attend to images": s.architecture.passed > 0}
+    return _barred("images.train_whole", "true", "false", barred)
 
 
 def chosen_fault(s: Scenario) -> Refusal | None:

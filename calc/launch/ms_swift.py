@@ -67,7 +67,8 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
     yield option("--model", shell.model_name(s.model))
     yield option("--use_hf", True)
     yield option("--dataset", Placeholder("DATASET", "name or path of the training data"))
-    yield option("--tuner_type", "full" if s.method == "full" else "lora")
+    beside = "lora_llm" if s.images and s.images.train_whole else "lora"
+    yield option("--tuner_type", "full" if s.method == "full" else beside)
     yield option("--torch_dtype", dtype)
     yield option("--bf16", mixed == "bf16")
     yield option("--fp16", mixed == "fp16")

@@ -73,6 +73,7 @@ NEUTRAL: Mapping[str, Any] = {
     "pipeline_layers": None,
     "virtual_pipeline": 1,
     "device_map": "none",
+    "device_map_gpus": None,
     "checkpointed_layers": None,
     "recompute_modules": None,
     "mtp_num_layers": None,
@@ -343,6 +344,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         expert_capacity=values["expert_capacity"],
         loss_chunk_size=values["loss_chunk_size"],
         checkpointed_layers=values["checkpointed_layers"],
+        device_map_gpus=values["device_map_gpus"],
         on_policy=float(values["on_policy"]),
         sft_alpha=float(values["sft_alpha"]),
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
@@ -404,6 +406,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.ends_fault(scenario)
         or constraints.init_fault(scenario)
         or constraints.dora_fault(scenario)
+        or constraints.tower_fault(scenario)
         or constraints.chosen_fault(scenario)
         or constraints.implementation_fault(scenario)
         or constraints.units_fault(scenario)

@@ -205,6 +205,7 @@ class Scenario:
     pipeline_layers: tuple[int, ...] | None
     virtual_pipeline: int
     device_map: DeviceMap
+    device_map_gpus: int | None
     context_parallel: int
     data_parallel_replicate: int
     sequence_parallel: bool
@@ -319,7 +320,7 @@ class Scenario:
     @property
     def devices(self) -> int:
         """The number of GPUs over which one process spreads the layers of a model, by a `device_map`."""
-        return self.gpus if self.device_map == "auto" else 1
+        return (self.device_map_gpus or self.gpus) if self.device_map == "auto" else 1
 
     @cached_property
     def stage_layers(self) -> tuple[int, ...] | None:

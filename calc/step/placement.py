@@ -133,9 +133,17 @@ def adapter_tensors(arch: Architecture, adapter: Adapter) -> tuple[Tensor, ...]:
 
 def seeing_adapters(s: Scenario, arch: Architecture, rank: int) -> tuple[Tensor, ...]:
     """LoRA's matrices beside the linears of a vision tower and its projectors, of what the job does not freeze."""
-    freeze = s.images.freeze if s.images else "vision"
+    freeze = s.images.freeze if s.images and not s.images.train_whole else "vision"
     tower = [t for part in TOWER for t in vision_matrices(arch, rank, part)] if freeze == "none" else []
     return (*tower, *vision_matrices(arch, rank, "projector")) if freeze != "vision" else ()
+
+
+def whole_tower(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
+    """The tensors of a vision tower and its projectors that are trained beside adapters on the language model."""
+    if not (s.images and s.images.train_whole):
+        return ()
+    unread = vision_tensors(arch, "unread")
+    return tuple([t for t in vision_tensors(arch) if t not in unread])
 
 
 def pins(s: Scenario) -> HostAllocator:
@@ -257,6 +265,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         fed=adapter is not None
         and bool(
             seeing_adapters(s, arch, adapter.rank)
+            or whole_tower(s, arch)
             or EMBEDDING in adapter.saved
             or embedding_matrices(arch, adapter.rank, adapter.targets)
         ),
@@ -383,7 +392,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     count, elements, each = parameters(arch, head=head), 0, weight
     changed: tuple[Tensor, ...] = ()
     untrained: tuple[Tensor, ...] = ()
-    vision = saved = idle = 0
+    vision = saved = idle = whole = 0
     trained = trained and s.optimizer != "none"
     if run.adapter:
         each = adapter_bytes(s)
@@ -392,12 +401,20 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         vision = sum(t.elements * t.count for t in seeing)
         copies = saved_modules(arch, run.adapter.saved)
         saved = sum(t.elements * t.count for t in copies)
+        seeing_whole = whole_tower(s, arch)
+        whole = sum(t.elements * t.count for t in seeing_whole)
         untrained = end_matrices(arch, rank, role.untrained)
         idle = sum(t.elements for t in untrained)
-        elements = lora_parameters(arch, rank, targets) * run.adapter.count + vision + saved + idle
+        elements = lora_parameters(arch, rank, targets) * run.adapter.count + vision + saved + idle + whole
         idle += passed_parameters(arch, rank, targets)
         first = [t for t in copies if t.kind == "embedding"]
-        changed = (*first, *adapter_tensors(arch, run.adapter), *seeing, *[t for t in copies if t not in first])
+        changed = (
+            *first,
+            *adapter_tensors(arch, run.adapter),
+            *seeing,
+            *seeing_whole,
+            *[t for t in copies if t not in first],
+        )
         count -= 0 if role.keeps_originals else saved
         grad, stepped = each, stepped if master else each
         master = master if each == 2 else 0
@@ -417,7 +434,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         weight_bytes=weight,
         quantised=run.quantised,
         cut_scales=role.cut_scales,
-        adapter=elements - saved if run.adapter else 0,
+        adapter=elements - saved - whole if run.adapter else 0,
         saved=saved,
         untrained=untrained,
         init=s.lora.init if run.adapter and s.lora and s.lora.init != "random" else "",
@@ -631,7 +648,7 @@ def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:
         ]
         apart = [] if beside or "rollout" not in keeps.loading else [(("rollout",), s.gpus_of("rollout"))]
         own = s.gpus_of("actor") if apart else s.gpus
-        each = 1 if s.devices > 1 else own // s.parts
+        each = s.data_parallel if s.devices > 1 else own // s.parts
         return [*[(names, each) for names in stages], *apart]
     if s.placement == "colocated":
         return [(keeps.loading, s.gpus)]

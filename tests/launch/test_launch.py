@@ -292,10 +292,11 @@ NOT_CHANGED = {
     "recompute_modules", "mtp_num_layers", "compile", "float8", "float8_all_gather", "fp8_param_gather",
     "bf16_layers_at_end", "linear_attention", "outputs_kept", "outputs_fp32", "loss_fp32",
     "experts_implementation", "outer_units", "reshard_after_forward", "data_parallel_replicate", "device_map",
+    "device_map_gpus",
     "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",
     "lengths.data", "lengths.deviation", "lengths.shortest", "lengths.prompt",
     "images.count", "images.width", "images.height", "images.min_pixels", "images.max_pixels", "images.frames",
-    "images.freeze", "images.checkpointing",
+    "images.freeze", "images.checkpointing", "images.train_whole",
 }  # fmt: skip
 STARTS: tuple[dict[str, Any], ...] = (
     {"framework": "openrlhf", "task": "sft", "micro_batch": 2, "global_batch": 64},
