@@ -486,10 +486,31 @@ def _orthogonal_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def _low_rank_fault(s: Scenario) -> Refusal | None:
+    """The reason why gradients are not projected, or are not modelled so, in one line, or None.
+
+    ms-swift projects those of linears alone, and DeepSpeed's flat partitions have no rows.
+    """
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own", "ms-swift"), "method": ("full",), "sharding": ("none", "ddp"),
+        "tensor_parallel": (1,), "pipeline_parallel": (1,), "device_map": ("none",),
+    }  # fmt: skip
+    if fault := _beside(s, "optimizer", s.optimizer, "adamw", fixed):
+        return fault
+    barred = {
+        "routed experts": s.architecture.experts > 0,
+        "images": s.images is not None,
+        "optimizer_in_backward": s.optimizer_in_backward,
+    }
+    return _barred("optimizer", s.optimizer, "adamw", barred)
+
+
 def states_fault(s: Scenario) -> Refusal | None:
     """The reason why an optimizer is not modelled for `s`, or None: its states are bf16 whatever it steps in, or it
-    makes matrices orthogonal, whole ones on each rank.
+    makes matrices orthogonal, whole ones on each rank, or projects their gradients.
     """
+    if OPTIMIZERS[s.optimizer].low_rank and (fault := _low_rank_fault(s)):
+        return fault
     if OPTIMIZERS[s.optimizer].orthogonal and (fault := _orthogonal_fault(s)):
         return fault
     if not OPTIMIZERS[s.optimizer].narrow or (s.precision == "bf16" and s.sharding in ("none", "ddp", *FSDP)):

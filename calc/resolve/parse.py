@@ -73,6 +73,7 @@ NEUTRAL: Mapping[str, Any] = {
     "pipeline_layers": None,
     "virtual_pipeline": 1,
     "device_map": "none",
+    "galore_rank": 128,
     "device_map_gpus": None,
     "checkpointed_layers": None,
     "recompute_modules": None,

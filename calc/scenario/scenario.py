@@ -193,6 +193,7 @@ class Scenario:
     precision: Precision
     optimizer: str
     optimizer_impl: str
+    galore_rank: int
     optimizer_in_backward: bool
     use_precision_aware_optimizer: bool
     main_params_dtype: MasterDtype

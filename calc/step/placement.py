@@ -445,7 +445,9 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         grad_bytes=grad,
         master_bytes=master,
         step_bytes=stepped,
-        optimizer=Optimizer(s.optimizer, s.optimizer_impl, role.by_trainer, role.blockwise) if trained else None,
+        optimizer=Optimizer(s.optimizer, s.optimizer_impl, role.by_trainer, role.blockwise, s.galore_rank)
+        if trained
+        else None,
         ranks=s.shards,
         micro_batches=s.accumulation,
         leaves=role.leaves,

@@ -292,7 +292,7 @@ NOT_CHANGED = {
     "recompute_modules", "mtp_num_layers", "compile", "float8", "float8_all_gather", "fp8_param_gather",
     "bf16_layers_at_end", "linear_attention", "outputs_kept", "outputs_fp32", "loss_fp32",
     "experts_implementation", "outer_units", "reshard_after_forward", "data_parallel_replicate", "device_map",
-    "device_map_gpus",
+    "device_map_gpus", "galore_rank",
     "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",
     "lengths.data", "lengths.deviation", "lengths.shortest", "lengths.prompt",
     "images.count", "images.width", "images.height", "images.min_pixels", "images.max_pixels", "images.frames",

@@ -273,6 +273,7 @@ JOBS = {
     "AdamW with Kahan summation": "带 Kahan 求和的 AdamW",
     "LOMO": "LOMO",
     "Muon": "Muon",
+    "AdamW in GaLore's low rank": "GaLore 低秩的 AdamW",
     "SGD with momentum": "带动量的 SGD",
     "bf16": "bf16",
     "fp16 with a loss scaler": "fp16 加损失缩放",
