@@ -1052,7 +1052,8 @@ def depths_fault(s: Scenario) -> Refusal | None:
     """The reason why no further tokens are predicted as is asked for, in one line, or None.
 
     slime and verl build no such layers unless asked (`--mtp-num-layers`, `model.mtp.enable`). ms-swift's `all-linear`
-    is every linear of Transformer Engine's but the head (3.12 `swift/megatron/utils/utils.py`, `find_all_linears`).
+    is every linear of Transformer Engine's but the head (3.12 `swift/megatron/utils/utils.py`, `find_all_linears`), and
+    so the one that joins both streams of a depth, whose adapters are modelled where ranks do not cut it.
     """
     field, asked = "mtp_num_layers", s.mtp_num_layers
     if asked is None:
@@ -1061,8 +1062,9 @@ def depths_fault(s: Scenario) -> Refusal | None:
         return Refusal(field, f"{asked} with {_loop(s)}", "null; not modelled")
     if s.architecture.ssm:  # whose depths have several layers, which may be the same in each
         return Refusal(field, f"{asked} for the family {s.architecture.family}", "null; not modelled")
-    if s.lora and s.lora.targets == "all-linear":  # which has one beside what joins both streams, too
-        return Refusal("lora.targets", f"'all-linear' with mtp_num_layers = {asked}", "a list; not modelled")
+    if s.lora and s.lora.targets == "all-linear" and s.tensor_parallel > 1:
+        given = f"'all-linear' with mtp_num_layers = {asked} and tensor_parallel = {s.tensor_parallel}"
+        return Refusal("lora.targets", given, "a list; not modelled")
     if s.data_parallel_sharding_strategy != "no_shard":
         return Refusal(field, f"{asked} with Megatron-FSDP", "null; not modelled")
     return None

@@ -158,6 +158,22 @@ def shapes(arch: Architecture, linear: Linear, rank: int) -> tuple[tuple[int, ..
     return (rank // first, linear.inputs), (linear.outputs // second, rank)
 
 
+def joining(arch: Architecture) -> Linear:
+    """The product that joins both streams of a depth of multi-token prediction, which `all-linear` names, too."""
+    return Linear("eh_proj", 2 * arch.hidden, arch.hidden, "mlp")
+
+
+def joining_matrices(arch: Architecture, rank: int, targets: str | Sequence[str]) -> tuple[Tensor, ...]:
+    """LoRA's two matrices beside that product of each depth."""
+    if not (arch.depths and isinstance(targets, str)):
+        return ()
+    linear = joining(arch)
+    return tuple([
+        Tensor(f"mtp.{linear.name}.{name}", shape, len(arch.depths), "linear", linear.kind)
+        for name, shape in zip(PARTS, shapes(arch, linear, rank), strict=False)
+    ])  # fmt: skip
+
+
 def embedding_matrices(arch: Architecture, rank: int, targets: str | Sequence[str]) -> tuple[Tensor, ...]:
     """LoRA's two matrices beside the embedding, if `targets` names it: a column for each token, and r to the model's h.
 
@@ -246,4 +262,7 @@ def _lora_elements(arch: Architecture, rank: int, targets: str | tuple[str, ...]
         if not any(matches(linear, target) for _, linear in found):
             raise ConfigError("lora.targets", target, ", ".join(names), near=names)
     named = [(count, linear) for count, linear in found if any(matches(linear, target) for target in wanted)]
-    return sum(count * apart(arch, linear) * sum(map(prod, shapes(arch, linear, rank))) for count, linear in named)
+    joined = sum(t.elements * t.count for t in joining_matrices(arch, rank, targets))
+    return joined + sum(
+        count * apart(arch, linear) * sum(map(prod, shapes(arch, linear, rank))) for count, linear in named
+    )

@@ -50,6 +50,7 @@ from calc.models.lora import (
     embedding_matrices,
     end_matrices,
     head_matrices,
+    joining_matrices,
     lora_parameters,
     passed_parameters,
     saved_modules,
@@ -128,7 +129,8 @@ def adapter_tensors(arch: Architecture, adapter: Adapter) -> tuple[Tensor, ...]:
     """LoRA's two matrices beside the embedding and each adapted linear, the head's last."""
     rank, targets, kinds = adapter.rank, adapter.targets, (*layer_kinds(arch), *[(spec, 1) for spec in arch.depths])
     layers = [t for spec, n in kinds for t in adapter_matrices(arch, spec, rank, targets, n * adapter.count)]
-    return (*embedding_matrices(arch, rank, targets), *layers, *head_matrices(arch, rank, targets))
+    ends = (*joining_matrices(arch, rank, targets), *head_matrices(arch, rank, targets))
+    return (*embedding_matrices(arch, rank, targets), *layers, *ends)
 
 
 def seeing_adapters(s: Scenario, arch: Architecture, rank: int) -> tuple[Tensor, ...]:
