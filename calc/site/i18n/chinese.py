@@ -2224,6 +2224,7 @@ REFUSALS = {
     "fla; only its kernels keep sequences apart": "fla；只有它的 kernel 能分开各个序列",
     "false; batches of {model!} are padded": "false；{model} 的批次总会填充",
     "less than the mean of {n#} tokens": "小于平均长度 {n} 个 token",
+    "a divisor of {heads}, heads of every kind": "{heads} 的约数，即各种头都能整除的数",
     "fla, which it needs": "fla；没有它就不能运行",
     "a divisor of the {n} key heads of linear attention that a tensor-parallel rank has": (
         "张量并行下每张卡上线性注意力的 {n} 个键头的约数"
