@@ -982,6 +982,30 @@ def dora_fault(s: Scenario) -> Refusal | None:
     return _barred("lora.dora", "true", "false", barred)
 
 
+def ia3_fault(s: Scenario) -> Refusal | None:
+    """The reason why no vectors weigh what linears make, or are not modelled so, in one line, or None."""
+    if not s.lora or not s.lora.ia3:
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own", "transformers"), "task": ("pretrain", "sft"), "method": ("lora",),
+        "sharding": ("none", "ddp"), "tensor_parallel": (1,), "pipeline_parallel": (1,), "context_parallel": (1,),
+        "compile": ("none",), "kernels": ("eager",),
+    }  # fmt: skip
+    if fault := _beside(s, "lora.ia3", "true", "false", fixed):
+        return fault
+    barred = {
+        "lora.dora": s.lora.dora,
+        "lora.count": s.lora.count > 1,
+        "lora.init": s.lora.init != "random",
+        "lora.dropout": s.lora.dropout > 0,
+        "lora.modules_to_save": bool(s.lora.modules_to_save),
+        **{f"lora.targets {end}": end in s.lora.modules for end in BESIDE_ENDS},
+        "images": s.images is not None,
+        "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),
+    }
+    return _barred("lora.ia3", "true", "false", barred)
+
+
 def tower_fault(s: Scenario) -> Refusal | None:
     """The reason why no vision tower is trained whole beside adapters, or is not modelled so, in one line, or None.
 

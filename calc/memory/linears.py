@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from calc.autograd.polynomial import amount
 from calc.autograd.tape import NOTHING, Course, Size, Tape, Tensor, of
-from calc.memory import dora
+from calc.memory import dora, ia3
 from calc.memory.run import ROWWISE, Run, biased, dimensions, elements, marks, short, symbol
 from calc.memory.weights import SCALE
 from calc.models.architecture import PROJECTIONS, SCALES, Architecture, LayerSpec
@@ -186,10 +186,15 @@ class Linears:
     def linear(self, name: str, x: Tensor, out: Size) -> Tensor:
         """`nn.Linear`: keeps its input where its weight is trained; LoRA adds two small linears beside it."""
         x = self.bounded(self.entering(name, x), f"{name}: input")
+        weighs = bool(self.run.adapter and self.run.adapter.ia3 and self.is_adapted(name))
+        if weighs and name == self.arch.names.down:
+            x, weighs = ia3.weighed(self, name, x), False
         four_bits = self.run.quantised and (name not in OUTPUTS or self.arch.quantises_head)
         product = self.in_eight_bits if self.run.int8 else self.in_four_bits
         y = product(name, x, out) if four_bits else self.whole(name, x, out)
-        y = self.adapted(name, x, y) if self.run.adapter and self.is_adapted(name) else y
+        if self.run.adapter and not self.run.adapter.ia3 and self.is_adapted(name):
+            y = self.adapted(name, x, y)
+        y = ia3.weighed(self, name, y) if weighs else y
         y = self.bounded(y, f"{name}: output")
         return self.summed(name, y) if name in ROWWISE else y
 

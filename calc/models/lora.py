@@ -143,9 +143,13 @@ def apart(arch: Architecture, linear: Linear) -> int:
 def shapes(arch: Architecture, linear: Linear, rank: int) -> tuple[tuple[int, ...], ...]:
     """The shapes of LoRA's two matrices beside a linear, as one rank holds them, and of DoRA's magnitudes.
 
+    IA3 has one vector (peft 0.21 `tuners/ia3/layer.py`, `IA3Layer.update_layer`).
+
     Megatron-Bridge's are layers of Megatron-core both: beside a linear cut by its outputs, or not at all, the first is
     cut by its own; beside one cut by its inputs the second (0.3.1 `peft/utils.py`, `ParallelLinearAdapter`).
     """
+    if arch.adapters == "vectors":
+        return ((linear.inputs if linear.name.rpartition(".")[2] == arch.names.down else linear.outputs,),)
     if arch.adapters == "scaled":
         return (rank, linear.inputs), (linear.outputs, rank), (linear.outputs,)
     if arch.adapters != "shared":

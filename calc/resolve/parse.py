@@ -106,6 +106,7 @@ NEUTRAL: Mapping[str, Any] = {
     "lora.modules_to_save": (),
     "lora.init": "random",
     "lora.dora": False,
+    "lora.ia3": False,
     "lora.count": 1,
     "optimizer_in_backward": False,
     "use_precision_aware_optimizer": False,
@@ -408,6 +409,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.init_fault(scenario)
         or constraints.dora_fault(scenario)
         or constraints.tower_fault(scenario)
+        or constraints.ia3_fault(scenario)
         or constraints.chosen_fault(scenario)
         or constraints.implementation_fault(scenario)
         or constraints.units_fault(scenario)
@@ -525,7 +527,10 @@ def _modelled(module: Framework, values: Mapping[str, Any], architecture: Archit
     if found.experts and values["experts_implementation"] == "torchtitan":
         # it has three parameters of all experts, and an adapter beside each
         found = replace(found, expert_linears=("gate_proj", "up_proj", "down_proj"))
-    return replace(found, adapters="scaled") if values["lora.dora"] and values["method"] != "full" else found
+    if values["method"] == "full":
+        return found
+    own = "vectors" if values["lora.ia3"] else "scaled" if values["lora.dora"] else found.adapters
+    return replace(found, adapters=own)
 
 
 def _lora(values: Mapping[str, Any], architecture: Architecture) -> Lora | None:
@@ -534,5 +539,5 @@ def _lora(values: Mapping[str, Any], architecture: Architecture) -> Lora | None:
         return None
     targets = rules.adapters(architecture, values["lora.rank"], values["lora.targets"])
     how = values["lora.dtype"], values["lora.units"], tuple(values["lora.modules_to_save"]), values["lora.init"]
-    beside = values["lora.dora"], values["lora.count"]
+    beside = values["lora.dora"], values["lora.count"], values["lora.ia3"]
     return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), *how, *beside)

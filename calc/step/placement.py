@@ -210,7 +210,7 @@ def adapter_of(s: Scenario, role: Role) -> Adapter:
     if not isinstance(targets, str):
         targets = tuple([target for target in targets if target not in role.untrained])
     own = s.lora.rank, targets, s.lora.dropout > 0
-    return Adapter(*own, used, reads, joined, saved, wide, dora, s.lora.count)
+    return Adapter(*own, used, reads, joined, saved, wide, dora, s.lora.count, s.lora.ia3)
 
 
 def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run:
