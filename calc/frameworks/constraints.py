@@ -982,6 +982,20 @@ def dora_fault(s: Scenario) -> Refusal | None:
     return _barred("lora.dora", "true", "false", barred)
 
 
+def rounding_fault(s: Scenario) -> Refusal | None:
+    """The reason why weights are not rounded as they are trained beside, or are not modelled so, in one line, or None."""
+    if s.qat_scheme == "none":
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("unsloth",), "task": ("pretrain", "sft"), "method": ("lora",),
+        "precision": ("bf16", "fp16"),
+    }  # fmt: skip
+    if fault := _beside(s, "qat_scheme", s.qat_scheme, "none", fixed):
+        return fault
+    barred = {"images": s.images is not None, "routed experts": s.architecture.experts > 0}
+    return _barred("qat_scheme", s.qat_scheme, "none", barred)
+
+
 def ia3_fault(s: Scenario) -> Refusal | None:
     """The reason why no vectors weigh what linears make, or are not modelled so, in one line, or None."""
     if not s.lora or not s.lora.ia3:

@@ -223,6 +223,8 @@ class Linears:
             copies = [tape.op(f"{name}: weight to bf16", [], weight, 2, weight=trained)]
             if run.caches:
                 tape.cache(*copies)
+        elif run.rounded:
+            copies = [self.rounded(name, weight)]
         source = self.cast(x, self.c, name) if self.autocast else x
         return tape.op(
             name,
@@ -234,6 +236,16 @@ class Linears:
             product=name not in self.biased,  # with a bias it is `addmm`
             flat=True,
         )
+
+    def rounded(self, name: str, weight: Size) -> Tensor:
+        """A frozen weight, rounded to four bits in groups and back, which its product keeps.
+
+        At most there are four of it in fp32: the weight, its steps, these times their scales, and the sum with what a
+        group's zero stands for (torchao 0.14.1 `quantization/qat/fake_quantizer.py`, `Int4WeightFakeQuantizer.
+        _bf16_activations_forward`; unsloth 2025.10.9 `kernels/utils.py`, `get_lora_parameters`). An adapter's own first
+        matrix is rounded, too, and left out.
+        """
+        return self.tape.op(f"{name}: to 4 bits and back", [], weight, self.c, scratch=weight * (16 - self.c))
 
     def normed_head(self, weight: Size, trained: int) -> Tensor:
         """The head's weight with each row divided by its norm, in the type of the weight (`NormHead` of Baichuan 2)."""

@@ -147,6 +147,7 @@ class Run:
     deterministic: bool = False  # PyTorch's deterministic algorithms, with which experts' outputs are summed otherwise
     keeps_wide: bool = False  # tensors that Transformers loads in fp32 beside others in 16 bits stay so
     forced: Forced = ""  # tensors between products that Unsloth has in fp32, a word of `calc.base.plan.Role`
+    rounded: bool = False  # linears multiply with copies of their weights that were rounded to four bits and back
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
 
     def at(self, spec: LayerSpec) -> Run:

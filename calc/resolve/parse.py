@@ -55,6 +55,7 @@ NEUTRAL: Mapping[str, Any] = {
     "checkpoint_gb": None,
     "vision_tower": False,
     "quantize_moe_experts": False,
+    "qat_scheme": "none",
     "load_in_8bit": False,
     "no_sync": False,
     "reentrant": False,
@@ -410,6 +411,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.dora_fault(scenario)
         or constraints.tower_fault(scenario)
         or constraints.ia3_fault(scenario)
+        or constraints.rounding_fault(scenario)
         or constraints.chosen_fault(scenario)
         or constraints.implementation_fault(scenario)
         or constraints.units_fault(scenario)

@@ -51,6 +51,7 @@ from calc.scenario.words import (
     OutputsKept,
     Placement,
     Precision,
+    QatScheme,
     Resharding,
     Sharded,
     Sharding,
@@ -190,6 +191,7 @@ class Scenario:
     lora: Lora | None
     double_quantization: bool
     load_in_8bit: bool
+    qat_scheme: QatScheme
     checkpoint_gb: float | None
     quantize_moe_experts: bool
     precision: Precision

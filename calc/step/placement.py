@@ -261,6 +261,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         rotates=s.apply_rope_fusion,
         # DeepSpeed casts all to 16 bits, and FSDP gathers all in the compute type
         keeps_wide=bool(arch.kept_wide) and s.layout == "bf16" and s.sharded.family in ("none", "ddp"),
+        rounded=s.qat_scheme == "int4",
         exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
         single=max(role.rows, role.scoring_rows) == 1 and arch.views_one,
         sees=s.images is not None and arch.vision is not None and not arch.vision.crossed,
