@@ -983,7 +983,7 @@ def dora_fault(s: Scenario) -> Refusal | None:
 
 
 def rounding_fault(s: Scenario) -> Refusal | None:
-    """The reason why weights are not rounded as they are trained beside, or are not modelled so, in one line, or None."""
+    """The reason why adapters are not trained beside rounded weights, or are not modelled so, in one line, or None."""
     if s.qat_scheme == "none":
         return None
     fixed: dict[str, tuple[str | int, ...]] = {
