@@ -495,14 +495,14 @@ def _low_rank_fault(s: Scenario) -> Refusal | None:
         "framework": ("torch",), "trainer": ("own", "ms-swift"), "method": ("full",), "sharding": ("none", "ddp"),
         "tensor_parallel": (1,), "pipeline_parallel": (1,), "device_map": ("none",),
     }  # fmt: skip
-    if fault := _beside(s, "optimizer", s.optimizer, "adamw", fixed):
+    if fault := _beside(s, "optimizer", repr(s.optimizer), "adamw", fixed):
         return fault
     barred = {
         "routed experts": s.architecture.experts > 0,
         "images": s.images is not None,
         "optimizer_in_backward": s.optimizer_in_backward,
     }
-    return _barred("optimizer", s.optimizer, "adamw", barred)
+    return _barred("optimizer", repr(s.optimizer), "adamw", barred)
 
 
 def states_fault(s: Scenario) -> Refusal | None:

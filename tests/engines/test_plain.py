@@ -133,10 +133,10 @@ def test_galore_keeps_moments_of_projected_gradients(precision: str, b: int) -> 
 @pytest.mark.parametrize(
     ("fields", "given"),
     [
-        ({"trainer": "axolotl"}, "galore with trainer axolotl"),
-        ({"sharding": "zero2", "gpus": 2}, "galore with sharding zero2"),
-        ({"method": "lora"}, "galore with method lora"),
-        ({"model": "mixtral-8x7b"}, "galore with routed experts"),
+        ({"trainer": "axolotl"}, "'galore' with trainer axolotl"),
+        ({"sharding": "zero2", "gpus": 2}, "'galore' with sharding zero2"),
+        ({"method": "lora"}, "'galore' with method lora"),
+        ({"model": "mixtral-8x7b"}, "'galore' with routed experts"),
     ],
 )
 def test_galore_is_refused_where_it_is_not_modelled(fields: dict[str, object], given: str) -> None:
