@@ -2270,6 +2270,8 @@ REFUSALS = {
     "layers as Llama's": " Llama 那样的层",
     "null, or with device_map auto a divisor of gpus": "null，或在 device_map auto 下是 gpus 的约数",
     "GPUs of which the first holds the vision tower of {family}": "第一张放得下 {family} 整个视觉塔的几张 GPU",
+    "routed experts": "路由专家",
+    "experts that get adapters": "带适配器的专家",
     "layers that attend to images": "关注图像的层",
     "a part that hears": "听声音的部分",
     "false; torchao gathers so with tensorwise under fsdp2": "false；torchao 只在 fsdp2 的 tensorwise 下这样聚集",
