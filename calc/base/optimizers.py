@@ -38,7 +38,8 @@ class Spelling(NamedTuple):
     (workers/config/optimizer.py of 0.9.1). `trl`: Transformers' names, by implementation. `slime`: Megatron-LM's
     `--optimizer`. `swift`: ms-swift's own `--optimizer` beside Transformers' (swift/optimizers of 4.6.0), and
     `llamafactory` its switch (hparams/finetuning_args.py of 0.9.6). `megatron_swift`: the `--optimizer` of ms-swift's
-    `megatron` (swift/megatron/arguments/megatron_args.py of 4.1.0).
+    `megatron` (swift/megatron/arguments/megatron_args.py of 4.1.0). `swift_switch`: ms-swift's switch
+    (swift/trainers/arguments.py of 4.6.0).
     """
 
     torch: str
@@ -49,6 +50,7 @@ class Spelling(NamedTuple):
     swift: str = ""
     llamafactory: str = ""
     megatron_swift: str = ""
+    swift_switch: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,13 +62,13 @@ class Facts:
     else in their own type. `factored`: a matrix keeps a row and a column in place of a moment. `paged`: states may
     leave the GPU under pressure. `implementations`: those that its class offers, its default first; `steps` also has
     others that a scenario may name. `deepspeed`: on flat partitions DeepSpeed's own fused kernel is counted.
-    `in_backward`: it can only step each parameter as soon as backward has made its gradient. `scratch`:
-    bytes an element that its step of one parameter takes, whatever the type, in place of `temporaries`. `widens`: it
-    steps in fp32 copies of gradient and weight, whatever their type, once the next gradient is there. `narrow`: its
-    states are bf16 whatever it steps in, which is counted for weights of that type. `orthogonal`: it steps matrices
-    alone, but for embeddings and heads, each made orthogonal; AdamW steps the rest. `aware`: Transformer
-    Engine steps it with masters and moments of formats of their own. `trainer`: the class that Transformers' Trainer
-    builds for the name, where that is another.
+    `in_backward`: it can only step each parameter as soon as backward has made its gradient. `scratch`: bytes an
+    element that its step of one parameter takes, whatever the type, in place of `temporaries`. `widens`: it steps in
+    fp32 copies of gradient and weight, whatever their type, once the next gradient is there. `narrow`: its states are
+    bf16 whatever it steps in, which is counted for weights of that type. `orthogonal`: it steps matrices alone, but for
+    embeddings and heads, each made orthogonal; AdamW steps the rest. `low_rank`: it steps the matrices of layers
+    through projections of their gradients. `aware`: Transformer Engine steps it with masters and moments of formats of
+    their own. `trainer`: the class that Transformers' Trainer builds for the name, where that is another.
     """
 
     label: str
@@ -81,6 +83,7 @@ class Facts:
     widens: bool = False
     narrow: bool = False
     orthogonal: bool = False
+    low_rank: bool = False
     aware: bool = False
     implementations: tuple[str, ...]
     steps: Mapping[str, Step]
@@ -281,6 +284,15 @@ OPTIMIZERS: Mapping[str, Facts] = {
             llamafactory="use_muon",
             megatron_swift="dist_muon",
         ),
+    ),
+    "galore": Facts(
+        label="AdamW in GaLore's low rank",
+        moments=2,  # exp_avg, exp_avg_sq, of a projected gradient where there is one (galore-torch 1.0 `adamw.py`)
+        low_rank=True,
+        implementations=("single",),
+        # a denominator and a quotient of the largest tensor that is not projected
+        steps=dict.fromkeys(("fused", "foreach", "single"), Step(2, 20)),
+        spelled=Spelling(torch="galore_torch.GaLoreAdamW", openrlhf="", verl="", trl={}, swift_switch="use_galore"),
     ),
     "none": Facts(  # nothing is trained
         label="none",

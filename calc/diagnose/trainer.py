@@ -232,6 +232,8 @@ def _optimizer(flags: Flags) -> dict[str, Any]:
     for name, facts in OPTIMIZERS.items():
         if (named and named == facts.spelled.swift) or flags.on(facts.spelled.llamafactory or "none"):
             return {"optimizer": name}
+        if flags.on(facts.spelled.swift_switch or "none"):
+            return {"optimizer": name, "galore_rank": flags.integer("galore_rank")}
         for implementation, spelled in facts.spelled.trl.items():
             if named == spelled.optim and more == spelled.optim_args:
                 chosen = facts.usual if implementation not in facts.implementations else implementation

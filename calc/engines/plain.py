@@ -99,6 +99,8 @@ class Plain(Holder):
             if r.optimizer.facts.orthogonal:
                 whole = [t.elements for t in r.trained_tensors if steps_as_matrix(t)]
                 passing.append(optimizer.orthogonal(r.role, max(whole, default=0), 1))
+            if r.optimizer.facts.low_rank:
+                passing.append(optimizer.decomposed(r.role, r.trained_tensors, r.step_bytes))
             if r.embedding_kept:
                 kept.append(gradients.whole_embedding(r.role, r.embedding_kept, r.grad_bytes))
                 # the own part is cut out and updates the moments, before anything else is computed from them

@@ -75,7 +75,8 @@ def needed(group: Group) -> int:
 def _job(e: Estimate) -> Iterator[str]:
     s = e.scenario
     several = f", {s.lora.count} side by side" if s.lora and s.lora.count > 1 else ""
-    adapters = f" of rank {s.lora.rank}" + ", DoRA" * s.lora.dora + several if s.lora else ""
+    rank = ", IA3" if s.lora and s.lora.ia3 else f" of rank {s.lora.rank}" if s.lora else ""
+    adapters = rank + ", DoRA" * s.lora.dora + several if s.lora else ""
     yield (
         f"{s.model}, {s.task}, {s.method}{adapters}, {runs(s)}, {s.precision}, "
         f"{', '.join([f'sharding {s.sharding}', *degrees(s)])}, {s.gpus} x {s.gpu}, "

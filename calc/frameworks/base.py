@@ -115,5 +115,6 @@ def accumulated(precision: str, sharding: str) -> str:
 
 def together(fields: Mapping[str, Any]) -> int:
     """The number of GPUs that work on the same sequences: the product of the degrees in `fields`."""
-    devices = int(fields.get("gpus", 1)) if fields.get("device_map") == "auto" else 1
+    own = fields.get("device_map_gpus") or fields.get("gpus", 1)
+    devices = int(own) if fields.get("device_map") == "auto" else 1
     return devices * prod(int(fields.get(place, 1)) for place in TOGETHER)

@@ -486,10 +486,31 @@ def _orthogonal_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def _low_rank_fault(s: Scenario) -> Refusal | None:
+    """The reason why gradients are not projected, or are not modelled so, in one line, or None.
+
+    ms-swift projects those of linears alone, and DeepSpeed's flat partitions have no rows.
+    """
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own", "ms-swift"), "method": ("full",), "sharding": ("none", "ddp"),
+        "tensor_parallel": (1,), "pipeline_parallel": (1,), "device_map": ("none",),
+    }  # fmt: skip
+    if fault := _beside(s, "optimizer", repr(s.optimizer), "adamw", fixed):
+        return fault
+    barred = {
+        "routed experts": s.architecture.experts > 0,
+        "images": s.images is not None,
+        "optimizer_in_backward": s.optimizer_in_backward,
+    }
+    return _barred("optimizer", repr(s.optimizer), "adamw", barred)
+
+
 def states_fault(s: Scenario) -> Refusal | None:
     """The reason why an optimizer is not modelled for `s`, or None: its states are bf16 whatever it steps in, or it
-    makes matrices orthogonal, whole ones on each rank.
+    makes matrices orthogonal, whole ones on each rank, or projects their gradients.
     """
+    if OPTIMIZERS[s.optimizer].low_rank and (fault := _low_rank_fault(s)):
+        return fault
     if OPTIMIZERS[s.optimizer].orthogonal and (fault := _orthogonal_fault(s)):
         return fault
     if not OPTIMIZERS[s.optimizer].narrow or (s.precision == "bf16" and s.sharding in ("none", "ddp", *FSDP)):
@@ -651,18 +672,20 @@ def devices_fault(s: Scenario) -> Refusal | None:
     """The reason why one process does not spread layers over its GPUs, or is not modelled so, in one line, or None."""
     if s.devices == 1:
         return None
-    field = "device_map"
+    several, field = s.data_parallel > 1, "device_map"
     fixed: dict[str, tuple[str | int, ...]] = {
-        "framework": ("torch",), "trainer": ("own", "transformers", "ms-swift"),
-        "task": ("pretrain", "sft"), "sharding": ("none",), "method": ("full", "lora"), "tensor_parallel": (1,),
+        "framework": ("torch",), "trainer": ("ms-swift",) if several else ("own", "transformers", "ms-swift"),
+        "task": ("pretrain", "sft"), "sharding": ("ddp",) if several else ("none",), "method": ("full", "lora"),
+        "tensor_parallel": (1,),
         "pipeline_parallel": (1,), "context_parallel": (1,), "expert_parallel": (1,), "compile": ("none",),
     }  # fmt: skip
     if fault := _beside(s, field, "auto", "none", fixed):
         return fault
-    if s.gpus > s.gpus_per_node:
-        return Refusal(field, f"auto with {s.gpus} GPUs", f"at most a node's {s.gpus_per_node} GPUs, in one process")
+    if s.devices > s.gpus_per_node:
+        return Refusal(field, f"auto with {s.devices} GPUs", f"at most a node's {s.gpus_per_node} GPUs, in one process")
     barred = {
-        "images": s.images is not None,
+        "layers that attend to images": s.architecture.passed > 0,
+        "a part that hears": s.architecture.sound is not None,
         "offload": s.offload.trained or s.offload.activations,
         "optimizer_in_backward": s.optimizer_in_backward,
         "a model whose head is its embedding": s.architecture.tied,
@@ -959,6 +982,61 @@ def dora_fault(s: Scenario) -> Refusal | None:
     return _barred("lora.dora", "true", "false", barred)
 
 
+def rounding_fault(s: Scenario) -> Refusal | None:
+    """The reason why adapters are not trained beside rounded weights, or are not modelled so, in one line, or None."""
+    if s.qat_scheme == "none":
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("unsloth",), "task": ("pretrain", "sft"), "method": ("lora",),
+        "precision": ("bf16", "fp16"),
+    }  # fmt: skip
+    if fault := _beside(s, "qat_scheme", s.qat_scheme, "none", fixed):
+        return fault
+    barred = {"images": s.images is not None, "routed experts": s.architecture.experts > 0}
+    return _barred("qat_scheme", s.qat_scheme, "none", barred)
+
+
+def ia3_fault(s: Scenario) -> Refusal | None:
+    """The reason why no vectors weigh what linears make, or are not modelled so, in one line, or None."""
+    if not s.lora or not s.lora.ia3:
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own", "transformers"), "task": ("pretrain", "sft"), "method": ("lora",),
+        "sharding": ("none", "ddp"), "tensor_parallel": (1,), "pipeline_parallel": (1,), "context_parallel": (1,),
+        "compile": ("none",), "kernels": ("eager",),
+    }  # fmt: skip
+    if fault := _beside(s, "lora.ia3", "true", "false", fixed):
+        return fault
+    barred = {
+        "lora.dora": s.lora.dora,
+        "lora.count": s.lora.count > 1,
+        "lora.init": s.lora.init != "random",
+        "lora.dropout": s.lora.dropout > 0,
+        "lora.modules_to_save": bool(s.lora.modules_to_save),
+        **{f"lora.targets {end}": end in s.lora.modules for end in BESIDE_ENDS},
+        "images": s.images is not None,
+        "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),
+    }
+    return _barred("lora.ia3", "true", "false", barred)
+
+
+def tower_fault(s: Scenario) -> Refusal | None:
+    """The reason why no vision tower is trained whole beside adapters, or is not modelled so, in one line, or None.
+
+    DeepSpeed gives tower and adapters one type of 16 bits, with masters in fp32.
+    """
+    if not (s.images and s.images.train_whole):
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("ms-swift",), "task": ("pretrain", "sft"), "method": ("lora",),
+        "sharding": ("zero1", "zero2"),
+    }  # fmt: skip
+    if fault := _beside(s, "images.train_whole", "true", "false", fixed):
+        return fault
+    barred = {"images.freeze": s.images.freeze != "none", "layers that attend to images": s.architecture.passed > 0}
+    return _barred("images.train_whole", "true", "false", barred)
+
+
 def chosen_fault(s: Scenario) -> Refusal | None:
     """The reason why tokens have no adapters of their own, or are not modelled so, in one line, or None."""
     if not s.lora or s.lora.count == 1:
@@ -1012,7 +1090,8 @@ def depths_fault(s: Scenario) -> Refusal | None:
     """The reason why no further tokens are predicted as is asked for, in one line, or None.
 
     slime and verl build no such layers unless asked (`--mtp-num-layers`, `model.mtp.enable`). ms-swift's `all-linear`
-    is every linear of Transformer Engine's but the head (3.12 `swift/megatron/utils/utils.py`, `find_all_linears`).
+    is every linear of Transformer Engine's but the head (3.12 `swift/megatron/utils/utils.py`, `find_all_linears`), and
+    so the one that joins both streams of a depth, whose adapters are modelled where ranks do not cut it.
     """
     field, asked = "mtp_num_layers", s.mtp_num_layers
     if asked is None:
@@ -1021,8 +1100,9 @@ def depths_fault(s: Scenario) -> Refusal | None:
         return Refusal(field, f"{asked} with {_loop(s)}", "null; not modelled")
     if s.architecture.ssm:  # whose depths have several layers, which may be the same in each
         return Refusal(field, f"{asked} for the family {s.architecture.family}", "null; not modelled")
-    if s.lora and s.lora.targets == "all-linear":  # which has one beside what joins both streams, too
-        return Refusal("lora.targets", f"'all-linear' with mtp_num_layers = {asked}", "a list; not modelled")
+    if s.lora and s.lora.targets == "all-linear" and s.tensor_parallel > 1:
+        given = f"'all-linear' with mtp_num_layers = {asked} and tensor_parallel = {s.tensor_parallel}"
+        return Refusal("lora.targets", given, "a list; not modelled")
     if s.data_parallel_sharding_strategy != "no_shard":
         return Refusal(field, f"{asked} with Megatron-FSDP", "null; not modelled")
     return None

@@ -25,7 +25,13 @@ SEEING = ("qwen3_5_text", "qwen3_5_moe_text", "llama4_text")  # of which checkpo
 # Families whose language model has the layers of one of those, behind a vision tower that mcore-bridge leaves as
 # Transformers has it: whole, in 16 bits, on each rank of the first stage (1.6.5 `model/mm_gpts/utils.py`,
 # `HuggingFaceVit`, and `model/mm_gpt_model.py`)
-TOWERS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "internvl", "llama4")
+TOWERS = (
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "internvl", "llama4",
+    "glm4v_moe",
+)  # fmt: skip
+# Families whose layers are Megatron-core's with two norms more, behind attention and behind the MLP, whose gate and
+# what it multiplies it cuts as it does others' (mcore-bridge 1.6.5 `model/gpts/glm4.py`; ms-swift 3.12.0 has the same)
+GLM = ("glm4", "glm4v")
 
 
 @lru_cache(maxsize=64)  # a search asks for each way of cutting a model
@@ -63,7 +69,8 @@ def modelled(
     # mcore-bridge 1.6.5 `config/parser.py`: position_embedding_type none where layers are state spaces
     specs = tuple(spec._replace(slides=False, rotated=spec.rotated and not arch.ssm) for spec in arch.specs)
     delta = arch.delta and replace(arch.delta, by_head=by_head)
-    return replace(arch, modeling=layers, adapters=adapters, sliding_window=None, specs=specs, delta=delta)
+    own = replace(arch, modeling=layers, adapters=adapters, sliding_window=None, specs=specs, delta=delta)
+    return replace(own, fused_gate_up=False) if arch.family in GLM else own
 
 
 def with_depths(arch: Architecture, depths: int) -> Architecture:

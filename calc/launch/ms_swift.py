@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.launch import hugging_face, shell
@@ -67,7 +68,8 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
     yield option("--model", shell.model_name(s.model))
     yield option("--use_hf", True)
     yield option("--dataset", Placeholder("DATASET", "name or path of the training data"))
-    yield option("--tuner_type", "full" if s.method == "full" else "lora")
+    beside = "lora_llm" if s.images and s.images.train_whole else "lora"
+    yield option("--tuner_type", "full" if s.method == "full" else beside)
     yield option("--torch_dtype", dtype)
     yield option("--bf16", mixed == "bf16")
     yield option("--fp16", mixed == "fp16")
@@ -82,8 +84,10 @@ def flags(s: Scenario, trainer: Scenario) -> Iterator[Words]:
         yield option("--group_by_length", True)
     yield option("--per_device_train_batch_size", s.micro_batch)
     yield option("--use_liger_kernel", s.loss == "fused" or s.kernels == "liger")
-    own = OPTIMIZERS[s.optimizer].spelled.swift
-    for name, value in hugging_face.arguments(trainer, {"optimizer": own} if own else {}).items():
+    spelled = OPTIMIZERS[s.optimizer].spelled
+    own: dict[str, Any] = {spelled.swift_switch: True, "galore_rank": s.galore_rank} if spelled.swift_switch else {}
+    own = {"optimizer": spelled.swift} if spelled.swift else own
+    for name, value in hugging_face.arguments(trainer, own).items():
         yield option(f"--{name}", json.dumps(value) if isinstance(value, dict) else value)
     if s.sharded.family == "fsdp":
         yield option("--fsdp", FSDP)

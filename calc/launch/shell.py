@@ -114,7 +114,7 @@ def several(s: Scenario) -> str:
     """Environment variables by which a command line starts torchrun itself; empty for one process."""
     if s.gpus == s.devices:
         return ""
-    told = f"NPROC_PER_NODE={s.gpus // s.nodes} "
+    told = f"NPROC_PER_NODE={s.gpus // s.devices // s.nodes} "
     if s.nodes == 1:
         return told
     rank = Placeholder("NODE_RANK", "0 on the first node, then 1, 2, ...")

@@ -62,7 +62,7 @@ def notes(s: Scenario, files: dict[str, str]) -> Iterator[str]:
     yield from shell.of_files(s, files)
     if not s.expandable_segments:
         yield "expandable_segments false: set PYTORCH_ALLOC_CONF yourself, or unsloth switches them on"
-    places = [*hugging_face.unsaid(s), "lora.dtype", "lora.init", "loss", "reentrant"]
+    places = [*hugging_face.unsaid(s), "lora.dtype", "lora.init", "loss", "reentrant", "qat_scheme"]
     # without flash-attn, xFormers or PyTorch's own keep the same
     yield from shell.unsaid(s, *places, "group_by_length", *(["attention"] if s.attention == "eager" else []))
     yield from shell.common_notes(s)

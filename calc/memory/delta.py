@@ -51,13 +51,18 @@ class DeltaRule(Linears):
         """The block from its normalised input to the output projection."""
         tape = self.tape
         mixed, z, b, a, *named = self.projected(x)
+        if self.run.context > 1:
+            mixed, b, a, *named = self.by_heads(mixed, b, a)
         y = self.convolved(mixed)
         q, k, v = tape.split("delta: q, k, v", y, [KEYS, KEYS, VALUES])
         tape.returns(*named)
         beta = tape.op("delta: beta", [b], GATES, b.b, saves_out=True)
         decay = self.decay(a)
         rule = self.by_kernels if self.run.linear_kernels else self.by_operations
-        out = self.gated_norm(rule(q, k, v, decay, beta), z)
+        if self.run.context > 1 and self.arch.delta and self.arch.delta.key_heads != self.arch.delta.value_heads:
+            q, k = (tape.op(f"delta: {n}: repeat", [x], REPEATED, x.b) for n, x in (("q", q), ("k", k)))
+        ruled_out = rule(q, k, v, decay, beta)
+        out = self.gated_norm(self.swapped(ruled_out, "output") if self.run.context > 1 else ruled_out, z)
         out = self.linear("delta_out_proj", out, WIDTH)
         tape.returns(x, z, b, a, q, decay)
         return out
@@ -87,6 +92,23 @@ class DeltaRule(Linears):
         q, k = copied(q, "q"), copied(k, "k")
         return tape.op("delta: join q, k, v", [q, k, v], CHANNELS, v.b, aliases=[q, k, v]), z, b, a, q, k, v
 
+    def by_heads(self, mixed: Tensor, b: Tensor, a: Tensor) -> tuple[Tensor, ...]:
+        """The same where ranks share a sequence: each gets all positions of its own heads, joined for the convolution.
+
+        Queries, keys and values are exchanged one by one, then the inputs of beta and of decay (ms-swift of commit
+        5a1ff4bf9, `model/models/qwen.py`, `_run_qwen3_5_gated_delta_net_sequence_parallel_forward`).
+        """
+        tape = self.tape
+        parts = tape.split("delta: parts", mixed, [KEYS, KEYS, VALUES])
+        q, k, v = (self.swapped(x, name) for x, name in zip(parts, "qkv", strict=True))
+        b, a = self.swapped(b, "b"), self.swapped(a, "a")
+        return tape.op("delta: join heads", [q, k, v], CHANNELS, v.b, aliases=[q, k, v]), b, a, q, k, v
+
+    def swapped(self, x: Tensor, name: str) -> Tensor:
+        """A tensor cut into pieces, sent and joined again (`sequence_parallel/ulysses.py`, `_SeqAllToAll`)."""
+        wide = x.size * 2
+        return self.tape.op(f"delta: {name}: all-to-all", [x], x.width, x.b, scratch=wide, backward_scratch=wide)
+
     def convolved(self, x: Tensor) -> Tensor:
         """The causal convolution of each channel, and SiLU; a joint backward keeps the input, trained or not.
 
@@ -114,10 +136,12 @@ class DeltaRule(Linears):
         Forward has queries and keys as they came, too.
         """
         assert self.arch.delta
-        b, scales = q.b, of(n_k=4)
-        kept = [Tensor(KEYS, b), Tensor(scales, 1), Tensor(KEYS, b), Tensor(scales, 1), Tensor(VALUES, b)]
-        summed = KEYS * b if self.arch.delta.key_heads != self.arch.delta.value_heads else NOTHING
-        return ruled(self.tape, (q, k, v, decay, beta), kept, normed=KEYS * (2 * b), summed=summed)
+        b, keys = q.b, q.width
+        scales = of(n_k=4) if keys == KEYS else of(n_v=4)
+        kept = [Tensor(keys, b), Tensor(scales, 1), Tensor(keys, b), Tensor(scales, 1), Tensor(VALUES, b)]
+        fewer = keys == KEYS and self.arch.delta.key_heads != self.arch.delta.value_heads
+        summed = KEYS * b if fewer else NOTHING
+        return ruled(self.tape, (q, k, v, decay, beta), kept, normed=keys * (2 * b), summed=summed)
 
     def by_operations(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         """`torch_chunk_gated_delta_rule`: PyTorch's operations in fp32, then a loop over chunks."""

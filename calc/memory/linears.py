@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from calc.autograd.polynomial import amount
 from calc.autograd.tape import NOTHING, Course, Size, Tape, Tensor, of
-from calc.memory import dora
+from calc.memory import dora, ia3
 from calc.memory.run import ROWWISE, Run, biased, dimensions, elements, marks, short, symbol
 from calc.memory.weights import SCALE
 from calc.models.architecture import PROJECTIONS, SCALES, Architecture, LayerSpec
@@ -186,10 +186,15 @@ class Linears:
     def linear(self, name: str, x: Tensor, out: Size) -> Tensor:
         """`nn.Linear`: keeps its input where its weight is trained; LoRA adds two small linears beside it."""
         x = self.bounded(self.entering(name, x), f"{name}: input")
+        weighs = bool(self.run.adapter and self.run.adapter.ia3 and self.is_adapted(name))
+        if weighs and name == self.arch.names.down:
+            x, weighs = ia3.weighed(self, name, x), False
         four_bits = self.run.quantised and (name not in OUTPUTS or self.arch.quantises_head)
         product = self.in_eight_bits if self.run.int8 else self.in_four_bits
         y = product(name, x, out) if four_bits else self.whole(name, x, out)
-        y = self.adapted(name, x, y) if self.run.adapter and self.is_adapted(name) else y
+        if self.run.adapter and not self.run.adapter.ia3 and self.is_adapted(name):
+            y = self.adapted(name, x, y)
+        y = ia3.weighed(self, name, y) if weighs else y
         y = self.bounded(y, f"{name}: output")
         return self.summed(name, y) if name in ROWWISE else y
 
@@ -218,6 +223,8 @@ class Linears:
             copies = [tape.op(f"{name}: weight to bf16", [], weight, 2, weight=trained)]
             if run.caches:
                 tape.cache(*copies)
+        elif run.rounded:
+            copies = [self.rounded(name, weight)]
         source = self.cast(x, self.c, name) if self.autocast else x
         return tape.op(
             name,
@@ -229,6 +236,16 @@ class Linears:
             product=name not in self.biased,  # with a bias it is `addmm`
             flat=True,
         )
+
+    def rounded(self, name: str, weight: Size) -> Tensor:
+        """A frozen weight, rounded to four bits in groups and back, which its product keeps.
+
+        At most there are four of it in fp32: the weight, its steps, these times their scales, and the sum with what a
+        group's zero stands for (torchao 0.14.1 `quantization/qat/fake_quantizer.py`, `Int4WeightFakeQuantizer.
+        _bf16_activations_forward`; unsloth 2025.10.9 `kernels/utils.py`, `get_lora_parameters`). An adapter's own first
+        matrix is rounded, too, and left out.
+        """
+        return self.tape.op(f"{name}: to 4 bits and back", [], weight, self.c, scratch=weight * (16 - self.c))
 
     def normed_head(self, weight: Size, trained: int) -> Tensor:
         """The head's weight with each row divided by its norm, in the type of the weight (`NormHead` of Baichuan 2)."""

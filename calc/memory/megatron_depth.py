@@ -42,6 +42,7 @@ class MegatronDepth(MegatronLayer):
         weight = 2 * self.arch.hidden**2 // ranks if trained else 0
         y = tape.op("mtp: eh_proj", [both], of(h=1 / ranks), BF16, saves=self.read(both), scratch=whole,
                     backward_scratch=whole * (1 + trained), weight=weight, multiplies=True)  # fmt: skip
+        y = self.adapted_by("eh_proj", both, y, of(r=1))
         if ranks > 1:
             y = tape.op("mtp: gather", [y], WIDTH, BF16, scratch=WIDTH * BF16)
         return tape.op("mtp: scatter", [y], self.stream, BF16, view=True) if self.run.sequences else y

@@ -24,6 +24,7 @@ class Optimizer:
     impl: str
     by_trainer: bool = False  # Transformers' Trainer builds it
     blockwise: bool = False  # Muon makes each rank's part of a matrix orthogonal by itself
+    rank: int = 0  # of GaLore's projections
 
     @property
     def facts(self) -> Facts:
@@ -141,6 +142,49 @@ def gram(role: str, shape: Sequence[int]) -> Line:
     return Line("temporary", role, 2 * (2 * n * m + 4 * n * n), "b·(2·n·m + 4·n·n)", values, "optimizer#muon")
 
 
+def projected(tensor: Tensor) -> bool:
+    """True if GaLore projects a tensor's gradient: that of a linear of a layer (ms-swift `find_all_linears`)."""
+    return tensor.kind == "linear" and len(tensor.shape) > 1
+
+
+def galore_states(tensor: Tensor, rank: int, b: int) -> tuple[int, ...]:
+    """The bytes of each of GaLore's states of a tensor that steps in `b` bytes an element.
+
+    A matrix of n x m, n up to m, has a projection of r x n, and two moments of r x m. The projection is cut out of a
+    decomposition in fp32: of a gradient of that type it is a view, which keeps all of its n x n. Other tensors have
+    AdamW's moments (galore-torch 1.0 `galore_projector.py`, `get_orthogonal_matrix`; `adamw.py`; the same in ms-swift
+    3.0 to 4.6).
+    """
+    if not projected(tensor):
+        return (b * tensor.elements,) * 2
+    n, m = sorted(tensor.shape[-2:])
+    r = min(rank, n)
+    return b * n * (n if b == 4 else r), b * r * m, b * r * m
+
+
+def galore_bytes(tensors: Sequence[Tensor], rank: int, b: int) -> int:
+    """GaLore's states of all trained tensors, see `galore_states`."""
+    return sum(t.count * sum(galore_states(t, rank, b)) for t in tensors)
+
+
+def decomposition(tensor: Tensor, b: int) -> int:
+    """Bytes in which GaLore decomposes a gradient of n x m, n up to m, in fp32, in its first step and every so often.
+
+    The gradient's copy, unless it is fp32 itself, another that the solver overwrites, and both factors (torch 2.13
+    `native/cuda/linalg/BatchLinearAlgebraLib.cpp`, `svd_cusolver`); the solver's workspace is not counted.
+    """
+    n, m = sorted(tensor.shape[-2:])
+    return 4 * ((2 if b == 4 else 3) * n * m + n * n)
+
+
+def decomposed(role: str, tensors: Sequence[Tensor], b: int) -> Line:
+    """The memory in which GaLore decomposes the gradient of the largest matrix."""
+    found = max((t for t in tensors if projected(t)), key=lambda t: decomposition(t, b))
+    n, m = sorted(found.shape[-2:])
+    values = {"c": 2 if b == 4 else 3, "n": n, "m": m}
+    return Line("temporary", role, decomposition(found, b), "4·(c·n·m + n^2)", values, "optimizer#galore")
+
+
 def muon_partition(role: str, matrices: int, b: int, rest: int) -> Line:
     """A rank's states under DeepSpeed's Muon: a momentum of the gradients' `b` bytes of each matrix that it has a part
     of, whole, and AdamW's moments in fp32 for its partition of the `rest`.
@@ -168,6 +212,9 @@ def states(optimizer: Optimizer, role: str, trained: int, b: int, tensors: Seque
             "optimizer_states", role, -(-total // shards), "F/N", {"F": total, "N": shards}, "optimizer#adafactor"
         )
     per = state_bytes_per_parameter(optimizer, b)
+    if facts.low_rank:
+        of = {"G": galore_bytes(tensors, optimizer.rank, b), "r": optimizer.rank}
+        return Line("optimizer_states", role, of["G"], "G", of, "optimizer#galore")
     if facts.orthogonal:
         rest = sum(t.elements * t.count for t in tensors if not steps_as_matrix(t))
         both = OPTIMIZERS[USUAL].moments * b

@@ -58,7 +58,7 @@ class Adapter:
     adapters are parts of their layer's flat parameter, so that its other weights get gradients, too. `saved`: modules
     trained whole beside them, in `saved_b` bytes. `dora`: each row of an adapted weight has a magnitude,
     and the frozen weight multiplies once or, whether anything is dropped out or not, twice. `count`: adapters beside
-    each linear, of which every token has one.
+    each linear, of which every token has one. `ia3`: see `calc.scenario.scenario.Lora`.
     """
 
     rank: int
@@ -71,6 +71,7 @@ class Adapter:
     saved_b: int = 2
     dora: Literal["", "once", "twice"] = ""
     count: int = 1
+    ia3: bool = False
 
     @property
     def widens(self) -> bool:
@@ -146,6 +147,7 @@ class Run:
     deterministic: bool = False  # PyTorch's deterministic algorithms, with which experts' outputs are summed otherwise
     keeps_wide: bool = False  # tensors that Transformers loads in fp32 beside others in 16 bits stay so
     forced: Forced = ""  # tensors between products that Unsloth has in fp32, a word of `calc.base.plan.Role`
+    rounded: bool = False  # linears multiply with copies of their weights that were rounded to four bits and back
     exchange: Exchange = ""  # the way attention sees other ranks' positions, a word of `calc.base.plan.Role`
 
     def at(self, spec: LayerSpec) -> Run:

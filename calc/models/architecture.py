@@ -316,7 +316,7 @@ class Architecture:
     # sequence parallelism a rank's own positions (mcore-bridge), or all (whole: ms-swift 3); or both are cut, see all
     # positions, and a rank's routed experts share one adapter (shared: Megatron-Bridge); beside Transformers' linears
     # each row of an adapted weight may have a magnitude as well (scaled: DoRA)
-    adapters: Literal["own", "whole", "shared", "scaled"] = "own"
+    adapters: Literal["own", "whole", "shared", "scaled", "vectors"] = "own"
     # the part that one GPU holds where several share a model, see `calc.models.slices`
     ranks: int = 1  # tensor-parallel ranks: heads and widths are the part of one of them
     expert_ranks: int = 1  # ranks that share the routed experts, each with some of them

@@ -143,9 +143,13 @@ def apart(arch: Architecture, linear: Linear) -> int:
 def shapes(arch: Architecture, linear: Linear, rank: int) -> tuple[tuple[int, ...], ...]:
     """The shapes of LoRA's two matrices beside a linear, as one rank holds them, and of DoRA's magnitudes.
 
+    IA3 has one vector (peft 0.21 `tuners/ia3/layer.py`, `IA3Layer.update_layer`).
+
     Megatron-Bridge's are layers of Megatron-core both: beside a linear cut by its outputs, or not at all, the first is
     cut by its own; beside one cut by its inputs the second (0.3.1 `peft/utils.py`, `ParallelLinearAdapter`).
     """
+    if arch.adapters == "vectors":
+        return ((linear.inputs if linear.name.rpartition(".")[2] == arch.names.down else linear.outputs,),)
     if arch.adapters == "scaled":
         return (rank, linear.inputs), (linear.outputs, rank), (linear.outputs,)
     if arch.adapters != "shared":
@@ -156,6 +160,22 @@ def shapes(arch: Architecture, linear: Linear, rank: int) -> tuple[tuple[int, ..
     name = linear.name.rpartition(".")[2]
     first, second = (1, arch.ranks) if name in BY_INPUTS else (arch.ranks, arch.ranks if name in UNCUT else 1)
     return (rank // first, linear.inputs), (linear.outputs // second, rank)
+
+
+def joining(arch: Architecture) -> Linear:
+    """The product that joins both streams of a depth of multi-token prediction, which `all-linear` names, too."""
+    return Linear("eh_proj", 2 * arch.hidden, arch.hidden, "mlp")
+
+
+def joining_matrices(arch: Architecture, rank: int, targets: str | Sequence[str]) -> tuple[Tensor, ...]:
+    """LoRA's two matrices beside that product of each depth."""
+    if not (arch.depths and isinstance(targets, str)):
+        return ()
+    linear = joining(arch)
+    return tuple([
+        Tensor(f"mtp.{linear.name}.{name}", shape, len(arch.depths), "linear", linear.kind)
+        for name, shape in zip(PARTS, shapes(arch, linear, rank), strict=False)
+    ])  # fmt: skip
 
 
 def embedding_matrices(arch: Architecture, rank: int, targets: str | Sequence[str]) -> tuple[Tensor, ...]:
@@ -246,4 +266,7 @@ def _lora_elements(arch: Architecture, rank: int, targets: str | tuple[str, ...]
         if not any(matches(linear, target) for _, linear in found):
             raise ConfigError("lora.targets", target, ", ".join(names), near=names)
     named = [(count, linear) for count, linear in found if any(matches(linear, target) for target in wanted)]
-    return sum(count * apart(arch, linear) * sum(map(prod, shapes(arch, linear, rank))) for count, linear in named)
+    joined = sum(t.elements * t.count for t in joining_matrices(arch, rank, targets))
+    return joined + sum(
+        count * apart(arch, linear) * sum(map(prod, shapes(arch, linear, rank))) for count, linear in named
+    )

@@ -113,6 +113,9 @@ CHAT = {"qwen2": 32_768}
 
 # families whose experts have been parameters from the start, and those that call an expert's linears as Mixtral does
 JOINS_EXPERTS = ("granitemoehybrid",)
+# those whose two parameters had each expert's input first then, and whose loop copied an expert's row of them
+# (4.57 `models/qwen3_vl_moe/modeling_qwen3_vl_moe.py`, `Qwen3VLMoeTextExperts.forward`: an index of one element)
+INPUT_FIRST = ("qwen3_vl_moe",)
 AS_MIXTRAL = ("mixtral", "minimax_m2", "phimoe", "kimi_linear")
 # the releases of PEFT that were the first to refuse adapters of a state space's output projection, by family
 REFUSES_OUTPUT: Mapping[str, str] = {"nemotron_h": "0.20"}
@@ -139,6 +142,8 @@ def with_experts(arch: Architecture, transformers: str) -> Architecture:
     Transformers 4.57 `models/{qwen3_moe,ernie4_5_moe,afmoe,…}/modeling_*.py` have a list of MLPs, `models/mixtral` and
     those that follow it of w1, w2 and w3; release 5 joins them to two parameters.
     """
+    if arch.family in INPUT_FIRST and not at_least(transformers, "5"):
+        return replace(arch, experts_input_first=True, experts_converted=False)
     alone = arch.experts_clamped or arch.routing == "all" or arch.family in JOINS_EXPERTS
     if not arch.experts or alone or (at_least(transformers, "5") and not arch.experts_apart):
         return arch

@@ -7,7 +7,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from calc.models.architecture import Architecture, ConfigError, embedding_parameters, layer_parameters, tensors
+from calc.models.architecture import (
+    Architecture,
+    ConfigError,
+    embedding_parameters,
+    layer_parameters,
+    tensors,
+    vision_tensors,
+)
 from calc.models.mixers import Delta, Ssm
 
 PADDED = 128  # rows of Megatron-core's embedding on a rank are a multiple of these
@@ -123,12 +130,15 @@ def device_layers(arch: Architecture, devices: int) -> tuple[int, ...]:
 
     A GPU but the last may have an equal share of all bytes and 1.25 layers more; the first keeps room for the largest
     module that is yet to come. Whichever is last has what is left, with the final norm and the head. Weights have one
-    type, so that elements stand for bytes. accelerate 1.10.0 `utils/modeling.py`, `get_balanced_memory` (whose mean of
-    all leaves is less than a layer), `infer_auto_device_map`; the rule is that of 0.21, too.
+    type, so that elements stand for bytes. A vision tower comes before the embedding, block by block; raises
+    ConfigError for the field `device_map` if the first GPU has no room for all of it. accelerate 1.10.0
+    `utils/modeling.py`, `get_balanced_memory` (whose mean of all leaves is less than a layer), `infer_auto_device_map`;
+    the rule is that of 0.21, too.
     """
     layers = [layer_parameters(arch, spec) for spec in arch.specs]
     ends = [t.elements * t.count for t in tensors(arch) if t.count == 1 and t.module in ("norm", "head")]
-    modules = [embedding_parameters(arch), *layers, *ends]
+    tower = _tower(arch)
+    modules = [*tower, embedding_parameters(arch), *layers, *ends]
     allowed = sum(modules) // devices + int(1.25 * layers[0])
     counts, used, at = [0] * devices, 0, 0
     for n, size in enumerate(modules):
@@ -136,8 +146,18 @@ def device_layers(arch: Architecture, devices: int) -> tuple[int, ...]:
         if at < devices - 1 and used + size > allowed - kept:
             used, at = 0, at + 1
         used += size
-        counts[at] += 1 <= n <= len(layers)
+        if at and n < len(tower):
+            raise ConfigError("device_map", "auto", f"GPUs of which the first holds the vision tower of {arch.family}")
+        counts[at] += len(tower) < n <= len(tower) + len(layers)
     return tuple([count for count in counts if count])
+
+
+def _tower(arch: Architecture) -> list[int]:
+    """Elements of the blocks of a vision tower, one by one, and of all else in it; none without."""
+    if arch.vision is None:
+        return []
+    blocks = [layer_parameters(arch.vision.blocks, spec) for spec in arch.vision.blocks.specs]
+    return [*blocks, sum(t.elements * t.count for t in vision_tensors(arch)) - sum(blocks)]
 
 
 @lru_cache(maxsize=1024)
@@ -147,18 +167,18 @@ def stage(
     """The model as stage `index` of a pipeline holds it.
 
     Each stage has its layers, the first also the embedding, the last the final norm and the head. `counts`: the layers
-    of each, where Megatron-core is told them; `chunks`: a stage has so many pieces of the model, see `chunk`; without
-    Megatron-core every piece is a stage of torchtitan's division, and rank `index` has one of each round of them
-    (`distributed/pipeline_parallel.py`, `_get_stage_indices`). Raises ConfigError for the field `pipeline_parallel` or
-    `virtual_pipeline` if a stage would have no layer, or if two stages would hold the same tensor, and for
-    `pipeline_layers` if it is not a division.
+    of each, where Megatron-core is told them, or Accelerate has placed them; `chunks`: a stage has so many pieces of
+    the model, see `chunk`; without Megatron-core every piece is a stage of torchtitan's division, and rank `index` has
+    one of each round of them (`distributed/pipeline_parallel.py`, `_get_stage_indices`). Raises ConfigError for the
+    field `pipeline_parallel` or `virtual_pipeline` if a stage would have no layer, or if two stages would hold the same
+    tensor, and for `pipeline_layers` if it is not a division.
     """
     if counts is not None and (len(counts) != stages or sum(counts) != arch.layers):
         allowed = f"as many counts as pipeline_parallel = {stages}, {arch.layers} layers together"
         raise ConfigError("pipeline_layers", list(counts), allowed)
     if stages == 1:
         return arch
-    if arch.vision and not arch.megatron:
+    if arch.vision and not (arch.megatron or counts):
         raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with a vision tower")
     if arch.sound and not arch.megatron:
         raise ConfigError("pipeline_parallel", stages, f"1 for the family {arch.family}, with a part that hears")
@@ -182,7 +202,8 @@ def stage(
     counts = counts or layers_of(arch.layers, stages * chunks)
     held = [arch.specs[sum(counts[:n]) :][: counts[n]] for n in range(index, stages * chunks, stages)]
     own = tuple(spec for piece in held for spec in piece)
-    return replace(arch, specs=own, embeds=index == 0, ends=index == stages - 1)
+    vision = None if index else arch.vision
+    return replace(arch, specs=own, embeds=index == 0, ends=index == stages - 1, vision=vision)
 
 
 def megatron_layers(layers: int, stages: int) -> tuple[int, ...]:

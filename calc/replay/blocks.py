@@ -23,7 +23,16 @@ from calc.engines.zero import FLATTENS_ON_GPU, LAZY_BUCKET, B, Zero
 from calc.engines.zero_partition import part_of
 from calc.memory.activations import Program, final_norm, kinds, lifetimes
 from calc.memory.loss import AFTER, written
-from calc.memory.optimizer import in_32_bits, passing, scratch, single_step, state_bytes_per_parameter
+from calc.memory.optimizer import (
+    decomposition,
+    galore_states,
+    in_32_bits,
+    passing,
+    projected,
+    scratch,
+    single_step,
+    state_bytes_per_parameter,
+)
 from calc.memory.run import dimensions
 from calc.memory.weights import NF4, PACKED, ROW, is_quantised
 from calc.models.architecture import (
@@ -578,6 +587,8 @@ def _width(r: Replica, t: Tensor, usual: int) -> int:
 
 def _passing(r: Replica, t: Tensor) -> int:
     """The bytes that the optimizer's step of a tensor takes in passing."""
+    if r.optimizer and r.optimizer.facts.low_rank and projected(t):
+        return decomposition(t, r.step_bytes)
     return t.elements * passing(r.optimizer, _width(r, t, r.step_bytes)) if r.optimizer else 0
 
 
@@ -629,6 +640,8 @@ def _states(r: Replica, t: Tensor) -> tuple[int, ...]:
     """
     assert r.optimizer
     facts, b = r.optimizer.facts, _width(r, t, r.step_bytes)
+    if facts.low_rank:
+        return galore_states(t, r.optimizer.rank, b)
     n = 0 if facts.paged or facts.factored else facts.moments
     if n and facts.eight_bit:
         if in_32_bits(r.optimizer, t):

@@ -55,6 +55,7 @@ NEUTRAL: Mapping[str, Any] = {
     "checkpoint_gb": None,
     "vision_tower": False,
     "quantize_moe_experts": False,
+    "qat_scheme": "none",
     "load_in_8bit": False,
     "no_sync": False,
     "reentrant": False,
@@ -73,6 +74,8 @@ NEUTRAL: Mapping[str, Any] = {
     "pipeline_layers": None,
     "virtual_pipeline": 1,
     "device_map": "none",
+    "galore_rank": 128,
+    "device_map_gpus": None,
     "checkpointed_layers": None,
     "recompute_modules": None,
     "mtp_num_layers": None,
@@ -104,6 +107,7 @@ NEUTRAL: Mapping[str, Any] = {
     "lora.modules_to_save": (),
     "lora.init": "random",
     "lora.dora": False,
+    "lora.ia3": False,
     "lora.count": 1,
     "optimizer_in_backward": False,
     "use_precision_aware_optimizer": False,
@@ -343,6 +347,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         expert_capacity=values["expert_capacity"],
         loss_chunk_size=values["loss_chunk_size"],
         checkpointed_layers=values["checkpointed_layers"],
+        device_map_gpus=values["device_map_gpus"],
         on_policy=float(values["on_policy"]),
         sft_alpha=float(values["sft_alpha"]),
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
@@ -404,6 +409,9 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.ends_fault(scenario)
         or constraints.init_fault(scenario)
         or constraints.dora_fault(scenario)
+        or constraints.tower_fault(scenario)
+        or constraints.ia3_fault(scenario)
+        or constraints.rounding_fault(scenario)
         or constraints.chosen_fault(scenario)
         or constraints.implementation_fault(scenario)
         or constraints.units_fault(scenario)
@@ -521,7 +529,10 @@ def _modelled(module: Framework, values: Mapping[str, Any], architecture: Archit
     if found.experts and values["experts_implementation"] == "torchtitan":
         # it has three parameters of all experts, and an adapter beside each
         found = replace(found, expert_linears=("gate_proj", "up_proj", "down_proj"))
-    return replace(found, adapters="scaled") if values["lora.dora"] and values["method"] != "full" else found
+    if values["method"] == "full":
+        return found
+    own = "vectors" if values["lora.ia3"] else "scaled" if values["lora.dora"] else found.adapters
+    return replace(found, adapters=own)
 
 
 def _lora(values: Mapping[str, Any], architecture: Architecture) -> Lora | None:
@@ -530,5 +541,5 @@ def _lora(values: Mapping[str, Any], architecture: Architecture) -> Lora | None:
         return None
     targets = rules.adapters(architecture, values["lora.rank"], values["lora.targets"])
     how = values["lora.dtype"], values["lora.units"], tuple(values["lora.modules_to_save"]), values["lora.init"]
-    beside = values["lora.dora"], values["lora.count"]
+    beside = values["lora.dora"], values["lora.count"], values["lora.ia3"]
     return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), *how, *beside)

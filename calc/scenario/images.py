@@ -16,7 +16,8 @@ class Images:
     """`count` images of `width` x `height` pixels in each sample, resized to between `min_pixels` and `max_pixels`.
 
     `frames`: of a video that is sampled; 1 is an image. `freeze` names the frozen parts, `checkpointing` says if the
-    tower's blocks are run again for backward; None: if the language model's layers are.
+    tower's blocks are run again for backward; None: if the language model's layers are. `train_whole`: beside adapters,
+    tower and projector are trained whole.
     """
 
     count: int
@@ -27,6 +28,7 @@ class Images:
     frames: int
     freeze: Freeze
     checkpointing: bool | None
+    train_whole: bool = False
 
     @property
     def size(self) -> str:

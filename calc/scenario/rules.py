@@ -168,6 +168,9 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     if (counts := values["pipeline_layers"]) and values["sharding"] != "megatron":
         allowed = "null, or with sharding megatron"
         raise Objection(Refusal("pipeline_layers", f"{[*counts]} with sharding {values['sharding']}", allowed))
+    if (each := values["device_map_gpus"]) and (values["device_map"] == "none" or gpus % each):
+        allowed = "null, or with device_map auto a divisor of gpus"
+        raise Objection(Refusal("device_map_gpus", f"{each} with device_map {values['device_map']}", allowed))
     parts, again = values["recompute_modules"], values["checkpointing"]
     if parts and (values["sharding"] != "megatron" or again != "selective"):
         said = f"{', '.join(parts)} with sharding {values['sharding']} and checkpointing {again}"

@@ -51,6 +51,7 @@ from calc.scenario.words import (
     OutputsKept,
     Placement,
     Precision,
+    QatScheme,
     Resharding,
     Sharded,
     Sharding,
@@ -73,6 +74,7 @@ class Lora:
 
     `modules_to_save`: modules of which copies are trained whole. `init`: what adapters start from. `dora`: each row of
     an adapted weight has a magnitude, which is trained, too. `count`: adapters beside each linear, one for each token.
+    `ia3`: a vector weighs the outputs of each linear, or the inputs of an MLP's last one, in place of both matrices.
     """
 
     rank: int
@@ -84,6 +86,7 @@ class Lora:
     init: AdapterInit = "random"
     dora: bool = False
     count: int = 1
+    ia3: bool = False
 
     @property
     def modules(self) -> str | tuple[str, ...]:
@@ -188,11 +191,13 @@ class Scenario:
     lora: Lora | None
     double_quantization: bool
     load_in_8bit: bool
+    qat_scheme: QatScheme
     checkpoint_gb: float | None
     quantize_moe_experts: bool
     precision: Precision
     optimizer: str
     optimizer_impl: str
+    galore_rank: int
     optimizer_in_backward: bool
     use_precision_aware_optimizer: bool
     main_params_dtype: MasterDtype
@@ -205,6 +210,7 @@ class Scenario:
     pipeline_layers: tuple[int, ...] | None
     virtual_pipeline: int
     device_map: DeviceMap
+    device_map_gpus: int | None
     context_parallel: int
     data_parallel_replicate: int
     sequence_parallel: bool
@@ -319,7 +325,7 @@ class Scenario:
     @property
     def devices(self) -> int:
         """The number of GPUs over which one process spreads the layers of a model, by a `device_map`."""
-        return self.gpus if self.device_map == "auto" else 1
+        return (self.device_map_gpus or self.gpus) if self.device_map == "auto" else 1
 
     @cached_property
     def stage_layers(self) -> tuple[int, ...] | None:
@@ -582,7 +588,7 @@ class Scenario:
             data["lora"] = {
                 "rank": self.lora.rank, "targets": targets, "dropout": self.lora.dropout, "dtype": self.lora.dtype,
                 "units": self.lora.units, "modules_to_save": list(self.lora.modules_to_save),
-                "init": self.lora.init, "dora": self.lora.dora, "count": self.lora.count,
+                "init": self.lora.init, "dora": self.lora.dora, "count": self.lora.count, "ia3": self.lora.ia3,
             }  # fmt: skip
         for name in ("pipeline_layers", "recompute_modules"):
             data[name] = list(data[name]) if data[name] else None

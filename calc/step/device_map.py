@@ -16,24 +16,29 @@ from calc.base.plan import Path
 from calc.engines.replica import Where
 from calc.memory.loss import head_dimensions
 from calc.memory.run import Run
-from calc.step import peaks
+from calc.step import peaks, tower
 from calc.step.instants import Part, Step
 from calc.step.placement import Placed
+from calc.step.tower import Seen
 
 STREAMED = ("fused", "cut", "tiled")  # losses that return no logits
 
 
-def training(placed: Placed, own: Step) -> Iterator[tuple[str, str, list[Line]]]:
-    """The peak instant of each phase on one GPU, without resident tensors; each micro batch ends before the next."""
+def training(placed: Placed, own: Step, seen: Seen | None) -> Iterator[tuple[str, str, list[Line]]]:
+    """The peak instant of each phase on one GPU, without resident tensors; each micro batch ends before the next.
+
+    `seen`: the images before a vision tower, which the GPU with the embedding has.
+    """
     engine, layout = placed.engine, own.plan.layout
-    received = copied(own, backward=False)
+    received = [*copied(own, backward=False), *tower.beside(own, seen, trained=placed.trained)]
     forward = [peaks.beside(received, peaks.peak(engine, own, own.plan.forward))]
+    if seen:
+        forward.append(seen.forward(engine, grad=placed.trained))
     if logits := returned(engine.replica.run, placed.role.path, own):
         there = engine.at(Where("waiting", layout.stack.layers, False))
         forward.append(("logits arrive", [*received, *there, *own.lines([*layout.layers(), logits])]))
     yield "forward", *peaks.largest(forward)
-    backward = peaks.peak(engine, own, own.backward())
-    yield "backward", *peaks.beside(copied(own, backward=True), backward)
+    yield "backward", *tower.backward(engine, own, copied(own, backward=True), seen)
     yield "step", *peaks.beside(own.lines(layout.over("step")), peaks.largest(engine.stepping()))
 
 

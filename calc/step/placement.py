@@ -50,6 +50,7 @@ from calc.models.lora import (
     embedding_matrices,
     end_matrices,
     head_matrices,
+    joining_matrices,
     lora_parameters,
     passed_parameters,
     saved_modules,
@@ -128,14 +129,23 @@ def adapter_tensors(arch: Architecture, adapter: Adapter) -> tuple[Tensor, ...]:
     """LoRA's two matrices beside the embedding and each adapted linear, the head's last."""
     rank, targets, kinds = adapter.rank, adapter.targets, (*layer_kinds(arch), *[(spec, 1) for spec in arch.depths])
     layers = [t for spec, n in kinds for t in adapter_matrices(arch, spec, rank, targets, n * adapter.count)]
-    return (*embedding_matrices(arch, rank, targets), *layers, *head_matrices(arch, rank, targets))
+    ends = (*joining_matrices(arch, rank, targets), *head_matrices(arch, rank, targets))
+    return (*embedding_matrices(arch, rank, targets), *layers, *ends)
 
 
 def seeing_adapters(s: Scenario, arch: Architecture, rank: int) -> tuple[Tensor, ...]:
     """LoRA's matrices beside the linears of a vision tower and its projectors, of what the job does not freeze."""
-    freeze = s.images.freeze if s.images else "vision"
+    freeze = s.images.freeze if s.images and not s.images.train_whole else "vision"
     tower = [t for part in TOWER for t in vision_matrices(arch, rank, part)] if freeze == "none" else []
     return (*tower, *vision_matrices(arch, rank, "projector")) if freeze != "vision" else ()
+
+
+def whole_tower(s: Scenario, arch: Architecture) -> tuple[Tensor, ...]:
+    """The tensors of a vision tower and its projectors that are trained beside adapters on the language model."""
+    if not (s.images and s.images.train_whole):
+        return ()
+    unread = vision_tensors(arch, "unread")
+    return tuple([t for t in vision_tensors(arch) if t not in unread])
 
 
 def pins(s: Scenario) -> HostAllocator:
@@ -200,7 +210,7 @@ def adapter_of(s: Scenario, role: Role) -> Adapter:
     if not isinstance(targets, str):
         targets = tuple([target for target in targets if target not in role.untrained])
     own = s.lora.rank, targets, s.lora.dropout > 0
-    return Adapter(*own, used, reads, joined, saved, wide, dora, s.lora.count)
+    return Adapter(*own, used, reads, joined, saved, wide, dora, s.lora.count, s.lora.ia3)
 
 
 def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run:
@@ -251,12 +261,14 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         rotates=s.apply_rope_fusion,
         # DeepSpeed casts all to 16 bits, and FSDP gathers all in the compute type
         keeps_wide=bool(arch.kept_wide) and s.layout == "bf16" and s.sharded.family in ("none", "ddp"),
+        rounded=s.qat_scheme == "int4",
         exchange=EXCHANGES.get(s.cp_comm_type, role.exchange),
         single=max(role.rows, role.scoring_rows) == 1 and arch.views_one,
         sees=s.images is not None and arch.vision is not None and not arch.vision.crossed,
         fed=adapter is not None
         and bool(
             seeing_adapters(s, arch, adapter.rank)
+            or whole_tower(s, arch)
             or EMBEDDING in adapter.saved
             or embedding_matrices(arch, adapter.rank, adapter.targets)
         ),
@@ -383,7 +395,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
     count, elements, each = parameters(arch, head=head), 0, weight
     changed: tuple[Tensor, ...] = ()
     untrained: tuple[Tensor, ...] = ()
-    vision = saved = idle = 0
+    vision = saved = idle = whole = 0
     trained = trained and s.optimizer != "none"
     if run.adapter:
         each = adapter_bytes(s)
@@ -392,12 +404,20 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         vision = sum(t.elements * t.count for t in seeing)
         copies = saved_modules(arch, run.adapter.saved)
         saved = sum(t.elements * t.count for t in copies)
+        seeing_whole = whole_tower(s, arch)
+        whole = sum(t.elements * t.count for t in seeing_whole)
         untrained = end_matrices(arch, rank, role.untrained)
         idle = sum(t.elements for t in untrained)
-        elements = lora_parameters(arch, rank, targets) * run.adapter.count + vision + saved + idle
+        elements = lora_parameters(arch, rank, targets) * run.adapter.count + vision + saved + idle + whole
         idle += passed_parameters(arch, rank, targets)
         first = [t for t in copies if t.kind == "embedding"]
-        changed = (*first, *adapter_tensors(arch, run.adapter), *seeing, *[t for t in copies if t not in first])
+        changed = (
+            *first,
+            *adapter_tensors(arch, run.adapter),
+            *seeing,
+            *seeing_whole,
+            *[t for t in copies if t not in first],
+        )
         count -= 0 if role.keeps_originals else saved
         grad, stepped = each, stepped if master else each
         master = master if each == 2 else 0
@@ -417,7 +437,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         weight_bytes=weight,
         quantised=run.quantised,
         cut_scales=role.cut_scales,
-        adapter=elements - saved if run.adapter else 0,
+        adapter=elements - saved - whole if run.adapter else 0,
         saved=saved,
         untrained=untrained,
         init=s.lora.init if run.adapter and s.lora and s.lora.init != "random" else "",
@@ -428,7 +448,9 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         grad_bytes=grad,
         master_bytes=master,
         step_bytes=stepped,
-        optimizer=Optimizer(s.optimizer, s.optimizer_impl, role.by_trainer, role.blockwise) if trained else None,
+        optimizer=Optimizer(s.optimizer, s.optimizer_impl, role.by_trainer, role.blockwise, s.galore_rank)
+        if trained
+        else None,
         ranks=s.shards,
         micro_batches=s.accumulation,
         leaves=role.leaves,
@@ -631,7 +653,7 @@ def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:
         ]
         apart = [] if beside or "rollout" not in keeps.loading else [(("rollout",), s.gpus_of("rollout"))]
         own = s.gpus_of("actor") if apart else s.gpus
-        each = 1 if s.devices > 1 else own // s.parts
+        each = s.data_parallel if s.devices > 1 else own // s.parts
         return [*[(names, each) for names in stages], *apart]
     if s.placement == "colocated":
         return [(keeps.loading, s.gpus)]

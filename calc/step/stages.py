@@ -20,7 +20,7 @@ from calc.engines.rollout import STARTING, Starting
 from calc.memory import kv_cache, runtime
 from calc.models.releases import tower_again
 from calc.models.slices import chunk, part
-from calc.step import device_map, peaks, placement, schedule_1f1b, schedule_interleaved, schedule_megatron
+from calc.step import device_map, peaks, placement, schedule_1f1b, schedule_interleaved, schedule_megatron, tower
 from calc.step.instants import Batch, Instant, Step
 from calc.step.placement import Placed
 from calc.step.roles import Roles
@@ -348,17 +348,14 @@ class Stages:
             yield from schedule_1f1b.training(placed, own)
             return
         if placed.role.pipeline[1] > 1:
-            yield from device_map.training(placed, own)
+            yield from device_map.training(placed, own, seen)
             return
         inside = self.roles.placed[stage.inside] if stage.inside else None
         waiting = [*self.idle(inside), *self.lasting(inside)] if inside else []
         # where nothing is trained, nothing is kept for a backward
         instants = own.plan.forward if placed.trained else own.plan.scoring
-        kept, cached = waiting, list[Line]()
-        if seen:
-            kept = [*waiting, *(seen.kept() if placed.trained else [*seen.pixels(), *seen.read()])]
-            cached = [] if own.plan.layout.stack.wrapped else seen.copies()
-        forward = [peaks.beside([*kept, *cached], peaks.peak(engine, own, instants))]
+        kept = [*waiting, *tower.beside(own, seen, trained=placed.trained)]
+        forward = [peaks.beside(kept, peaks.peak(engine, own, instants))]
         if seen:
             forward.append(peaks.beside(waiting, seen.forward(engine, grad=placed.trained)))
         if inside:
@@ -367,33 +364,9 @@ class Stages:
             )
         yield "forward", *peaks.largest(forward)
         if placed.trained:
-            yield "backward", *self._backward(engine, own, waiting, seen)
+            yield "backward", *tower.backward(engine, own, waiting, seen)
             over = own.lines(own.plan.layout.over("step"))
             yield "step", *peaks.beside([*waiting, *over], peaks.largest(engine.stepping()))
-
-    def _backward(
-        self, engine: TrainingEngine, own: Step, waiting: list[Line], seen: Seen | None
-    ) -> tuple[str, list[Line]]:
-        """The peak instant of backward: of the language model while a tower waits, of the tower, of the embedding."""
-        if seen is None:
-            return peaks.beside(waiting, peaks.peak(engine, own, own.backward()))
-        early = ("end",) if seen.tower.crossed else ()  # its tokens are embedded after the images
-        over = [i for i in own.backward() if i.where.segment in ("end", "reduce") and i.where.segment not in early]
-        trained, looks = seen.trained, seen.looks
-        over = [i._replace(where=i.where._replace(above=i.where.above + trained, seen=looks)) for i in over]
-        before = [i for i in own.backward() if i.where.segment not in ("end", "reduce")]
-        embedded = [i for i in own.backward() if i.where.segment in early]
-        found = []
-        for made in sorted({seen.made(i.where.layer) for i in before}, reverse=True):
-            there = [i for i in before if seen.made(i.where.layer) == made]
-            found.append(peaks.beside([*waiting, *seen.kept(), *seen.above(made)], peaks.peak(engine, own, there)))
-        if embedded:
-            beside = [*waiting, *seen.pixels(), *seen.saved(), *seen.above(seen.made(-1))]
-            found.append(peaks.beside(beside, peaks.peak(engine, own, embedded)))
-        found += [peaks.beside(waiting, moment) for moment in seen.backward(engine, own.plan.layout.stack)]
-        if over:
-            found.append(peaks.beside([*waiting, *seen.pixels()], peaks.peak(engine, own, over)))
-        return peaks.largest(found)
 
     def seen(self, placed: Placed, rows: int) -> Seen | None:
         """The images of a micro batch before the role's vision tower; None where it has none, or reads none.

@@ -20,7 +20,9 @@ from calc.models.architecture import TOWER, Architecture, Seeing, vision_tensors
 from calc.models.lora import vision_matrices
 from calc.models.vision import Tower
 from calc.scenario.images import Images
+from calc.step import peaks
 from calc.step.compiled_model import Stack, casts
+from calc.step.instants import Step
 
 SOURCE = "activations#vision"
 Moment = tuple[str, list[Line]]
@@ -51,17 +53,17 @@ class Seen:
     @property
     def looks(self) -> bool:
         """True if the blocks are trained."""
-        return self.run.trained and self.images.freeze == "none"
+        return (self.run.trained or self.images.train_whole) and self.images.freeze == "none"
 
     @property
     def projects(self) -> bool:
         """True if the projector is trained."""
-        return self.run.trained and self.images.freeze != "vision"
+        return (self.run.trained or self.images.train_whole) and self.images.freeze != "vision"
 
     def adapted(self, part: Seeing) -> bool:
         """True if there are adapters beside a part's linears."""
         frozen = ("vision",) if part == "projector" else ("tower", "vision")
-        return self.run.adapter is not None and self.images.freeze not in frozen
+        return self.run.adapter is not None and not self.images.train_whole and self.images.freeze not in frozen
 
     @property
     def embeds(self) -> bool:
@@ -391,6 +393,37 @@ class Seen:
                     f"vision block: {shot.name}",
                     [*beside, *below, *self.alive(shot), *there(over(layer + 1, left), shot)],
                 )
+
+
+def beside(own: Step, seen: Seen | None, *, trained: bool) -> list[Line]:
+    """What is there of the images while the language model's forward runs."""
+    if seen is None:
+        return []
+    kept = seen.kept() if trained else [*seen.pixels(), *seen.read()]
+    return kept if own.plan.layout.stack.wrapped else [*kept, *seen.copies()]
+
+
+def backward(engine: TrainingEngine, own: Step, waiting: list[Line], seen: Seen | None) -> tuple[str, list[Line]]:
+    """The peak instant of backward: of the language model while a tower waits, of the tower, of the embedding."""
+    if seen is None:
+        return peaks.beside(waiting, peaks.peak(engine, own, own.backward()))
+    early = ("end",) if seen.tower.crossed else ()  # its tokens are embedded after the images
+    over = [i for i in own.backward() if i.where.segment in ("end", "reduce") and i.where.segment not in early]
+    trained, looks = seen.trained, seen.looks
+    over = [i._replace(where=i.where._replace(above=i.where.above + trained, seen=looks)) for i in over]
+    before = [i for i in own.backward() if i.where.segment not in ("end", "reduce")]
+    embedded = [i for i in own.backward() if i.where.segment in early]
+    found = []
+    for made in sorted({seen.made(i.where.layer) for i in before}, reverse=True):
+        there = [i for i in before if seen.made(i.where.layer) == made]
+        found.append(peaks.beside([*waiting, *seen.kept(), *seen.above(made)], peaks.peak(engine, own, there)))
+    if embedded:
+        beside = [*waiting, *seen.pixels(), *seen.saved(), *seen.above(seen.made(-1))]
+        found.append(peaks.beside(beside, peaks.peak(engine, own, embedded)))
+    found += [peaks.beside(waiting, moment) for moment in seen.backward(engine, own.plan.layout.stack)]
+    if over:
+        found.append(peaks.beside([*waiting, *seen.pixels()], peaks.peak(engine, own, over)))
+    return peaks.largest(found)
 
 
 def _gradients(segment: Segment) -> int:

@@ -33,7 +33,7 @@ def test_every_row_answers_for_each_implementation_that_a_scenario_may_name(fact
 @ROWS
 def test_every_row_says_what_each_framework_calls_it(facts: Facts) -> None:
     """An empty word says that a framework has none; TRL's commands fall back on the usual implementation's."""
-    assert set(Spelling._fields) == {*FRAMEWORKS, "swift", "llamafactory", "megatron_swift"}
+    assert set(Spelling._fields) == {*FRAMEWORKS, "swift", "llamafactory", "megatron_swift", "swift_switch"}
     assert set(facts.spelled.trl) <= set(facts.implementations)
     assert not facts.spelled.trl or facts.usual in facts.spelled.trl
     assert bool(facts.spelled.torch) is (facts in TRAINS.values())
@@ -54,6 +54,7 @@ def test_every_row_says_what_each_framework_calls_it(facts: Facts) -> None:
         ("lion", 1, set()),
         ("lomo", 0, {"in_backward"}),
         ("muon", 1, {"orthogonal"}),
+        ("galore", 2, {"low_rank"}),
         ("none", 0, set()),
     ],
 )
@@ -61,7 +62,18 @@ def test_a_row_says_what_its_code_keeps(name: str, moments: int, said: set[str])
     """torch 2.13 `optim/*.py`, bitsandbytes 0.50 `optim/optimizer.py`, lion_pytorch.py."""
     facts, words = (
         OPTIMIZERS[name],
-        ("deepspeed", "eight_bit", "bitsandbytes", "paged", "factored", "in_backward", "wide", "narrow", "orthogonal"),
+        (
+            "deepspeed",
+            "eight_bit",
+            "bitsandbytes",
+            "paged",
+            "factored",
+            "in_backward",
+            "wide",
+            "narrow",
+            "orthogonal",
+            "low_rank",
+        ),
     )
     assert (facts.moments, {word for word in words if getattr(facts, word)}) == (moments, said)
 

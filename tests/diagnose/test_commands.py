@@ -230,6 +230,12 @@ def test_an_optimizer_that_is_a_switch_is_read_and_none_is_passed_over() -> None
     assert "optimizer" not in unknown.fields and unknown.unread == ["use_adam_mini"]
 
 
+def test_ms_swifts_galore_is_written_and_read() -> None:
+    job = {"model": "qwen2.5-7b", "task": "sft", "framework": "torch", "trainer": "ms-swift", "gpu": "h100-sxm"}
+    found = stated(parse(job | {"optimizer": "galore", "galore_rank": 64}, catalog=CATALOG))
+    assert (found["optimizer"], found["galore_rank"]) == ("galore", 64)
+
+
 def test_ms_swifts_gpus_that_share_sequences_are_read_with_the_chunks_of_their_loss() -> None:
     """sequence_parallel_size, and CELOSS_PARALLEL_SIZE before the command: two groups of GPUs, 4 sequences each."""
     job = {

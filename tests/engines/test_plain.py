@@ -12,7 +12,8 @@ from strategies import scenarios
 from calc.base.plan import Path
 from calc.engines.plain import Plain
 from calc.engines.replica import Where
-from calc.scenario.scenario import Scenario
+from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario, ScenarioError
 
 
 def plain(**fields: object) -> Plain:
@@ -113,6 +114,35 @@ def test_muon_keeps_one_moment_of_matrices_and_steps_one_at_a_time() -> None:
     rest = 2 * VH + 65 * 4096
     assert total(e.resident(), "optimizer_states") == 2 * (P - rest) + 4 * rest
     assert total(moments(e, "stepping")["optimizer step"], "temporary") == 12 * GATE
+
+
+@pytest.mark.parametrize(("precision", "b"), [("bf16", 2), ("fp32", 4)])
+def test_galore_keeps_moments_of_projected_gradients(precision: str, b: int) -> None:
+    """Rank 64: two moments of 64 rows of a matrix's larger side, and a projection of 64 of its smaller one, or a view
+    of all of these in fp32. Its step divides the embedding, or decomposes an MLP's gradient.
+    """
+    e = plain(optimizer="galore", precision=precision, galore_rank=64)
+    sides = {(4096, 4096): 2, (1024, 4096): 2, (4096, 14336): 3}
+    projected = sum(count * (n * (64 if b == 2 else n) + 2 * 64 * m) for (n, m), count in sides.items())
+    rest = 2 * VH + 65 * 4096
+    assert total(e.resident(), "optimizer_states") == b * (32 * projected + 2 * rest)
+    decomposed = 4 * ((3 if b == 2 else 2) * GATE + 4096**2)
+    assert total(moments(e, "stepping")["optimizer step"], "temporary") == max(decomposed, 2 * b * VH)
+
+
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [
+        ({"trainer": "axolotl"}, "'galore' with trainer axolotl"),
+        ({"sharding": "zero2", "gpus": 2}, "'galore' with sharding zero2"),
+        ({"method": "lora"}, "'galore' with method lora"),
+        ({"model": "mixtral-8x7b"}, "'galore' with routed experts"),
+    ],
+)
+def test_galore_is_refused_where_it_is_not_modelled(fields: dict[str, object], given: str) -> None:
+    job = {"model": "llama-3-8b", "task": "sft", "framework": "torch", "gpu": "h200", "seq_len": 1024}
+    with pytest.raises(ScenarioError, match=f"optimizer: given {given}"):
+        parse(job | {"optimizer": "galore", "micro_batch": 1} | fields)
 
 
 def test_a_model_that_is_not_trained_is_its_weights() -> None:

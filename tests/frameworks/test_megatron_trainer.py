@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate, speed
+from calc.frameworks import megatron_core
 from calc.memory.megatron import MegatronLayer
 from calc.memory.optimizer import PrecisionAware
-from calc.models.architecture import ConfigError, LayerSpec, parameters
+from calc.models.architecture import ConfigError, LayerSpec, language, parameters, vision_tensors
 from calc.models.slices import account_for, chunk, chunk_layers, part, stage
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
@@ -618,6 +620,26 @@ def test_a_frozen_tower_is_whole_on_every_rank_of_the_first_stage() -> None:
         assert ours["weights"] - theirs["weights"] == 2 * TOWER
         assert ours["gradients"] == theirs["gradients"] and ours["optimizer_states"] == theirs["optimizer_states"]
     assert lines(seen, group=1)["weights"] == lines(text, group=1)["weights"]
+
+
+def test_glms_layers_have_two_norms_more_and_a_gate_that_is_cut() -> None:
+    """mcore-bridge 1.6.5 `model/gpts/glm4.py`: each of two ranks has all four norms, half of the rest."""
+    glm = {"model": "glm-4-9b-0414", **SWIFT, "tensor_parallel": 2, "sequence_parallel": True}
+    h, mlp, qkv = 4096, 13_696, 32 * 128 + 2 * 2 * 128
+    layer = (h * qkv + qkv + h * h + 3 * h * mlp) // 2 + 4 * h
+    assert lines(job(**glm))["weights"] == 2 * (40 * layer + h + 2 * 151_552 * h // 2)
+    with pytest.raises(ScenarioError, match="trainer: given 'megatron', allowed: own for the family glm4"):
+        job(model="glm-4-9b-0414")
+
+
+def test_glm_4_6v_has_its_tower_before_glm_4_5s_layers() -> None:
+    """mcore-bridge 1.6.5 `model/mm_gpts/glm.py`: the text's layers are glm4_moe's, the tower is whole, in 16 bits."""
+    arch = load().model("glm-4.5v").reading(images=True)
+    tower = sum(t.elements * t.count for t in vision_tensors(arch))
+    swift = {**SWIFT, "tensor_parallel": 4, "sequence_parallel": True, "gpus": 4, "expert_parallel": 4}
+    text = part(megatron_core.modelled(language(arch), "trainer", "own", towers=True), 4, 4)
+    seen = lines(job(model="glm-4.5v", **swift, images={"width": 448, "height": 448}))
+    assert seen["weights"] == 2 * (parameters(text) + tower)
 
 
 def test_before_4_0_a_frozen_tower_kept_the_input_of_its_blocks() -> None:

@@ -737,6 +737,11 @@ def test_gpus_that_share_sequences_under_ms_swift_have_a_loss_of_their_own_token
         ({"loss": "chunked"}, "loss_chunk_size: given null, allowed: a number with loss chunked"),
         ({"loss": "fused"}, "loss: given 'fused' with trainer ms-swift, allowed: full, chunked"),
         ({"model": "gpt-oss-20b"}, "context_parallel: given 8, allowed for gpt_oss: 1; not modelled"),
+        ({"model": "qwen3-next-80b-a3b"}, "context_parallel: given 8, allowed for qwen3_next: 1; not modelled"),
+        (
+            {"model": "qwen3.5-4b"},
+            "context_parallel: given 8, allowed for qwen3_5_text: a divisor of 4, heads of every",
+        ),
         ({"context_parallel": 4, "tensor_parallel": 2}, "trainer: given 'ms-swift' where GPUs share sequences"),
     ],
 )

@@ -284,7 +284,9 @@ NOT_CHANGED = {
     "expert_capacity", "expert_padding", "loss_chunk_size", "output_hidden_states", "checkpointed_layers",
     "host_memory", "offload.fraction", "offload.masters",
     "use_precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
-    "loss", "lora.units", "lora.count", "quantize_moe_experts", "checkpoint_gb", "vision_tower", "apply_rope_fusion",
+    "loss", "lora.units", "lora.count", "lora.ia3", "qat_scheme", "quantize_moe_experts", "checkpoint_gb",
+    "vision_tower",
+    "apply_rope_fusion",
     "cp_comm_type", "cross_entropy_fusion_impl",
     "create_attention_mask_in_dataloader", "data_parallel_sharding_strategy",
     "async_tensor_parallel", "memory_efficient_linear", "zero_init", "max_live_parameters", "sub_group_size",
@@ -292,10 +294,11 @@ NOT_CHANGED = {
     "recompute_modules", "mtp_num_layers", "compile", "float8", "float8_all_gather", "fp8_param_gather",
     "bf16_layers_at_end", "linear_attention", "outputs_kept", "outputs_fp32", "loss_fp32",
     "experts_implementation", "outer_units", "reshard_after_forward", "data_parallel_replicate", "device_map",
+    "device_map_gpus", "galore_rank",
     "rollout.v0", "lengths.mean", "lengths.longest", "lengths.samples", "lengths.counts",
     "lengths.data", "lengths.deviation", "lengths.shortest", "lengths.prompt",
     "images.count", "images.width", "images.height", "images.min_pixels", "images.max_pixels", "images.frames",
-    "images.freeze", "images.checkpointing",
+    "images.freeze", "images.checkpointing", "images.train_whole",
 }  # fmt: skip
 STARTS: tuple[dict[str, Any], ...] = (
     {"framework": "openrlhf", "task": "sft", "micro_batch": 2, "global_batch": 64},

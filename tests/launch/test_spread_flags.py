@@ -29,3 +29,5 @@ def test_swift_starts_one_process_where_it_spreads_layers() -> None:
     swift = {"trainer": "ms-swift", "task": "sft", "method": "lora", "gpus": 2}
     assert command(**swift, device_map="auto").startswith("swift sft")
     assert command(**swift).startswith("NPROC_PER_NODE=2 ")
+    several = {"gpus": 8, "device_map": "auto", "device_map_gpus": 2, "sharding": "ddp"}
+    assert command(**swift | several).startswith("NPROC_PER_NODE=4 ")

@@ -7,6 +7,7 @@ allocates.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,18 @@ def test_the_kernels_keep_two_bytes_of_each_input_and_a_row_of_a_chunk() -> None
     """Input of the convolution 2·d_c, queries and keys normed 4·d_k with 8·n_k, values within 20·d_v."""
     formula = kept("qwen3.5-4b", linear_kernels=True).formula
     assert formula == "T·(20·h + 2·d_c + 146·n_v + 4·d_k + 8·n_k + 20·d_v + 8·i + 8)"
+
+
+def test_ranks_that_share_a_sequence_exchange_heads_and_repeat_keys() -> None:
+    """ms-swift's code for Qwen3.5, of commit 5a1ff4bf9: 32 value heads beside 16 of keys, 128 wide, so that queries and
+    keys of twice the width are kept, with a scale of each head; before the rule each is cut, sent and joined.
+    """
+    alone = Run(arch("qwen3.5-4b"), linear_kernels=True, trained=False)
+    shared = replace(alone, context=4, exchange="zigzag")
+    own, more = (layer(run, DELTA).saved.bytes(TOKENS, TOKENS) for run in (alone, shared))
+    assert more - own == TOKENS * 2 * (2 * 2048 + 4 * 16)
+    names = {op.name for op in Program(shared, DELTA).layer().ops}
+    assert {f"delta: {name}: all-to-all" for name in ("q", "k", "v", "b", "a", "output")} <= names
 
 
 def test_positions_count_up_to_whole_chunks() -> None:

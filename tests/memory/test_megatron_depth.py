@@ -11,6 +11,7 @@ from calc.memory import activations
 from calc.memory.loss import head
 from calc.memory.run import Adapter, Run
 from calc.models.architecture import Architecture, LayerSpec, parameters, tensors
+from calc.models.lora import adapter_matrices, lora_parameters
 from calc.models.slices import chunk, part, stage
 from calc.resolve.parse import parse
 from calc.scenario.scenario import ScenarioError
@@ -82,6 +83,16 @@ def test_adapters_stand_in_a_depths_layer_too() -> None:
     assert found == [46 * each, 47 * each]
 
 
-def test_every_linear_would_be_what_joins_both_streams_too() -> None:
-    with pytest.raises(ScenarioError, match=r"lora\.targets: given 'all-linear' with mtp_num_layers = 1"):
-        parse(SWIFT | {"mtp_num_layers": 1, "lora": {"rank": 32, "targets": "all-linear"}})
+def test_every_linear_is_what_joins_both_streams_too() -> None:
+    """Beside `eh_proj`, 8192 to 4096, an adapter whose first matrix keeps what was joined, where no rank cuts it."""
+    whole = SWIFT | {"tensor_parallel": 1, "sequence_parallel": False, "lora": {"rank": 32, "targets": "all-linear"}}
+    counts = []
+    for depths in (None, 1):
+        s = parse(whole | {"mtp_num_layers": depths})
+        held = adapter_tensors(s.architecture, Adapter(32, "all-linear", dropout=False, b=2))
+        counts.append(sum(t.count * t.elements for t in held))
+        assert counts[-1] == lora_parameters(s.architecture, 32, "all-linear")
+    layer = sum(t.elements for t in adapter_matrices(s.architecture, s.architecture.specs[-1], 32, "all-linear"))
+    assert counts[1] - counts[0] == layer + 32 * (8192 + 4096)
+    with pytest.raises(ScenarioError, match=r"lora\.targets: given 'all-linear' with mtp_num_layers = 1 and tensor"):
+        parse(whole | {"mtp_num_layers": 1, "tensor_parallel": 4, "sequence_parallel": True})

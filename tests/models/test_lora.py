@@ -10,6 +10,7 @@ from architectures import DEEPSEEK, architectures, published, tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calc.catalog.catalog import load
 from calc.memory.activations import Program
 from calc.memory.run import Adapter, Run
 from calc.models.architecture import Architecture, ConfigError, linears
@@ -77,6 +78,15 @@ def test_a_target_may_say_where_its_linear_lies() -> None:
 )
 def test_experts_that_are_parameters_have_none(model: str, version: str) -> None:
     assert with_experts(published(model), version) == published(model)
+
+
+def test_experts_of_qwen3_vl_were_rows_of_two_parameters_before_transformers_5() -> None:
+    """4.57.0 `models/qwen3_vl_moe/modeling_qwen3_vl_moe.py`, `Qwen3VLMoeTextExperts`: input first, and no linears."""
+    arch = load().model("qwen3-vl-30b-a3b").reading(images=True)
+    old = with_experts(arch, "4.57")
+    assert old.experts_input_first and not old.expert_linears and with_experts(arch, "5.0") == arch
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert lora_parameters(old, 8, "all-linear") == lora_parameters(old, 8, attention)
 
 
 def test_lora_by_hand() -> None:

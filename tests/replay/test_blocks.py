@@ -62,7 +62,8 @@ def gradients(model: Blocks) -> list[int]:
     sorted(
         name
         for name, facts in OPTIMIZERS.items()
-        if not (facts.factored or facts.in_backward or facts.narrow or facts.orthogonal) and name != "none"
+        if not (facts.factored or facts.in_backward or facts.narrow or facts.orthogonal or facts.low_rank)
+        and name != "none"
     ),
 )
 @pytest.mark.parametrize(
@@ -77,6 +78,15 @@ def test_weights_states_and_gradients_add_up_to_the_ledgers_lines(optimizer: str
     assert expected - len(model.states) * 2 <= states <= expected
     whole = sum(gradients(model)) - (TABLE * (4 if "precision" in fields else 2) if model.tied else 0)
     assert whole + model.embedding + model.second == held(s, "gradients")
+
+
+@pytest.mark.parametrize("fields", [{}, {"precision": "autocast"}])
+def test_galores_states_add_up_to_the_ledgers_line(fields: dict[str, Any]) -> None:
+    """A projection and two moments of a layer's seven matrices, two moments of everything else."""
+    s, model = job(optimizer="galore", **fields)
+    assert sum(map(sum, model.states)) == held(s, "optimizer_states")
+    assert sorted({len(each) for each in model.states}) == [2, 3]
+    assert sum(len(each) == 3 for each in model.states) == 24 * 7
 
 
 @pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 2), ("lion", 1), ("sgd-momentum", 1)])

@@ -6,6 +6,7 @@ import pytest
 
 from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
+from calc.models.architecture import language, parameters, vision_tensors
 from calc.models.slices import device_layers
 from calc.resolve.parse import parse
 from calc.scenario.scenario import ScenarioError
@@ -61,6 +62,33 @@ def test_hidden_states_and_their_gradients_are_copied_and_logits_come_back() -> 
     assert arrived.bytes == 1024 * 151936 * 2
 
 
+def test_a_vision_tower_lies_before_the_embedding_and_its_images_stay_for_backward() -> None:
+    """Qwen2.5-VL 7B: as accelerate 1.10 places it (`infer_auto_device_map`), the tower goes to the first GPU."""
+    images = {"count": 1, "width": 448, "height": 448, "freeze": "vision"}
+    first, second = moments(model="qwen2.5-vl-7b", gpus=2, device_map="auto", precision="bf16", images=images)
+    arch = load().model("qwen2.5-vl-7b").reading(images=True)
+    tower = sum(t.elements * t.count for t in vision_tensors(arch))
+    text = sum(held(group["load"], "weights") for group in (first, second)) // 2 - tower
+    assert text == parameters(language(arch)) and held(first["load"], "weights") > 2 * tower
+    pixels = [line for line in first["backward"] if "pixels" in line.values]
+    assert pixels and not [line for line in second["backward"] if "pixels" in line.values]
+
+
+def test_processes_that_each_spread_their_layers_reduce_gradients_of_their_own() -> None:
+    """Two of two GPUs each: on either GPU as one process of two, with DDP's buckets (ms-swift, `patch_mp_ddp`)."""
+    fields = {"device_map": "auto", "trainer": "ms-swift"}
+    alone = moments(gpus=2, **fields)
+    several = moments(gpus=4, device_map_gpus=2, sharding="ddp", **fields)
+    for one, many in zip(alone, several, strict=True):
+        assert held(one["load"], "weights") == held(many["load"], "weights")
+        assert held(many["step"], "communication") == held(many["step"], "gradients") + held(
+            one["step"], "communication"
+        )
+    s = parse(JOB | {"gpus": 4, "device_map_gpus": 2, "sharding": "ddp", **fields})
+    assert (s.data_parallel, s.shards, s.parts, s.communicators) == (2, 2, 2, 1)
+    assert [group.gpus for group in estimate(s, replays=False).groups] == [2, 2]
+
+
 def test_more_gpus_never_need_more_on_any() -> None:
     peaks = []
     for gpus in (1, 2, 4, 8):
@@ -78,9 +106,24 @@ def test_more_gpus_never_need_more_on_any() -> None:
         ({"model": "llama-3.2-1b"}, "a model whose head is its embedding"),
         ({"gpus": 16, "gpus_per_node": 8}, "auto with 16 GPUs"),
         ({"trainer": "axolotl"}, "auto with trainer axolotl"),
+        ({"gpus": 4, "device_map_gpus": 2, "sharding": "ddp"}, "auto with trainer transformers"),
+        ({"gpus": 4, "device_map_gpus": 2, "trainer": "ms-swift", "sharding": "zero2"}, "auto with sharding zero2"),
     ],
 )
 def test_layers_are_spread_only_where_that_is_modelled(fields: dict[str, object], given: str) -> None:
     with pytest.raises(ScenarioError, match="device_map: given") as error:
         parse(JOB | {"gpus": 2, "device_map": "auto", "sharding": "none"} | fields)
     assert given in str(error.value)
+
+
+@pytest.mark.parametrize("fields", [{"gpus": 4, "device_map": "none"}, {"gpus": 5, "device_map": "auto"}])
+def test_processes_have_as_many_gpus_each(fields: dict[str, object]) -> None:
+    with pytest.raises(ScenarioError, match="device_map_gpus: given 2 with device_map"):
+        parse(JOB | {"device_map_gpus": 2, "trainer": "ms-swift", "sharding": "ddp"} | fields)
+
+
+def test_a_first_gpu_has_room_for_the_whole_tower() -> None:
+    """Eight GPUs of an InternVL whose tower of 5.5 billion weights is a fifth of it."""
+    images = {"count": 1, "width": 448, "height": 448, "freeze": "vision"}
+    with pytest.raises(ScenarioError, match="device_map: given 'auto', allowed: GPUs of which the first holds"):
+        parse(JOB | {"model": "internvl2.5-26b", "gpus": 8, "device_map": "auto", "images": images})

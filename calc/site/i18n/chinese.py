@@ -273,6 +273,7 @@ JOBS = {
     "AdamW with Kahan summation": "带 Kahan 求和的 AdamW",
     "LOMO": "LOMO",
     "Muon": "Muon",
+    "AdamW in GaLore's low rank": "GaLore 低秩的 AdamW",
     "SGD with momentum": "带动量的 SGD",
     "bf16": "bf16",
     "fp16 with a loss scaler": "fp16 加损失缩放",
@@ -2221,6 +2222,7 @@ REFUSALS = {
     "fla; only its kernels keep sequences apart": "fla；只有它的 kernel 能分开各个序列",
     "false; batches of {model!} are padded": "false；{model} 的批次总会填充",
     "less than the mean of {n#} tokens": "小于平均长度 {n} 个 token",
+    "a divisor of {heads}, heads of every kind": "{heads} 的约数，即各种头都能整除的数",
     "fla, which it needs": "fla；没有它就不能运行",
     "a divisor of the {n} key heads of linear attention that a tensor-parallel rank has": (
         "张量并行下每张卡上线性注意力的 {n} 个键头的约数"
@@ -2264,6 +2266,12 @@ REFUSALS = {
     "none, model; this loss is a kernel already": "none、model；这种损失本身已是内核",
     "a model's own operations": "模型自身的算子",
     "layers as Llama's": " Llama 那样的层",
+    "null, or with device_map auto a divisor of gpus": "null，或在 device_map auto 下是 gpus 的约数",
+    "GPUs of which the first holds the vision tower of {family}": "第一张放得下 {family} 整个视觉塔的几张 GPU",
+    "routed experts": "路由专家",
+    "experts that get adapters": "带适配器的专家",
+    "layers that attend to images": "关注图像的层",
+    "a part that hears": "听声音的部分",
     "false; torchao gathers so with tensorwise under fsdp2": "false；torchao 只在 fsdp2 的 tensorwise 下这样聚集",
     "null; PyTorch's setting is for CUDA": "null；PyTorch 的这个设置用于 CUDA",
     "null, or with {name!} {version!} or later": "null，或 {name} {version} 及更新版本",

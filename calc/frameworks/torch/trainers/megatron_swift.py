@@ -64,9 +64,10 @@ def modelled(arch: Architecture, version: str, depths: int = 0) -> Architecture:
     """
     bridged = at_least(version, BRIDGE)
     linear = "" if bridged else f"megatron-swift from {BRIDGE} on; before, ranks did not share it: not modelled"
+    further = (*GEMMA, *megatron_core.HYBRID) if bridged else ()
     own = megatron_core.modelled(
         arch, "trainer", "own", given="megatron-swift", linear=linear, by_head=True,
-        adapters="own" if bridged else "whole", towers=True, further=(*GEMMA, *megatron_core.HYBRID) if bridged else (),
+        adapters="own" if bridged else "whole", towers=True, further=(*megatron_core.GLM, *further),
     )  # fmt: skip
     return megatron_core.with_depths(own, depths)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 from calc.base.plan import DeepSpeed, Path
@@ -125,8 +126,24 @@ def shared_fault(s: Scenario) -> Refusal | None:
     if (s.loss_chunk_size is None) == (s.loss == "chunked"):
         allowed = "a number with loss chunked, as CELOSS_PARALLEL_SIZE says, else null"
         return Refusal("loss_chunk_size", str(s.loss_chunk_size or "null"), allowed)
-    if arch.mla or arch.attention_sinks or arch.recurrent or arch.broad:
+    if arch.recurrent:
+        return linear_fault(s)
+    if arch.mla or arch.attention_sinks or arch.broad:
         return Refusal("context_parallel", n, "1; not modelled", f"for {arch.family}")
+    return None
+
+
+def linear_fault(s: Scenario) -> Refusal | None:
+    """The reason why GPUs cannot share sequences of linear attention, or are not modelled so, in one line, or None.
+
+    Qwen3.5's alone, by heads, with no ring beside (model/models/qwen.py:1276 of 4.6.0).
+    """
+    n, arch = s.context_parallel, s.architecture
+    if not (arch.delta and arch.family.startswith("qwen3_5")):
+        return Refusal("context_parallel", n, "1; not modelled", f"for {arch.family}")
+    heads = gcd(arch.delta.key_heads, arch.delta.value_heads, arch.kv_heads)
+    if heads % n:
+        return Refusal("context_parallel", n, f"a divisor of {heads}, heads of every kind", f"for {arch.family}")
     return None
 
 

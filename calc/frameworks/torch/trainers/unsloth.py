@@ -303,7 +303,8 @@ def path(s: Scenario, usual: Path) -> Path:
     A kernel reads the logits in the type of the model, caps them where the model would (`DO_SOFTCAPPING`), and writes
     their gradient over them (kernels/cross_entropy_loss.py of 2024.8); Accelerate then casts those that the model
     returns to fp32. From 2025.3.19 on, before the newest, short micro batches took that way, too. 2025.9.1 makes the
-    gradients in forward, compiled, in chunks: see `counted`.
+    gradients in forward, compiled, in chunks: see `counted`. Where linears round their weights, the head does so in the
+    former way alone, which takes more than a long micro batch's chunks do.
 
     It finds the loss in a model's source by patterns. A model that none of them matches makes all logits, casts them to
     fp32 itself, and hands them to that kernel (unsloth_zoo 2025.10.12 loss_utils.py:112, `UnslothForCausalLMLoss`).
@@ -312,8 +313,11 @@ def path(s: Scenario, usual: Path) -> Path:
         return Path("flash", head_fp32=True, in_place=True)
     ran, version = shared.ran(s, RELEASES), str(s.versions["unsloth"])
     between = at_least(ran, SHORT) and ran != NEWEST
+    whole = Path("flash", in_place=True, caps=True, metrics=4 if trainer.wrapped(s) and not forced(s) else 0)
     if s.loss == "full" or (between and s.rows * s.longest_len <= WHOLE):
-        return Path("flash", in_place=True, caps=True, metrics=4 if trainer.wrapped(s) and not forced(s) else 0)
+        return whole
+    if between and s.qat_scheme != "none":
+        return replace(whole, kept=WHOLE / (s.rows * s.longest_len))
     if s.loss != "fused" or not at_least(version, OFF):
         return usual
     return replace(usual, chunks=counted(version))
