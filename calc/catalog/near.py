@@ -133,10 +133,10 @@ UNMODELLED = _named(
         "is not modelled; ling-flash-2.0 and ling-1t are the nearest",
         r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of a BailingMoE that is not modelled; "
         "ling-lite-1.5, ling-mini-2.0, ling-flash-2.0 and ling-1t are",
-        r"jamba": "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have "
-        "Mamba-2's",
         r"falcon[ _-]rw": "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, "
         "bloom-1b1 and mpt-7b are",
+        r"(?:falcon-?)?mamba(?![ _-]?2)(?:[ _-][0-9.]+[bm])?": "has Mamba-1's state spaces in all layers, which is not "
+        "modelled; jamba-reasoning-3b has them in most",
         r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma|phi-?4-mini-flash[a-z-]*": "has a state space or "
         "recurrence of another kind than nemotron-nano-9b-v2's and qwen3-next-80b-a3b's, which are modelled",
         r"baichuan2?-13b": "slopes attention's scores by position (ALiBi) in code that lies beside its weights; "

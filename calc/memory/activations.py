@@ -33,14 +33,14 @@ from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
 from calc.memory.run import PREFIXES, Run, dimensions, routed, symbol
-from calc.memory.ssm import StateSpace
+from calc.memory.selective import SelectiveScan
 from calc.memory.weights import SCALE
 from calc.models.architecture import BESIDE, BLOCKS, LATENT, PROJECTIONS, LayerSpec, Norms, layer_kinds
 from calc.models.lora import EMBEDDING, adapted
 from calc.models.mixers import AltUp, Hyper
 
 
-class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttention, CrossAttention):
+class Program(ChannelDelta, Lightning, SelectiveScan, ExpertLoop, CompressedAttention, CrossAttention):
     """Writes the operations of one decoder layer, the final norm or a head on a tape."""
 
     def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
@@ -709,7 +709,7 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttenti
             case "lightning":
                 return self.lightning(n)
             case "ssm":
-                return self.state_space(n)
+                return self.selective_scan(n) if self.arch.ssm and self.arch.ssm.rank else self.state_space(n)
             case "both":
                 states = self.multiplied(self.state_space(n), "ssm")
                 heads = self.multiplied(self.attention(self.multiplied(n, "attention: input")), "attention")

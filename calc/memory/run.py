@@ -378,6 +378,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
                 "s_p": ssm.heads * ssm.chunk,
                 "s_q": ssm.groups * ssm.chunk,
                 "s_s": ssm.state,
+                **({"s_r": ssm.rank, "s_d": ssm.state_dim} if ssm.rank else {}),
             }
             if ssm
             else {}

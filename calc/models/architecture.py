@@ -597,7 +597,23 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         yield from norm(f"{a}.o_norm", d.value_dim, "attn")
         yield from linear(f"{a}.o_proj", d.values, h)
 
+    def selective(m: Ssm) -> Iterable[Tensor]:
+        yield tensor(f"{names.ssm}.A_log", (m.inner, m.state_dim), "decay", "attn")
+        yield tensor(f"{names.ssm}.D", (m.inner,), "decay", "attn")
+        yield tensor(f"{names.ssm}.conv1d.weight", (m.inner, 1, m.kernel), "convolution", "attn")
+        if m.conv_bias:
+            yield tensor(f"{names.ssm}.conv1d.bias", (m.inner,), "bias", "attn")
+        yield from linear(f"{names.ssm}.in_proj", h, 2 * m.inner, m.bias)
+        yield from linear(f"{names.ssm}.x_proj", m.inner, m.rank + 2 * m.state_dim)
+        yield from linear(f"{names.ssm}.dt_proj", m.rank, m.inner, True)
+        yield from linear(f"{names.ssm}.out_proj", m.inner, h, m.bias)
+        for name, width in ("dt", m.rank), ("b", m.state_dim), ("c", m.state_dim):
+            yield from norm(f"{names.ssm}.{name}_layernorm", width, "attn")
+
     def state_space(m: Ssm) -> Iterable[Tensor]:
+        if m.rank:
+            yield from selective(m)
+            return
         for name in ("dt_bias", "A_log", "D"):
             yield tensor(f"{names.ssm}.{name}", (m.heads,), "decay", "attn")
         yield tensor(f"{names.ssm}.conv1d.weight", (m.convolved, 1, m.kernel), "convolution", "attn")

@@ -176,6 +176,10 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         *_MAMBA, "attn_rotary_emb", "layers_block_type", "num_logits_to_keep", "partial_rotary_factor",
         "time_step_limit", "z_loss_coefficient",
     ),
+    "jamba": (
+        *_ROUTER, *_MAMBA, "calc_logits_for_entire_prompt", "mamba_inner_layernorms", "num_logits_to_keep",
+        "sliding_window", "use_associative_scan", "use_mambapy",
+    ),
     "exaone_moe": (
         *_ROUTER, *_GROUPS, "first_last_k_dense_replace", "is_moe_layer", "mlp_layer_types", "mtp_loss_type",
         "mtp_share_layers", "scoring_func", "tokenizer_class", "topk_method",

@@ -472,6 +472,12 @@ _SHORT = dict(
 )  # fmt: skip
 _LATE_NORMS = dict(qk_norm="heads", qk_norm_late=True, names=Names(q_norm="query_layernorm", k_norm="key_layernorm"))
 _MLA = dict(attention_bias=False, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64)
+_MAMBA1 = dict(
+    ssm_state="mamba_d_state",
+    ssm_kernel="mamba_d_conv",
+    ssm_conv_bias="mamba_conv_bias",
+    ssm_bias="mamba_proj_bias",
+)
 _MAMBA2 = dict(
     ssm_heads="mamba_n_heads", ssm_head_dim="mamba_d_head", ssm_groups="mamba_n_groups", ssm_state="mamba_d_state",
     ssm_kernel="mamba_d_conv", ssm_chunk="mamba_chunk_size", ssm_conv_bias="mamba_conv_bias",
@@ -1038,6 +1044,14 @@ FAMILIES: dict[str, Family] = {
         dict(rotation="joined", norms=Norms(mlp="pre_ff_layernorm"),
              names=Names(final_norm="final_layernorm", mlp="feed_forward")),
         biases=_LLAMA, ssm="instead", spelled=_MAMBA2,
+    ),
+    "jamba": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=262144, num_experts=16, num_experts_per_tok=2,
+             expert_layer_period=2, expert_layer_offset=1, attn_layer_period=8, attn_layer_offset=4, mamba_d_state=16,
+             mamba_d_conv=4, mamba_expand=2, mamba_dt_rank="auto", mamba_conv_bias=True, mamba_proj_bias=False),
+        dict(norms=Norms(mlp="pre_ff_layernorm"), routing="fp32", routing_normed=False, router="feed_forward.router",
+             names=Names(final_norm="final_layernorm", mlp="feed_forward")),
+        ssm="instead", unrotated="all", experts="num_experts", expert_size="intermediate_size", spelled=_MAMBA1,
     ),
     "exaone_moe": Family(
         dict(num_key_value_heads=32, max_position_embeddings=2048, sliding_window=4096, sliding_window_pattern=4,

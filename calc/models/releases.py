@@ -29,7 +29,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.37.0": ("qwen2",),
     "4.38.0": ("gemma", "stablelm"),
     "4.39.0": ("cohere", "llava_next", "starcoder2"),
-    "4.40.0": ("olmo", "qwen2_moe"),
+    "4.40.0": ("jamba", "olmo", "qwen2_moe"),
     "4.41.0": ("paligemma", "phi3"),
     "4.42.0": ("gemma2",),
     "4.44.0": ("nemotron",),

@@ -123,6 +123,7 @@ OWN: dict[str, dict[str, Any]] = {
         "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_key_value_heads",
         "head_dim", "max_position_embeddings"))},
     "phimoe": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "jamba": {"num_experts": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 8, "head_dim": None},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 32, "mamba_d_head": 64, "mamba_d_state": 64},
 }  # fmt: skip
 # those that AutoModelForCausalLM runs; Ling's and Baichuan's code lies beside their weights, Mistral 4's is a part of
@@ -141,7 +142,7 @@ APART = (
     "minicpmv4_5",
 )
 # families that came since; each way of running is that of a place in the list
-LATE = ("mllama_text_model", "deepseek_v4", *HEARING, "codegen")
+LATE = ("mllama_text_model", "deepseek_v4", *HEARING, "codegen", "jamba")
 RUN = (*(family for family in FAMILIES if family not in (*APART, *LATE)), *LATE)
 TOWERED = tuple(family for family in SEEING if family not in APART)
 

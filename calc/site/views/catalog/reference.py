@@ -95,7 +95,7 @@ def model_summary(model: Model) -> str:
         f"{inline(model.name)} has <strong>{model.parameters:,} parameters</strong>, {exactly}: "
         f"{a.layers} layers of width {a.hidden:,}, {a.heads} heads{shared}, and a vocabulary of {a.vocab:,}"
         f"{', whose embedding is also the output head' if a.tied else ''}.{experts}"
-        f"{passed * (a.passed > 0)}{alone * model.text_alone} "
+        f"{passed * (a.passed > 0)}{alone * model.text_alone} Source of the count: {inline(model.parameters_source)}. "
         f"Configuration: {within(sheets.linked(model.source))}. Hugging Face name: <code>{inline(model.hf)}</code>."
         f"{_aliases(model)}"
     )
