@@ -76,6 +76,7 @@ SPEAKS = _named(
         r"minicpm[ _-]llama3[ _-]v": "llama-3-8b",
         r"deepseek[ _-]vl[ _-]7b": "deepseek-llm-7b",
         r"yi[ _-]vl[ _-]6b": "yi-6b",
+        r"jina-embeddings-v4": "qwen2.5-3b",
         r"yi[ _-]vl[ _-]34b": "yi-34b",
         r"ovis[ _-]?1[._]6[ _-]gemma2[ _-]9b": "gemma-2-9b",
         r"ovis[ _-]?1[._]6[ _-]gemma2[ _-]27b": "gemma-2-27b",
@@ -135,10 +136,11 @@ UNMODELLED = _named(
         "ling-lite-1.5, ling-mini-2.0, ling-flash-2.0 and ling-1t are",
         r"falcon[ _-]rw": "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, "
         "bloom-1b1 and mpt-7b are",
-        r"(?:falcon-?)?mamba(?![ _-]?2)(?:[ _-][0-9.]+[bm])?": "has Mamba-1's state spaces in all layers, which is not "
-        "modelled; jamba-reasoning-3b has them in most",
-        r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma|phi-?4-mini-flash[a-z-]*": "has a state space or "
-        "recurrence of another kind than nemotron-nano-9b-v2's and qwen3-next-80b-a3b's, which are modelled",
+        r"(?:falcon-?)?mamba(?!-?2(?![.]8b))(?:[ _-][0-9.]+[bm])?": "has Mamba-1's state spaces in all layers, which "
+        "is not modelled; jamba-reasoning-3b has them in most",
+        r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma|nemotron-flash|"
+        r"phi-?4-mini-flash[a-z-]*": "has a state space or recurrence of another kind than nemotron-nano-9b-v2's and "
+        "qwen3-next-80b-a3b's, which are modelled",
         r"baichuan2?-13b": "slopes attention's scores by position (ALiBi) in code that lies beside its weights; "
         "bloom-7b1 and mpt-7b do so, too",
         r"kimi[ _-]?k3|zaya[0-9]*|(?:ling|ring)[ _-]?3|laguna|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a "
@@ -159,6 +161,14 @@ UNMODELLED = _named(
                 r"lfm2[ _-]24b": "lfm2-8b-a1b",
                 r"qwen3[._][678][ _-](?:max|plus|[0-9.]+t)": "qwen3.5-397b-a17b",
                 r"eurollm[ _-]22b": "eurollm-9b",
+                r"bielik[ _-][14][._]5b": "bielik-11b",
+                r"llama[ _-]guard[ _-]4": "llama-4-scout",
+                r"kanana": "llama-3.1-8b",
+                r"a\.x[ _-][34]": "qwen2.5-7b",
+                r"qwen3guard[ _-]stream": "qwen3-8b",
+                r"biomedlm|cerebras[ _-]gpt": "gpt2-xl",
+                r"glm[ _-]edge": "glm-4-9b",
+                r"megrez|minimind": "smollm2-1.7b",
                 r"galactica": "opt-6.7b",
                 r"hunyuan[ _-]mt": "hunyuan-7b",
                 r"sailor2|oreal-7b|acemath[ _-]7b|qwen2[._]5[ _-]math[ _-]prm": "qwen2.5-7b",
@@ -177,7 +187,7 @@ UNMODELLED = _named(
         r"longcat": "has two attentions in a layer and experts that do nothing, which are not modelled; deepseek-v3 "
         "has neither, and is",
         r"phi-?3-small": f"has attention by blocks, {_BESIDE}; phi-3-medium is modelled",
-        r"bitnet": "has weights of three values, which are not modelled; qwen2.5-1.5b is of like size",
+        r"bitnet|falcon-e": "has weights of three values, which are not modelled; qwen2.5-1.5b is of like size",
         r"olmo-hybrid": "has a gated delta rule of a kind of its own, which is not modelled; qwen3.5-9b has another",
         r"telechat|xverse|bluelm|yuan2|orion-14b|skywork-(?:13b|moe)|aquila[0-9]*|^internlm-|"
         r"sarvam-(?:30|105)b|decilm": f"is of a family {_BESIDE}; qwen3-8b, qwen3-32b and qwen3-30b-a3b are modelled",
@@ -201,7 +211,9 @@ UNMODELLED = _named(
         r"vibevoice|midashenglm|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|csm-1b": _SOUND,
         r"(?:flan-?|m|u|by|code|long)?t5|t5gemma|aya-101|bart|mbart|pegasus|nllb": "has an encoder beside its decoder, "
         "which is not modelled; decoders of every size are, from qwen3-0.6b on",
-        r"(?:modern|distil|ro|al|de|electra)?bert[a-z]*|deberta|roberta|bge|[a-z0-9.]*embedding|"
+        r"(?:modern|distil|ro|al|de|electra)?bert[a-z]*|deberta|roberta|bge|minilm|mpnet|prompt-guard|"
+        r"(?:e5|gte)-(?:small|base|large)|"
+        r"[a-z0-9.]*embeddings?|"
         r"embeddinggemma": "is an encoder, which is not modelled; qwen3-reranker-0.6b is a decoder that scores texts, "
         "and is",
         r"llada|dream-v0|diffusiongemma|labs-diffusion": "makes text by diffusion, which is not modelled; llama-3-8b "

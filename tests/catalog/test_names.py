@@ -342,6 +342,13 @@ TYPED = {
     "deepseek-ai/deepseek-vl2": "",
     "deepseek-ai/DeepSeek-OCR-2": "deepseek-ocr",
     "vikhyatk/moondream2": "phi-1.5",
+    "utter-project/EuroLLM-1.7B-Instruct": "eurollm-1.7b",
+    "openGPT-X/Teuken-7B-instruct-research-v0.4": "teuken-7b",
+    "hfl/chinese-alpaca-2-13b-16k": "chinese-alpaca-2-13b",
+    "TheDrummer/Cydonia-24B-v4": "mistral-small-3.2-24b",
+    "jinaai/jina-embeddings-v4": "qwen2.5-3b",
+    "Jamba-1.5-Mini-AWQ": "jamba-v0.1",
+    "Alibaba-NLP/gte-Qwen2-1.5B-instruct": "qwen2-1.5b",
     "ai21labs/AI21-Jamba-1.5-Mini": "jamba-v0.1",
     "ai21labs/AI21-Jamba-Large-1.7": "jamba-large",
     "jamba reasoning 3b": "jamba-reasoning-3b",
@@ -428,7 +435,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 374
+    assert len(TYPED) == 398
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -531,6 +538,12 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
         ("bigcode/santacoder", "is of an architecture that few train today"),
         ("meituan-longcat/LongCat-Flash-Chat", "has two attentions in a layer"),
         ("answerdotai/ModernBERT-base", "is an encoder"),
+        ("sentence-transformers/all-MiniLM-L6-v2", "is an encoder"),
+        ("meta-llama/Llama-Prompt-Guard-2-86M", "is an encoder"),
+        ("intfloat/multilingual-e5-large", "is an encoder"),
+        ("nvidia/Nemotron-Flash-1B", "has a state space or recurrence of another kind"),
+        ("tiiuae/Falcon-E-3B-Base", "has weights of three values"),
+        ("speakleash/Bielik-4.5B-v3.0-Instruct", "is of the family of bielik-11b"),
     ],
 )
 def test_a_model_that_is_not_modelled_is_refused_with_what_it_has(name: str, why: str) -> None:
