@@ -136,8 +136,6 @@ UNMODELLED = _named(
         "ling-lite-1.5, ling-mini-2.0, ling-flash-2.0 and ling-1t are",
         r"falcon[ _-]rw": "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, "
         "bloom-1b1 and mpt-7b are",
-        r"(?:falcon-?)?mamba(?!-?2(?![.]8b))(?:[ _-][0-9.]+[bm])?": "has Mamba-1's state spaces in all layers, which "
-        "is not modelled; jamba-reasoning-3b has them in most",
         r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma|nemotron-flash|"
         r"phi-?4-mini-flash[a-z-]*": "has a state space or recurrence of another kind than nemotron-nano-9b-v2's and "
         "qwen3-next-80b-a3b's, which are modelled",

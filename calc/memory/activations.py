@@ -437,7 +437,7 @@ class Program(ChannelDelta, Lightning, SelectiveScan, ExpertLoop, CompressedAtte
         self.tape.hold(self.input)  # the model's `hidden_states`, until the layer returns the next
         if self.arch.normed_after:
             return self.of_normed_sums(norms)
-        n = self.norm(self.input, norms.attention)
+        n = self.norm(self.narrowed(self.input), norms.attention)
         if self.arch.joined:
             return self.both_at_once(n)
         if "none" in (self.spec.mixer, self.spec.mlp):
@@ -659,6 +659,10 @@ class Program(ChannelDelta, Lightning, SelectiveScan, ExpertLoop, CompressedAtte
         scaled = tape.op("layer inputs: scale sum", [both], all_layers, both.b)
         tape.hold(scaled)
         return tape
+
+    def narrowed(self, x: Tensor) -> Tensor:
+        """The residual stream as a layer reads it, in the type of its norm's weight where the stream is in fp32."""
+        return self.cast(x, self.run.weight, "norm") if self.arch.wide_stream else x
 
     def lending(self) -> Tape:
         """The keys and values of a layer whose own are borrowed by others, from the layer's input."""

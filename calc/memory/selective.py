@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from calc.autograd.tape import NOTHING, Size, Tensor, of
 from calc.memory.linears import WIDTH
+from calc.memory.run import symbol
 from calc.memory.ssm import INNER, StateSpace
 
 RANK, CHANNEL, STATE = of(s_r=1), of(s_d=1), of(s_s=1)
@@ -24,13 +25,15 @@ class SelectiveScan(StateSpace):
         tape = self.tape
         projected = self.linear("ssm_in_proj", x, INNER * 2)
         decays = self.decays()
+        if self.arch.ssm and self.arch.ssm.whole and self.run.linear_kernels:
+            y = self.at_once(projected, decays)
+            tape.returns(x, projected, decays)
+            return y
         mixed, gate = tape.split("ssm: x, gate", projected, [INNER, INNER])
         read = self.let_through(mixed)
         parts = tape.split("ssm: step, B, C", self.linear("ssm_x_proj", read, RANK + CHANNEL * 2),
                            [RANK, CHANNEL, CHANNEL])  # fmt: skip
-        step, b, c = (
-            self.norm(part, f"ssm_{name}_layernorm") for name, part in zip(("dt", "b", "c"), parts, strict=True)
-        )
+        step, b, c = (self.part_norm(part, name) for name, part in zip(("dt", "b", "c"), parts, strict=True))
         # the weight itself is multiplied, past an adapter beside it, unless it is quantised
         project = self.linear if self.run.quantised else self.whole
         steps = project("ssm_dt_proj", step, INNER)
@@ -42,6 +45,41 @@ class SelectiveScan(StateSpace):
         y = self.linear("ssm_out_proj", out, WIDTH)
         tape.returns(x, projected, decays, gate, read, steps, b, c, scanned)
         return y
+
+    def part_norm(self, x: Tensor, name: str) -> Tensor:
+        """The norm of time steps, of B or of C, where the family has one."""
+        ssm, module = self.arch.ssm, f"ssm_{name}_layernorm"
+        assert ssm
+        if ssm.parts == "bare":
+            return self.cast(self.unweighed(self.cast(x, 4, module), module, Size({"": 1})), x.b, module)
+        return self.norm(x, module) if ssm.parts else x
+
+    def at_once(self, projected: Tensor, decays: Tensor) -> Tensor:
+        """mamba-ssm's one operation from the input projection to the output's, whose convolution runs again backward.
+
+        It keeps its input, copied position by position, what makes time steps, B and C, copies of these two, its output
+        before the gate, and a state of every 2048 positions. Backward has the convolution's output and time steps
+        again, gradients of both and of the output, and the output behind its gate (`MambaInnerFn`).
+        """
+        ssm, b = self.arch.ssm, projected.b
+        assert ssm
+        read = self.tape.op("ssm: contiguous", [projected], INNER * 2, b)
+        # under autocast the weights that it multiplies with are copies, which it keeps
+        copied = ("ssm_x_proj", "ssm_dt_proj", "ssm_out_proj") if self.run.copies else ()
+        copies = [Tensor(Size({}, {symbol(name): 1}), 2) for name in copied]
+        made, states = Tensor(RANK + CHANNEL * 2, b), Tensor(of(s_s=2 / ssm.chunk), 4)
+        out = self.tape.op(
+            "ssm: scan",
+            [read, decays],
+            WIDTH,
+            self.c,
+            saves=[read, decays, made, Tensor(CHANNEL * 2, b), states, Tensor(INNER, b), *copies],
+            scratch=INNER * (3 * b),
+            backward_scratch=INNER * (6 * b) + CHANNEL * 8,
+            weight=self.part("conv1d", "x_proj", "dt_proj", "D", "out_proj"),
+        )
+        self.tape.returns(read)
+        return out
 
     def decays(self) -> Tensor:
         """`-exp(A_log)` in fp32."""

@@ -296,6 +296,7 @@ class Architecture:
     delta: Delta | None = None
     lightning: int = 0  # positions that lightning attention works on at once, with all heads (MiniMax-Text-01)
     ssm: Ssm | None = None
+    wide_stream: bool = False  # the residual stream is in fp32 from the first layer on, and each layer reads a copy
     conv: ShortConv | None = None
     multipliers: bool = False  # projections, keys, blocks and the MLP's halves are multiplied by numbers (Falcon-H1)
     activation: str = "silu"
@@ -607,7 +608,7 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         yield from linear(f"{names.ssm}.x_proj", m.inner, m.rank + 2 * m.state_dim)
         yield from linear(f"{names.ssm}.dt_proj", m.rank, m.inner, True)
         yield from linear(f"{names.ssm}.out_proj", m.inner, h, m.bias)
-        for name, width in ("dt", m.rank), ("b", m.state_dim), ("c", m.state_dim):
+        for name, width in (("dt", m.rank), ("b", m.state_dim), ("c", m.state_dim)) if m.parts == "weighed" else ():
             yield from norm(f"{names.ssm}.{name}_layernorm", width, "attn")
 
     def state_space(m: Ssm) -> Iterable[Tensor]:

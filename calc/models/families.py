@@ -58,7 +58,7 @@ ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "gemma4_unified_text": "gemm
 EARLIER = {"bailing_moe": ("use_qk_norm", "bailing_moe_lite")}
 # families of whose state spaces PEFT refuses to adapt the output projection (0.21 `tuners/tuners_utils.py`,
 # `_check_lora_target_modules_mamba`); the releases below: `calc.models.releases.with_outputs`
-UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
+UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1", "mamba", "falcon_mamba")
 # families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
 MXFP4 = ("gpt_oss",)
 # Families that Transformers 5 loads from files with separate experts (`conversion_mapping.py`, "qwen2_moe"), and whose
@@ -478,6 +478,20 @@ _MAMBA1 = dict(
     ssm_conv_bias="mamba_conv_bias",
     ssm_bias="mamba_proj_bias",
 )
+_MAMBA1_ALONE = dict(
+    ssm_state="state_size", ssm_kernel="conv_kernel", ssm_conv_bias="use_conv_bias", ssm_bias="use_bias",
+    mamba_expand="expand", mamba_dt_rank="time_step_rank",
+)  # fmt: skip
+# no layer attends: one head as wide as the stream stands for those that the config lacks
+_SELECTIVE = dict(
+    num_attention_heads=1, num_key_value_heads=1, intermediate_size=1, state_size=16, conv_kernel=4, expand=2,
+    time_step_rank="auto", use_conv_bias=True, residual_in_fp32=True,
+)  # fmt: skip
+_MAMBA = dict(
+    wide_stream=True, norms=Norms("norm", mlp=""),
+    names=Names(model="backbone", embedding="embeddings", final_norm="norm_f", attention="mixer", mlp="mixer",
+                ssm="mixer"),
+)  # fmt: skip
 _MAMBA2 = dict(
     ssm_heads="mamba_n_heads", ssm_head_dim="mamba_d_head", ssm_groups="mamba_n_groups", ssm_state="mamba_d_state",
     ssm_kernel="mamba_d_conv", ssm_chunk="mamba_chunk_size", ssm_conv_bias="mamba_conv_bias",
@@ -1052,6 +1066,14 @@ FAMILIES: dict[str, Family] = {
         dict(norms=Norms(mlp="pre_ff_layernorm"), routing="fp32", routing_normed=False, router="feed_forward.router",
              names=Names(final_norm="final_layernorm", mlp="feed_forward")),
         ssm="instead", unrotated="all", experts="num_experts", expert_size="intermediate_size", spelled=_MAMBA1,
+    ),
+    "mamba": Family(
+        dict(tie_word_embeddings=True, use_bias=False, **_SELECTIVE), _MAMBA, ssm="blocks", unrotated="all",
+        needed=("residual_in_fp32",), spelled=_MAMBA1_ALONE,
+    ),
+    "falcon_mamba": Family(
+        dict(use_bias=False, **_SELECTIVE), _MAMBA, ssm="blocks", unrotated="all", needed=("residual_in_fp32",),
+        spelled=_MAMBA1_ALONE,
     ),
     "exaone_moe": Family(
         dict(num_key_value_heads=32, max_position_embeddings=2048, sliding_window=4096, sliding_window_pattern=4,

@@ -50,6 +50,8 @@ SSM_KINDS: Mapping[str, tuple[Mixer, Literal["dense", "experts", "none"]]] = {
     "full_attention": ("attention", "none"), "mlp": ("none", "dense"), "moe": ("none", "experts"),
 }  # fmt: skip
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # Nemotron-H's letters for them
+# norms of time steps, B and C, by family
+PARTS_NORMED: Mapping[str, Literal["", "weighed", "bare"]] = {"jamba": "weighed", "falcon_mamba": "bare"}
 SCANNED = 2048  # positions of which mamba-ssm keeps a state (csrc/selective_scan/selective_scan.cpp, `n_chunks`)
 STATES = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of a state's element, by its type's name
 _SHOWN = 12  # fields that a line lists
@@ -839,8 +841,13 @@ def _selective(read: Reader) -> Ssm:
     rank = -(-read.integer("hidden_size") // 16) if auto else read.integer("mamba_dt_rank")
     state, kernel = read.integer("ssm_state"), read.integer("ssm_kernel")
     conv_bias, bias = (read.boolean(name) for name in ("ssm_conv_bias", "ssm_bias"))
-    stored = STATES["bfloat16"]
-    return Ssm(inner, 1, 0, state, kernel, SCANNED, stored, normed=False, conv_bias=conv_bias, bias=bias, rank=rank)
+    family = str(read.config.get("model_type"))
+    parts = PARTS_NORMED.get(family, "")
+    return Ssm(
+        inner, 1, 0, state, kernel, SCANNED, STATES["bfloat16"], normed=False,
+        adapted=family not in UNADAPTED_OUTPUT, conv_bias=conv_bias, bias=bias, rank=rank, parts=parts,
+        whole=family != "jamba",
+    )  # fmt: skip
 
 
 def _ssm(read: Reader) -> Ssm:
@@ -855,8 +862,8 @@ def _ssm(read: Reader) -> Ssm:
         raise ConfigError("mamba_ssm_cache_dtype", stored, ", ".join(STATES), near=tuple(STATES))
     normed = read.boolean("mamba_rms_norm") if read.known("mamba_rms_norm") else True
     adapted = read.config.get("model_type") not in UNADAPTED_OUTPUT
-    biased = (read.boolean(name) for name in ("ssm_conv_bias", "ssm_bias"))
-    return Ssm(heads, head_dim, groups, state, kernel, chunk, STATES[stored], normed, adapted, *biased)
+    conv_bias, bias = (read.boolean(name) for name in ("ssm_conv_bias", "ssm_bias"))
+    return Ssm(heads, head_dim, groups, state, kernel, chunk, STATES[stored], normed, adapted, conv_bias, bias)
 
 
 def _channel_delta(read: Reader) -> Delta:

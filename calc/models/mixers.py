@@ -120,7 +120,9 @@ class Ssm:
     sees. `chunk`: positions that are scanned at once. `state_bytes`: of an element of the state, as an engine that
     generates keeps it. `normed`: a norm follows the output's gate. `adapted`: PEFT adapts the output projection, too.
     `rank`: of the time steps, of which each channel has its own, as a head of width 1 (Mamba-1); 0: a head has one.
-    With it B and C are those of all channels, and are made, as time steps are, of what the convolution lets through.
+    With it B and C are those of all channels, and are made, as time steps are, of what the convolution lets through;
+    `parts`: all three have norms, with weights or without. `whole`: mamba-ssm runs convolution and scan as one, from
+    the input projection on (Mamba, Falcon Mamba).
     """
 
     heads: int
@@ -135,6 +137,8 @@ class Ssm:
     conv_bias: bool = True
     bias: bool = False
     rank: int = 0
+    parts: Literal["", "weighed", "bare"] = ""
+    whole: bool = False
 
     @property
     def inner(self) -> int:

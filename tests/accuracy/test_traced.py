@@ -95,7 +95,8 @@ def test_megatron_cores_steps_are_met_within_a_third_of_a_percent(residuals: lis
     met((r for r in residuals if r.sharding == "megatron"), count=20, median=0.0001, worst=0.003)
 
 
-STATE_SPACES = ("traced/bamba", "traced/nemotron-", "traced/granite-4-h", "traced/falcon-h1", "traced/jamba")
+STATE_SPACES = ("traced/bamba", "traced/nemotron-", "traced/granite-4-h", "traced/falcon-h1", "traced/jamba",
+                "traced/mamba", "traced/falcon-mamba")  # fmt: skip
 NEW = (
     "apertus", "apriel", "aya-vision", "bloom", "codegen-", "codeqwen", "command-r-plus", "command-r7b", "deepseek-v2/",
     "deepseek-v3.2", "dots.llm1", "dots.ocr", "ernie", "exaone-4-1.2b", "falcon-2-11b", "falcon-7b", "flexolmo-7x7b",

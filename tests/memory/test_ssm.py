@@ -39,6 +39,7 @@ def test_the_kernel_keeps_its_input_the_output_and_the_norms_scales() -> None:
 
 
 SELECTIVE = LayerSpec("ssm", rotated=False)
+ALONE = LayerSpec("ssm", "none", rotated=False)
 
 
 def test_the_closed_form_of_a_selective_scan_in_pytorchs_operations() -> None:
@@ -69,6 +70,30 @@ def test_an_adapter_beside_a_projection_of_time_steps_is_passed_by() -> None:
     told = [op.name for op in Program(run, SELECTIVE).layer().ops]
     assert [name for name in told if "dt_proj" in name] == ["ssm_dt_proj"]
     assert len([name for name in told if "x_proj" in name]) > 1
+
+
+def test_mambas_one_operation_runs_its_convolution_again() -> None:
+    """Falcon Mamba, bf16, `MambaInnerFn`: a norm of a copy of the stream, 4·h + 2·h + 2·h + 4; what the projection
+    makes, copied, and the output before its gate, 6·s_i; what makes time steps, B and C, and both copied; and the
+    decays beside their exponentials, 8·s_s.
+    """
+    assert formula("falcon-mamba-7b", ALONE, linear_kernels=True, precision="wide-stream") == (
+        "T·(8·h + 6·s_i + 2·s_r + 8·s_d + 0.00390625·s_s + 4) + 8·s_s"
+    )
+
+
+def test_under_autocast_that_operation_keeps_the_weights_it_casts() -> None:
+    """Those of time steps' two projections and of the output's (`torch.is_autocast_enabled`)."""
+    kept = formula("falcon-mamba-7b", ALONE, linear_kernels=True, precision="autocast")
+    for module in ("x_proj", "dt_proj", "out_proj"):
+        assert f"2·W_ssm_{module}" in kept
+
+
+def test_a_model_without_attention_keeps_states_alone() -> None:
+    """64 layers with 8192 channels of 16 numbers and three positions of the convolution, in bf16."""
+    a = arch("falcon-mamba-7b")
+    assert state_bytes(a) == 8192 * 16 * 2 + 8192 * 3 * 2
+    assert pool(a).bytes == 64 * state_bytes(a)
 
 
 def test_a_layer_is_one_block_or_two_or_three() -> None:

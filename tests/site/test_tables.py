@@ -58,6 +58,8 @@ def test_a_models_page_says_what_its_count_leaves_out() -> None:
     said = unescape(reference.model_summary(load().models["glm-ocr"]))
     assert "exactly the published count" in said
     left_out = "less the layer of multi-token prediction, 217,852,416, which Transformers does not load."
+    mamba = reference.model_summary(load().models["mamba-130m"])
+    assert "24 layers of width 768, none of which attends, and a vocabulary of 50,280" in mamba
     assert f"Source of the count: total of the safetensors on the model's hub page, 1,325,258,240, {left_out}" in said
 
 

@@ -37,6 +37,9 @@ TWISTED = {
     **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
                      "num_key_value_heads", "head_dim", "max_position_embeddings")),
 }  # fmt: skip
+SELECTIVE = {"state_size": 8, **dict.fromkeys((
+    "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "max_position_embeddings"))}  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "llama4_text": {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 512,
@@ -123,6 +126,8 @@ OWN: dict[str, dict[str, Any]] = {
         "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_key_value_heads",
         "head_dim", "max_position_embeddings"))},
     "phimoe": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "mamba": SELECTIVE,
+    "falcon_mamba": SELECTIVE,
     "jamba": {"num_experts": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 8, "head_dim": None},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 32, "mamba_d_head": 64, "mamba_d_state": 64},
 }  # fmt: skip
@@ -142,7 +147,7 @@ APART = (
     "minicpmv4_5",
 )
 # families that came since; each way of running is that of a place in the list
-LATE = ("mllama_text_model", "deepseek_v4", *HEARING, "codegen", "jamba")
+LATE = ("mllama_text_model", "deepseek_v4", *HEARING, "codegen", "jamba", "mamba", "falcon_mamba")
 RUN = (*(family for family in FAMILIES if family not in (*APART, *LATE)), *LATE)
 TOWERED = tuple(family for family in SEEING if family not in APART)
 
