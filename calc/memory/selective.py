@@ -31,7 +31,10 @@ class SelectiveScan(StateSpace):
             return y
         mixed, gate = tape.split("ssm: x, gate", projected, [INNER, INNER])
         read = self.let_through(mixed)
-        parts = tape.split("ssm: step, B, C", self.linear("ssm_x_proj", read, RANK + CHANNEL * 2),
+        rows = read
+        if not (self.run.linear_kernels or self.run.single):
+            rows = tape.op("ssm: contiguous", [read], INNER, read.b)
+        parts = tape.split("ssm: step, B, C", self.linear("ssm_x_proj", rows, RANK + CHANNEL * 2),
                            [RANK, CHANNEL, CHANNEL])  # fmt: skip
         step, b, c = (self.part_norm(part, name) for name, part in zip(("dt", "b", "c"), parts, strict=True))
         # the weight itself is multiplied, past an adapter beside it, unless it is quantised
@@ -43,7 +46,7 @@ class SelectiveScan(StateSpace):
             scanned = self.by_operations_alone(read, steps, decays, b, c, gate)
         out = self.cast(scanned, projected.b, "ssm: output")
         y = self.linear("ssm_out_proj", out, WIDTH)
-        tape.returns(x, projected, decays, gate, read, steps, b, c, scanned)
+        tape.returns(x, projected, decays, gate, read, rows, steps, b, c, scanned)
         return y
 
     def part_norm(self, x: Tensor, name: str) -> Tensor:

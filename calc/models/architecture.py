@@ -463,12 +463,13 @@ class Architecture:
 
     @property
     def views_one(self) -> bool:
-        """True if attention reads one sequence's queries, keys or values in place, where it copies those of several.
+        """True if a layer reads one sequence's queries, keys or values in place, where it copies those of several.
 
-        Sparse, compressed, lightning, StarCoder's, GPT-J's and GPT-Neo's, and Falcon 7B's, by products of their own.
+        Sparse, compressed, lightning, StarCoder's, GPT-J's and GPT-Neo's, and Falcon 7B's attention, by products of
+        their own; and what Mamba-1's convolution lets through, whose channels lie position by position.
         """
         own = self.masks_positions or self.wide_scores or self.fused_qkv == "picked"
-        return own or bool(self.indexer or self.compressed) or self.lightning > 0
+        return own or bool(self.indexer or self.compressed) or self.lightning > 0 or bool(self.ssm and self.ssm.rank)
 
     @property
     def grouped(self) -> bool:

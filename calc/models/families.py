@@ -1072,8 +1072,8 @@ FAMILIES: dict[str, Family] = {
         needed=("residual_in_fp32",), spelled=_MAMBA1_ALONE,
     ),
     "falcon_mamba": Family(
-        dict(use_bias=False, **_SELECTIVE), _MAMBA, ssm="blocks", unrotated="all", needed=("residual_in_fp32",),
-        spelled=_MAMBA1_ALONE,
+        dict(tie_word_embeddings=True, use_bias=False, **_SELECTIVE), _MAMBA, ssm="blocks", unrotated="all",
+        needed=("residual_in_fp32",), spelled=_MAMBA1_ALONE,
     ),
     "exaone_moe": Family(
         dict(num_key_value_heads=32, max_position_embeddings=2048, sliding_window=4096, sliding_window_pattern=4,

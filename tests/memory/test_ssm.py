@@ -50,9 +50,14 @@ def test_the_closed_form_of_a_selective_scan_in_pytorchs_operations() -> None:
     element of the state, in fp32: its decay, the time step times B, and the state; and the state in bf16, 14·s_s.
     Three norms of 8·s_r, 16·s_d and 12, where C is read and B's copy is in fp32, and both factors of the decays.
     """
-    assert formula("jamba-reasoning-3b", SELECTIVE) == (
+    assert formula("jamba-reasoning-3b", SELECTIVE, single=True) == (
         "T·(16·h + 24·s_i + 8·s_r + 18·s_d + 14·s_s + 8·i + 20) + 8·s_s"
     )
+
+
+def test_of_several_sequences_a_copy_is_projected() -> None:
+    """The channels that the convolution lets through lie position by position, sequence after sequence: 2·s_i more."""
+    assert "26·s_i" in formula("jamba-reasoning-3b", SELECTIVE)
 
 
 def test_the_kernel_of_a_selective_scan_keeps_a_state_of_each_2048_positions() -> None:
