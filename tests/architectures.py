@@ -38,6 +38,10 @@ def published(model: str) -> Architecture:
     return from_config(record(model)["config"])
 
 
+# DeepSeek-V4's fields bind each other
+DRAWN = sorted(name for name, family in FAMILIES.items() if "compress_rates" not in family.defaults)
+
+
 @st.composite
 def architectures(draw: st.DrawFn) -> Architecture:
     small = st.integers(1, 6)
@@ -45,7 +49,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
     heads = kv_heads * draw(small)
     experts = draw(small)
     config = {
-        "model_type": draw(st.sampled_from(sorted(FAMILIES))),
+        "model_type": draw(st.sampled_from(DRAWN)),
         "hidden_size": heads * head_dim, "num_hidden_layers": draw(small),
         "num_attention_heads": heads, "num_key_value_heads": kv_heads,
         "head_dim": 2 * draw(small), "rotary_dim": 2,
@@ -57,11 +61,14 @@ def architectures(draw: st.DrawFn) -> Architecture:
         "moe_num_experts": experts, "moe_k": draw(st.integers(1, experts)),
         "moe_topk": draw(st.integers(1, experts)), "moe_layer_start_index": draw(small),
         "decoder_sparse_step": draw(small), "n_shared_experts": draw(st.integers(0, 2)), "anything_else": None,
-        "num_kv_shared_layers": 0,
+        "num_kv_shared_layers": 0, "swa_num_key_value_heads": kv_heads,
     }  # fmt: skip
     config |= dict.fromkeys(FAMILIES[config["model_type"]].needed, True)
+    config |= {name: False for name in FAMILIES[config["model_type"]].refused if name in config}
     if FAMILIES[config["model_type"]].ssm:
-        kinds = ["mamba", "attention"] if FAMILIES[config["model_type"]].ssm == "instead" else ["mamba", "mlp", "moe"]
+        own = FAMILIES[config["model_type"]]
+        others = ["attention"] if own.ssm == "instead" else ["mlp", "moe"] if own.experts else []
+        kinds = ["mamba", *others]
         layers = config["num_hidden_layers"]
         config |= {"layer_types": draw(st.lists(st.sampled_from(kinds), min_size=layers, max_size=layers))}
     if "block_configs" in FAMILIES[config["model_type"]].defaults:

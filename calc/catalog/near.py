@@ -78,7 +78,45 @@ SPEAKS = _named(
         r"minicpm[ _-]llama3[ _-]v": "llama-3-8b",
         r"deepseek[ _-]vl[ _-]7b": "deepseek-llm-7b",
         r"yi[ _-]vl[ _-]6b": "yi-6b",
+        r"jina-embeddings-v4": "qwen2.5-3b",
         r"yi[ _-]vl[ _-]34b": "yi-34b",
+        r"ovis[ _-]?1[._]6[ _-]gemma2[ _-]9b": "gemma-2-9b",
+        r"ovis[ _-]?1[._]6[ _-]gemma2[ _-]27b": "gemma-2-27b",
+        r"ovis[ _-]?1[._]6[ _-]llama3[._]2[ _-]3b": "llama-3.2-3b",
+        r"ovis[ _-]?2[ _-]1b": "qwen2.5-0.5b",
+        r"ovis[ _-]?2[ _-]2b": "qwen2.5-1.5b",
+        r"ovis[ _-]?2[ _-]4b": "qwen2.5-3b",
+        r"ovis[ _-]?2[ _-]16b": "qwen2.5-14b",
+        r"ovis[ _-]?2[ _-]34b": "qwen2.5-32b",
+        r"sail[ _-]vl2[ _-]2b": "qwen3-1.7b",
+        r"sail[ _-]vl2[ _-]8b": "qwen3-8b",
+        r"step3[ _-]vl[ _-]10b": "qwen3-8b",
+        r"internvl2[ _-]4b": "phi-3-mini-128k",
+        r"internvl2[ _-]40b": "yi-34b",
+        r"internvl2[ _-]llama3[ _-]76b": "llama-3-70b",
+        r"internvl[ _-]?3[._]5[ _-]gpt[ _-]oss[ _-]20b": "gpt-oss-20b",
+        r"llava[ _-]next[ _-]video[ _-]7b[ _-]32k": "mistral-7b-v0.2",
+        r"llava[ _-]next[ _-]video[ _-]7b": "llama-2-7b",
+        r"llava[ _-]next[ _-]video[ _-]34b": "yi-34b",
+        r"llava[ _-]next[ _-]72b": "qwen1.5-72b",
+        r"llava[ _-]next[ _-]110b": "qwen1.5-110b",
+        r"llava[ _-]llama-?3[ _-]8b": "llama-3-8b",
+        r"minicpm[ _-]o[ _-]2[._]6": "qwen2.5-7b",
+        r"minicpm[ _-]o[ _-]4[._]5": "qwen3-8b",
+        r"minicpm[ _-]v[ _-]4[._]6": "qwen3.5-0.8b",
+        r"deepseek[ _-]vl2[ _-]small": "deepseek-v2-lite",
+        r"janus[ _-]pro[ _-]7b": "deepseek-llm-7b",
+        r"qwen[ _-]vl": "qwen1.5-7b",
+        r"minimax[ _-]vl[ _-]01": "minimax-text-01",
+        r"moondream-?2": "phi-1.5",
+        r"mineru[ _-]?2[._]5[a-z0-9._ -]*": "qwen2-0.5b",
+        r"got[ _-]ocr[ _-]?2[._]0": "qwen1.5-0.5b",
+        r"hunyuan[ _-]?ocr": "hunyuan-0.5b",
+        r"pixtral[ _-]?large": "mistral-large-2407",
+        r"aya[ _-]vision[ _-]32b": "command-r-32b",
+        r"granite[ _-]vision[ _-]3[._][12][ _-]2b": "granite-3.1-2b",
+        r"exaone[ _-]?4[._]5[ _-]33b": "exaone-4-32b",
+        r"molmo[ _-]72b": "qwen2-72b",
     }
 )
 UNMODELLED = _named(
@@ -98,12 +136,11 @@ UNMODELLED = _named(
         "is not modelled; ling-flash-2.0 and ling-1t are the nearest",
         r"(?:ling|ring)[ _-]?(?:mini|flash|lite|plus|coder|1t|2\.|v2)": "is of a BailingMoE that is not modelled; "
         "ling-lite-1.5, ling-mini-2.0, ling-flash-2.0 and ling-1t are",
-        r"jamba": "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have "
-        "Mamba-2's",
         r"falcon[ _-]rw": "slopes attention's scores by position (ALiBi) in layers that are not modelled; falcon-7b, "
         "bloom-1b1 and mpt-7b are",
-        r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma|phi-?4-mini-flash[a-z-]*": "has a state space or "
-        "recurrence of another kind than nemotron-nano-9b-v2's and qwen3-next-80b-a3b's, which are modelled",
+        r"(?:falcon-?)?mamba|rwkv|xlstm|zamba|hymba|recurrentgemma|nemotron-flash|"
+        r"phi-?4-mini-flash[a-z-]*": "has a state space or recurrence of another kind than nemotron-nano-9b-v2's and "
+        "qwen3-next-80b-a3b's, which are modelled",
         r"baichuan2?-13b": "slopes attention's scores by position (ALiBi) in code that lies beside its weights; "
         "bloom-7b1 and mpt-7b do so, too",
         r"kimi[ _-]?k3|zaya[0-9]*|(?:ling|ring)[ _-]?3|laguna|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a "
@@ -114,20 +151,24 @@ UNMODELLED = _named(
             for pattern, id in {
                 r"trinity[ _-]?large": "trinity-mini",
                 r"codegen2?": "codegen-2b",
-                r"pixtral[ _-]?large": "pixtral-12b",
                 r"apriel": "apriel-1.6-15b",
-                r"llava[ _-]next[ _-](?:72|110)b": "llava-1.6-34b",
                 r"granite[ _-]vision[ _-]3": "granite-vision-3.3-2b",
-                r"aya[ _-]vision[ _-]32b": "aya-vision-8b",
                 r"mimo[ _-]?v2": "mimo-v2-flash",
                 r"paligemma[ _-]?3b": "paligemma-3b-448",
                 r"paligemma[ _-]?2[ _-]3b": "paligemma2-3b-448",
                 r"paligemma[ _-]?2[ _-]10b": "paligemma2-10b-448",
                 r"paligemma[ _-]?2[ _-]28b": "paligemma2-28b-224",
                 r"lfm2[ _-]24b": "lfm2-8b-a1b",
-                r"exaone[ _-]?4[._]5": "exaone-4-32b",
                 r"qwen3[._][678][ _-](?:max|plus|[0-9.]+t)": "qwen3.5-397b-a17b",
                 r"eurollm[ _-]22b": "eurollm-9b",
+                r"bielik[ _-][14][._]5b": "bielik-11b",
+                r"llama[ _-]guard[ _-]4": "llama-4-scout",
+                r"kanana": "llama-3.1-8b",
+                r"a\.x[ _-][34]": "qwen2.5-7b",
+                r"qwen3guard[ _-]stream": "qwen3-8b",
+                r"biomedlm|cerebras[ _-]gpt": "gpt2-xl",
+                r"glm[ _-]edge": "glm-4-9b",
+                r"megrez|minimind": "smollm2-1.7b",
                 r"galactica": "opt-6.7b",
                 r"hunyuan[ _-]mt": "hunyuan-7b",
                 r"sailor2|oreal-7b|acemath[ _-]7b|qwen2[._]5[ _-]math[ _-]prm": "qwen2.5-7b",
@@ -146,7 +187,7 @@ UNMODELLED = _named(
         r"longcat": "has two attentions in a layer and experts that do nothing, which are not modelled; deepseek-v3 "
         "has neither, and is",
         r"phi-?3-small": f"has attention by blocks, {_BESIDE}; phi-3-medium is modelled",
-        r"bitnet": "has weights of three values, which are not modelled; qwen2.5-1.5b is of like size",
+        r"bitnet|falcon-e": "has weights of three values, which are not modelled; qwen2.5-1.5b is of like size",
         r"olmo-hybrid": "has a gated delta rule of a kind of its own, which is not modelled; qwen3.5-9b has another",
         r"telechat|xverse|bluelm|yuan2|orion-14b|skywork-(?:13b|moe)|aquila[0-9]*|^internlm-|"
         r"sarvam-(?:30|105)b|decilm": f"is of a family {_BESIDE}; qwen3-8b, qwen3-32b and qwen3-30b-a3b are modelled",
@@ -170,7 +211,9 @@ UNMODELLED = _named(
         r"vibevoice|midashenglm|whisper|[a-z0-9.]+-(?:omni|audio|tts|asr)|csm-1b": _SOUND,
         r"(?:flan-?|m|u|by|code|long)?t5|t5gemma|aya-101|bart|mbart|pegasus|nllb": "has an encoder beside its decoder, "
         "which is not modelled; decoders of every size are, from qwen3-0.6b on",
-        r"(?:modern|distil|ro|al|de|electra)?bert[a-z]*|deberta|roberta|bge|[a-z0-9.]*embedding|"
+        r"(?:modern|distil|ro|al|de|electra)?bert[a-z]*|deberta|roberta|bge|minilm|mpnet|prompt-guard|"
+        r"(?:e5|gte)-(?:small|base|large)|"
+        r"[a-z0-9.]*embeddings?|"
         r"embeddinggemma": "is an encoder, which is not modelled; qwen3-reranker-0.6b is a decoder that scores texts, "
         "and is",
         r"llada|dream-v0|diffusiongemma|labs-diffusion": "makes text by diffusion, which is not modelled; llama-3-8b "

@@ -33,14 +33,14 @@ from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
 from calc.memory.run import PREFIXES, Run, dimensions, routed, symbol
-from calc.memory.ssm import StateSpace
+from calc.memory.selective import SelectiveScan
 from calc.memory.weights import SCALE
 from calc.models.architecture import BESIDE, BLOCKS, LATENT, PROJECTIONS, LayerSpec, Norms, layer_kinds
 from calc.models.lora import EMBEDDING, adapted
 from calc.models.mixers import AltUp, Hyper
 
 
-class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttention, CrossAttention):
+class Program(ChannelDelta, Lightning, SelectiveScan, ExpertLoop, CompressedAttention, CrossAttention):
     """Writes the operations of one decoder layer, the final norm or a head on a tape."""
 
     def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
@@ -437,7 +437,7 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttenti
         self.tape.hold(self.input)  # the model's `hidden_states`, until the layer returns the next
         if self.arch.normed_after:
             return self.of_normed_sums(norms)
-        n = self.norm(self.input, norms.attention)
+        n = self.norm(self.narrowed(self.input), norms.attention)
         if self.arch.joined:
             return self.both_at_once(n)
         if "none" in (self.spec.mixer, self.spec.mlp):
@@ -660,6 +660,10 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttenti
         tape.hold(scaled)
         return tape
 
+    def narrowed(self, x: Tensor) -> Tensor:
+        """The residual stream as a layer reads it, in the type of its norm's weight where the stream is in fp32."""
+        return self.cast(x, self.run.weight, "norm") if self.arch.wide_stream else x
+
     def lending(self) -> Tape:
         """The keys and values of a layer whose own are borrowed by others, from the layer's input."""
         tape, kv = self.tape, of(kv=1)
@@ -709,7 +713,7 @@ class Program(ChannelDelta, Lightning, StateSpace, ExpertLoop, CompressedAttenti
             case "lightning":
                 return self.lightning(n)
             case "ssm":
-                return self.state_space(n)
+                return self.selective_scan(n) if self.arch.ssm and self.arch.ssm.rank else self.state_space(n)
             case "both":
                 states = self.multiplied(self.state_space(n), "ssm")
                 heads = self.multiplied(self.attention(self.multiplied(n, "attention: input")), "attention")

@@ -129,6 +129,8 @@ def pool(arch: Architecture, tensor_parallel: int = 1) -> Pool:
     if not arch.recurrent:
         return Pool(BLOCK, BLOCK * token_bytes(arch, tensor_parallel), 0)
     token = BYTES * max(cached(arch, spec, tensor_parallel) for spec, _ in layer_kinds(arch))
+    if not token:  # no layer attends: a block is one state
+        return Pool(BLOCK, state_bytes(arch, tensor_parallel) * arch.recurrent, 2)
     tokens = BLOCK * max(1, -(-state_bytes(arch, tensor_parallel) // (BLOCK * token)))
     counts = sorted(count for count in (arch.recurrent, arch.attending) if count)
     size = counts[-1] if counts[-1] < 1.5 * counts[0] else counts[0]

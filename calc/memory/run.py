@@ -380,6 +380,7 @@ def dimensions(arch: Architecture, rank: int = 0) -> Mapping[str, int]:
                 "s_p": ssm.heads * ssm.chunk,
                 "s_q": ssm.groups * ssm.chunk,
                 "s_s": ssm.state,
+                **({"s_r": ssm.rank, "s_d": ssm.state_dim} if ssm.rank else {}),
             }
             if ssm
             else {}
@@ -410,8 +411,8 @@ PREFIXES = {
 }  # fmt: skip
 # linears of attention whose names are those of an MLP's, too (GPT-2, AFMoE)
 SHARED = {("attn", "c_proj"), ("self_attn", "gate_proj")}
-# of a state space where every block has the same name (Nemotron-H)
-STATE_SPACE = frozenset({"dt_bias", "A_log", "D", "conv1d", "in_proj", "norm", "out_proj"})
+# of a state space where every block has the same name (Nemotron-H, Mamba)
+STATE_SPACE = frozenset({"dt_bias", "A_log", "D", "conv1d", "in_proj", "x_proj", "dt_proj", "norm", "out_proj"})
 
 
 _HEAD = re.compile(r"\.norms\.[0-9]+$")  # one of those that norm each head of queries or of keys (StableLM 2 12B)

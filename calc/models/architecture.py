@@ -296,6 +296,7 @@ class Architecture:
     delta: Delta | None = None
     lightning: int = 0  # positions that lightning attention works on at once, with all heads (MiniMax-Text-01)
     ssm: Ssm | None = None
+    wide_stream: bool = False  # the residual stream is in fp32 from the first layer on, and each layer reads a copy
     conv: ShortConv | None = None
     multipliers: bool = False  # projections, keys, blocks and the MLP's halves are multiplied by numbers (Falcon-H1)
     activation: str = "silu"
@@ -462,12 +463,13 @@ class Architecture:
 
     @property
     def views_one(self) -> bool:
-        """True if attention reads one sequence's queries, keys or values in place, where it copies those of several.
+        """True if a layer reads one sequence's queries, keys or values in place, where it copies those of several.
 
-        Sparse, compressed, lightning, StarCoder's, GPT-J's and GPT-Neo's, and Falcon 7B's, by products of their own.
+        Sparse, compressed, lightning, StarCoder's, GPT-J's and GPT-Neo's, and Falcon 7B's attention, by products of
+        their own; and what Mamba-1's convolution lets through, whose channels lie position by position.
         """
         own = self.masks_positions or self.wide_scores or self.fused_qkv == "picked"
-        return own or bool(self.indexer or self.compressed) or self.lightning > 0
+        return own or bool(self.indexer or self.compressed) or self.lightning > 0 or bool(self.ssm and self.ssm.rank)
 
     @property
     def grouped(self) -> bool:
@@ -597,7 +599,23 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
         yield from norm(f"{a}.o_norm", d.value_dim, "attn")
         yield from linear(f"{a}.o_proj", d.values, h)
 
+    def selective(m: Ssm) -> Iterable[Tensor]:
+        yield tensor(f"{names.ssm}.A_log", (m.inner, m.state_dim), "decay", "attn")
+        yield tensor(f"{names.ssm}.D", (m.inner,), "decay", "attn")
+        yield tensor(f"{names.ssm}.conv1d.weight", (m.inner, 1, m.kernel), "convolution", "attn")
+        if m.conv_bias:
+            yield tensor(f"{names.ssm}.conv1d.bias", (m.inner,), "bias", "attn")
+        yield from linear(f"{names.ssm}.in_proj", h, 2 * m.inner, m.bias)
+        yield from linear(f"{names.ssm}.x_proj", m.inner, m.rank + 2 * m.state_dim)
+        yield from linear(f"{names.ssm}.dt_proj", m.rank, m.inner, True)
+        yield from linear(f"{names.ssm}.out_proj", m.inner, h, m.bias)
+        for name, width in (("dt", m.rank), ("b", m.state_dim), ("c", m.state_dim)) if m.parts == "weighed" else ():
+            yield from norm(f"{names.ssm}.{name}_layernorm", width, "attn")
+
     def state_space(m: Ssm) -> Iterable[Tensor]:
+        if m.rank:
+            yield from selective(m)
+            return
         for name in ("dt_bias", "A_log", "D"):
             yield tensor(f"{names.ssm}.{name}", (m.heads,), "decay", "attn")
         yield tensor(f"{names.ssm}.conv1d.weight", (m.convolved, 1, m.kernel), "convolution", "attn")

@@ -176,6 +176,16 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         *_MAMBA, "attn_rotary_emb", "layers_block_type", "num_logits_to_keep", "partial_rotary_factor",
         "time_step_limit", "z_loss_coefficient",
     ),
+    **dict.fromkeys(("mamba", "falcon_mamba"), (
+        "d_inner", "d_model", "fused_add_norm", "layer_norm_epsilon", "layers_block_type", "mixer_rms_eps", "n_layer",
+        "pad_vocab_size_multiple", "rescale_prenorm_residual", "rms_norm", "ssm_cfg", "time_step_floor",
+        "time_step_init_scheme", "time_step_max", "time_step_min", "time_step_scale", "use_associative_scan",
+        "use_falcon_mamba", "use_mambapy",
+    )),
+    "jamba": (
+        *_ROUTER, *_MAMBA, "calc_logits_for_entire_prompt", "layers_block_type", "mamba_inner_layernorms",
+        "num_logits_to_keep", "sliding_window", "use_associative_scan", "use_mambapy",
+    ),
     "exaone_moe": (
         *_ROUTER, *_GROUPS, "first_last_k_dense_replace", "is_moe_layer", "mlp_layer_types", "mtp_loss_type",
         "mtp_share_layers", "scoring_func", "tokenizer_class", "topk_method",

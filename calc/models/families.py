@@ -58,7 +58,7 @@ ALIKE = {"kimi_k2": "deepseek_v3", "mimo": "qwen2", "gemma4_unified_text": "gemm
 EARLIER = {"bailing_moe": ("use_qk_norm", "bailing_moe_lite")}
 # families of whose state spaces PEFT refuses to adapt the output projection (0.21 `tuners/tuners_utils.py`,
 # `_check_lora_target_modules_mamba`); the releases below: `calc.models.releases.with_outputs`
-UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1")
+UNADAPTED_OUTPUT = ("nemotron_h", "falcon_h1", "mamba", "falcon_mamba")
 # families with checkpoints in MXFP4, which Transformers does not train (quantizers/quantizer_mxfp4.py:209)
 MXFP4 = ("gpt_oss",)
 # Families that Transformers 5 loads from files with separate experts (`conversion_mapping.py`, "qwen2_moe"), and whose
@@ -472,6 +472,26 @@ _SHORT = dict(
 )  # fmt: skip
 _LATE_NORMS = dict(qk_norm="heads", qk_norm_late=True, names=Names(q_norm="query_layernorm", k_norm="key_layernorm"))
 _MLA = dict(attention_bias=False, q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64)
+_MAMBA1 = dict(
+    ssm_state="mamba_d_state",
+    ssm_kernel="mamba_d_conv",
+    ssm_conv_bias="mamba_conv_bias",
+    ssm_bias="mamba_proj_bias",
+)
+_MAMBA1_ALONE = dict(
+    ssm_state="state_size", ssm_kernel="conv_kernel", ssm_conv_bias="use_conv_bias", ssm_bias="use_bias",
+    mamba_expand="expand", mamba_dt_rank="time_step_rank",
+)  # fmt: skip
+# no layer attends: one head as wide as the stream stands for those that the config lacks
+_SELECTIVE = dict(
+    num_attention_heads=1, num_key_value_heads=1, intermediate_size=1, state_size=16, conv_kernel=4, expand=2,
+    time_step_rank="auto", use_conv_bias=True, residual_in_fp32=True,
+)  # fmt: skip
+_MAMBA = dict(
+    wide_stream=True, norms=Norms("norm", mlp=""),
+    names=Names(model="backbone", embedding="embeddings", final_norm="norm_f", attention="mixer", mlp="mixer",
+                ssm="mixer"),
+)  # fmt: skip
 _MAMBA2 = dict(
     ssm_heads="mamba_n_heads", ssm_head_dim="mamba_d_head", ssm_groups="mamba_n_groups", ssm_state="mamba_d_state",
     ssm_kernel="mamba_d_conv", ssm_chunk="mamba_chunk_size", ssm_conv_bias="mamba_conv_bias",
@@ -1038,6 +1058,22 @@ FAMILIES: dict[str, Family] = {
         dict(rotation="joined", norms=Norms(mlp="pre_ff_layernorm"),
              names=Names(final_norm="final_layernorm", mlp="feed_forward")),
         biases=_LLAMA, ssm="instead", spelled=_MAMBA2,
+    ),
+    "jamba": Family(
+        dict(num_key_value_heads=8, max_position_embeddings=262144, num_experts=16, num_experts_per_tok=2,
+             expert_layer_period=2, expert_layer_offset=1, attn_layer_period=8, attn_layer_offset=4, mamba_d_state=16,
+             mamba_d_conv=4, mamba_expand=2, mamba_dt_rank="auto", mamba_conv_bias=True, mamba_proj_bias=False),
+        dict(norms=Norms(mlp="pre_ff_layernorm"), routing="fp32", routing_normed=False, router="feed_forward.router",
+             names=Names(final_norm="final_layernorm", mlp="feed_forward")),
+        ssm="instead", unrotated="all", experts="num_experts", expert_size="intermediate_size", spelled=_MAMBA1,
+    ),
+    "mamba": Family(
+        dict(tie_word_embeddings=True, use_bias=False, **_SELECTIVE), _MAMBA, ssm="blocks", unrotated="all",
+        needed=("residual_in_fp32",), spelled=_MAMBA1_ALONE,
+    ),
+    "falcon_mamba": Family(
+        dict(tie_word_embeddings=True, use_bias=False, **_SELECTIVE), _MAMBA, ssm="blocks", unrotated="all",
+        needed=("residual_in_fp32",), spelled=_MAMBA1_ALONE,
     ),
     "exaone_moe": Family(
         dict(num_key_value_heads=32, max_position_embeddings=2048, sliding_window=4096, sliding_window_pattern=4,

@@ -50,6 +50,9 @@ SSM_KINDS: Mapping[str, tuple[Mixer, Literal["dense", "experts", "none"]]] = {
     "full_attention": ("attention", "none"), "mlp": ("none", "dense"), "moe": ("none", "experts"),
 }  # fmt: skip
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # Nemotron-H's letters for them
+# norms of time steps, B and C, by family
+PARTS_NORMED: Mapping[str, Literal["", "weighed", "bare"]] = {"jamba": "weighed", "falcon_mamba": "bare"}
+SCANNED = 2048  # positions of which mamba-ssm keeps a state (csrc/selective_scan/selective_scan.cpp, `n_chunks`)
 STATES = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes of a state's element, by its type's name
 _SHOWN = 12  # fields that a line lists
 ROUNDED = 256  # a searched MLP's width is a multiple of it
@@ -761,7 +764,10 @@ def _each_layer(read: Reader, layers: int) -> Sequence[str]:
 
 
 def _mixers_but(read: Reader, layers: int) -> Sequence[str]:
-    """State spaces in all layers but those whose numbers the config lists (Bamba)."""
+    """State spaces in all layers but one in each period (Jamba), or those whose numbers the config lists (Bamba)."""
+    if read.known("attn_layer_period"):
+        attending = _periodic(read, "attn_layer", layers)
+        return ["attention" if n in attending else "mamba" for n in range(layers)]
     listed = (read.value("attn_layer_indices") if read.known("attn_layer_indices") else None) or ()
     if not isinstance(listed, Sequence) or not all(type(n) is int and 0 <= n < layers for n in listed):
         allowed = f"a list of layers' numbers below num_hidden_layers = {layers}"
@@ -828,7 +834,25 @@ def _grouped_heads(read: Reader, heads: int) -> int:
     return heads // group
 
 
+def _selective(read: Reader) -> Ssm:
+    """The state spaces of Mamba-1: channels are heads; mamba-ssm's kernels keep a state of each 2048 positions."""
+    inner = read.integer("mamba_expand") * read.integer("hidden_size")
+    auto = read.value("mamba_dt_rank") == "auto"
+    rank = -(-read.integer("hidden_size") // 16) if auto else read.integer("mamba_dt_rank")
+    state, kernel = read.integer("ssm_state"), read.integer("ssm_kernel")
+    conv_bias, bias = (read.boolean(name) for name in ("ssm_conv_bias", "ssm_bias"))
+    family = str(read.config.get("model_type"))
+    parts = PARTS_NORMED.get(family, "")
+    return Ssm(
+        inner, 1, 0, state, kernel, SCANNED, STATES["bfloat16"], normed=False,
+        adapted=family not in UNADAPTED_OUTPUT, conv_bias=conv_bias, bias=bias, rank=rank, parts=parts,
+        whole=family != "jamba",
+    )  # fmt: skip
+
+
 def _ssm(read: Reader) -> Ssm:
+    if read.known("mamba_dt_rank"):
+        return _selective(read)
     sizes = ("heads", "head_dim", "groups", "state", "kernel", "chunk")
     heads, head_dim, groups, state, kernel, chunk = (read.integer(f"ssm_{size}") for size in sizes)
     if heads % groups:
@@ -838,8 +862,8 @@ def _ssm(read: Reader) -> Ssm:
         raise ConfigError("mamba_ssm_cache_dtype", stored, ", ".join(STATES), near=tuple(STATES))
     normed = read.boolean("mamba_rms_norm") if read.known("mamba_rms_norm") else True
     adapted = read.config.get("model_type") not in UNADAPTED_OUTPUT
-    biased = (read.boolean(name) for name in ("ssm_conv_bias", "ssm_bias"))
-    return Ssm(heads, head_dim, groups, state, kernel, chunk, STATES[stored], normed, adapted, *biased)
+    conv_bias, bias = (read.boolean(name) for name in ("ssm_conv_bias", "ssm_bias"))
+    return Ssm(heads, head_dim, groups, state, kernel, chunk, STATES[stored], normed, adapted, conv_bias, bias)
 
 
 def _channel_delta(read: Reader) -> Delta:
@@ -965,7 +989,7 @@ def _moe(family: Family, read: Reader) -> dict[str, int]:
     if read.known("enable_moe_block") and not read.boolean("enable_moe_block"):
         return {}
     experts = read.integer(name, 0)
-    if not experts:
+    if not experts or (experts == 1 and read.known("expert_layer_period")):  # Jamba's one expert is a dense MLP
         return {}
     active = read.same("num_experts_per_tok")
     if active > experts:
@@ -985,8 +1009,18 @@ def _moe(family: Family, read: Reader) -> dict[str, int]:
     }
 
 
+def _periodic(read: Reader, name: str, layers: int) -> Collection[int]:
+    """The layers with this number in each period (`JambaConfig`)."""
+    period, offset = read.integer(f"{name}_period"), read.integer(f"{name}_offset", 0)
+    if offset >= period:
+        raise read.error(f"{name}_offset", offset, f"below {name}_period = {period}")
+    return range(offset, layers, period)
+
+
 def _dense_layers(read: Reader, layers: int) -> Collection[int]:
     """The layers of a model with experts that have none."""
+    if read.known("expert_layer_period"):
+        return {*range(layers)} - {*_periodic(read, "expert_layer", layers)}
     if (sparse := _flags(read, "moe_layer_freq", layers)) is not None:
         return [n for n, routed in enumerate(sparse) if not routed]
     if read.known("first_k_dense_replace"):

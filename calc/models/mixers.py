@@ -114,11 +114,15 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Ssm:
-    """A state-space mixer (Mamba-2), whose state is a matrix for each head.
+    """A state-space mixer (Mamba-2, or Mamba-1), whose state is a matrix for each head.
 
     `groups`: heads that share B and C are one. `kernel`: positions that the causal convolution of the input, B and C
     sees. `chunk`: positions that are scanned at once. `state_bytes`: of an element of the state, as an engine that
     generates keeps it. `normed`: a norm follows the output's gate. `adapted`: PEFT adapts the output projection, too.
+    `rank`: of the time steps, of which each channel has its own, as a head of width 1 (Mamba-1); 0: a head has one.
+    With it B and C are those of all channels, and are made, as time steps are, of what the convolution lets through;
+    `parts`: all three have norms, with weights or without. `whole`: mamba-ssm runs convolution and scan as one, from
+    the input projection on (Mamba, Falcon Mamba).
     """
 
     heads: int
@@ -132,6 +136,9 @@ class Ssm:
     adapted: bool = True
     conv_bias: bool = True
     bias: bool = False
+    rank: int = 0
+    parts: Literal["", "weighed", "bare"] = ""
+    whole: bool = False
 
     @property
     def inner(self) -> int:

@@ -28,12 +28,12 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "4.36.0": ("llava", "mixtral", "phi"),
     "4.37.0": ("qwen2",),
     "4.38.0": ("gemma", "stablelm"),
-    "4.39.0": ("cohere", "llava_next", "starcoder2"),
-    "4.40.0": ("olmo", "qwen2_moe"),
+    "4.39.0": ("cohere", "llava_next", "mamba", "starcoder2"),
+    "4.40.0": ("jamba", "olmo", "qwen2_moe"),
     "4.41.0": ("paligemma", "phi3"),
     "4.42.0": ("gemma2",),
     "4.44.0": ("nemotron",),
-    "4.45.0": ("granite", "granitemoe", "llava_onevision", "mllama", "olmoe", "pixtral", "qwen2_vl",
+    "4.45.0": ("falcon_mamba", "granite", "granitemoe", "llava_onevision", "mllama", "olmoe", "pixtral", "qwen2_vl",
                "mllama_text_model", "qwen2_audio"),
     "4.46.0": ("glm", "idefics3", "phimoe"),
     "4.47.0": ("olmo2",),
@@ -104,7 +104,7 @@ TOWER_ONCE: Mapping[str, str] = {"mllama": "4.55"}
 OWN_LOSS = ("baichuan", "qwen2_audio")
 # Families whose own model casts logits in every release (`modeling_mllama.py`, `MllamaForCausalLM.forward`, and
 # `modeling_minicpm.py` beside the weights).
-OWN_CAST = ("minicpm", "mllama_text_model")
+OWN_CAST = ("minicpm", "mllama_text_model", "mamba", "falcon_mamba")
 # The releases since and before which eager attention bounds its masked scores by `torch.max`, by family, with the
 # device of the bound said since 4.30 (`modeling_{llama,opt}.py` of each minor release).
 BOUNDS_SCORES: Mapping[str, tuple[str, str]] = {"llama": ("4.28", "4.31"), "opt": ("4.21", "4.49")}

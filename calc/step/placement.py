@@ -217,7 +217,8 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
     """The settings with which the layers of `arch`, a rank's part of the model of `role`, run."""
     trained = trained and s.optimizer != "none"
     adapter = adapter_of(s, role) if trained and s.lora else None
-    precision: Format = "wide-stream" if role.forced else TAPES[s.layout]
+    wide_stream = role.forced or (arch.wide_stream and TAPES[s.layout] == "bf16")
+    precision: Format = "wide-stream" if wide_stream else TAPES[s.layout]
     if role.wrapped and precision == "bf16":
         # autocast leaves an embedding as it is: with a copy in fp32 so is all that is added to its output
         wide = adapter is not None and EMBEDDING in adapter.saved and upcasts(s, role)

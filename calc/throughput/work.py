@@ -150,13 +150,16 @@ def scanned(mixer: Architecture | Delta | Ssm | None, *, by_kernels: bool = True
     """Multiplications of a gated delta rule for each token: within chunks, and with a chunk's state three times.
 
     A state space's: C to B and with the input, and the state made and read; PyTorch's operations compare C to B for
-    each head, kernels for each group. Lightning attention's, all heads': two within a block, two with the state.
+    each head, kernels for each group; Mamba-1 has no chunks. Lightning attention's, all heads': two within a block, two
+    with the state.
     """
     if mixer is None:
         return 0
     if isinstance(mixer, Architecture):
         return 2 * mixer.heads * mixer.head_dim * (mixer.lightning + mixer.head_dim)
     if isinstance(mixer, Ssm):
+        if mixer.rank:  # each position's decays, inputs, state and output
+            return 4 * mixer.state
         compared = mixer.grouped if by_kernels else mixer.heads * mixer.state_dim
         return mixer.chunk * (compared + mixer.inner) + 2 * mixer.state
     keys = mixer.value_heads * mixer.key_dim

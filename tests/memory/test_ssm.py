@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tapes import arch
 
-from calc.memory.activations import layer
+from calc.memory.activations import Program, layer
 from calc.memory.kv_cache import cached, pool, state_bytes
-from calc.memory.run import Run
+from calc.memory.run import Adapter, Run
 from calc.models.architecture import LayerSpec
 
 SSM = LayerSpec("ssm", "none")
@@ -36,6 +36,69 @@ def test_the_kernel_keeps_its_input_the_output_and_the_norms_scales() -> None:
     """mamba-ssm: 2·(s_i + s_c + s_n) and 2·s_i, with the norm before of 10·h + 4 and eight groups' scales."""
     kernel = formula("nemotron-nano-9b-v2", SSM, linear_kernels=True)
     assert kernel == "T·(10·h + 4·s_i + 2·s_c + 2·s_n + 36)"
+
+
+SELECTIVE = LayerSpec("ssm", rotated=False)
+ALONE = LayerSpec("ssm", "none", rotated=False)
+
+
+def test_the_closed_form_of_a_selective_scan_in_pytorchs_operations() -> None:
+    """Jamba Reasoning 3B, bf16: two norms and an MLP of 16·h + 8·i + 8, as in Llama, and the mixer.
+
+    Of bf16: the projection, the convolution's output before and after SiLU, the biased time step and its softplus, the
+    gate's SiLU, and what the output's projection reads, 16·s_i; of fp32, the input and the output, 8·s_i. Of each
+    element of the state, in fp32: its decay, the time step times B, and the state; and the state in bf16, 14·s_s.
+    Three norms of 8·s_r, 16·s_d and 12, where C is read and B's copy is in fp32, and both factors of the decays.
+    """
+    assert formula("jamba-reasoning-3b", SELECTIVE, single=True) == (
+        "T·(16·h + 24·s_i + 8·s_r + 18·s_d + 14·s_s + 8·i + 20) + 8·s_s"
+    )
+
+
+def test_of_several_sequences_a_copy_is_projected() -> None:
+    """The channels that the convolution lets through lie position by position, sequence after sequence: 2·s_i more."""
+    assert "26·s_i" in formula("jamba-reasoning-3b", SELECTIVE)
+
+
+def test_the_kernel_of_a_selective_scan_keeps_a_state_of_each_2048_positions() -> None:
+    """The projection, the convolution's output, that, the gate, time steps and outputs before and behind it, 16·s_i;
+    B and C copied; and in fp32 two numbers for each element of a state, 8 / 2048.
+    """
+    assert formula("jamba-reasoning-3b", SELECTIVE, linear_kernels=True) == (
+        "T·(16·h + 16·s_i + 8·s_r + 16·s_d + 0.00390625·s_s + 8·i + 20) + 8·s_s"
+    )
+
+
+def test_an_adapter_beside_a_projection_of_time_steps_is_passed_by() -> None:
+    """`dt_proj.weight @ time_step`: only a quantised one is called as a module (`JambaMambaMixer.forward`)."""
+    run = Run(arch("jamba-reasoning-3b"), trained=False, adapter=Adapter(16, ("x_proj", "dt_proj"), False, 2))
+    told = [op.name for op in Program(run, SELECTIVE).layer().ops]
+    assert [name for name in told if "dt_proj" in name] == ["ssm_dt_proj"]
+    assert len([name for name in told if "x_proj" in name]) > 1
+
+
+def test_mambas_one_operation_runs_its_convolution_again() -> None:
+    """Falcon Mamba, bf16, `MambaInnerFn`: a norm of a copy of the stream, 4·h + 2·h + 2·h + 4; what the projection
+    makes, copied, and the output before its gate, 6·s_i; what makes time steps, B and C, and both copied; and the
+    decays beside their exponentials, 8·s_s.
+    """
+    assert formula("falcon-mamba-7b", ALONE, linear_kernels=True, precision="wide-stream") == (
+        "T·(8·h + 6·s_i + 2·s_r + 8·s_d + 0.00390625·s_s + 4) + 8·s_s"
+    )
+
+
+def test_under_autocast_that_operation_keeps_the_weights_it_casts() -> None:
+    """Those of time steps' two projections and of the output's (`torch.is_autocast_enabled`)."""
+    kept = formula("falcon-mamba-7b", ALONE, linear_kernels=True, precision="autocast")
+    for module in ("x_proj", "dt_proj", "out_proj"):
+        assert f"2·W_ssm_{module}" in kept
+
+
+def test_a_model_without_attention_keeps_states_alone() -> None:
+    """64 layers with 8192 channels of 16 numbers and three positions of the convolution, in bf16."""
+    a = arch("falcon-mamba-7b")
+    assert state_bytes(a) == 8192 * 16 * 2 + 8192 * 3 * 2
+    assert pool(a).bytes == 64 * state_bytes(a)
 
 
 def test_a_layer_is_one_block_or_two_or_three() -> None:

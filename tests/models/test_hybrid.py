@@ -116,6 +116,34 @@ def test_bambas_config_numbers_the_layers_with_attention() -> None:
     assert {(spec.mlp, spec.rotated) for spec in arch.specs} == {("dense", True)}
 
 
+JAMBA: dict[str, Any] = {
+    "model_type": "jamba", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 512, "num_experts": 4, "attn_layer_period": 4,
+    "attn_layer_offset": 2, "mamba_d_state": 5,
+}  # fmt: skip
+
+
+def test_jambas_layers_attend_and_route_at_their_places_in_a_period() -> None:
+    """Transformers 5.23 `models/jamba/configuration_jamba.py`: every second layer has experts, from the second on."""
+    arch = from_config(JAMBA)
+    mixers = [("ssm", "dense"), ("ssm", "experts"), ("attention", "dense"), ("ssm", "experts")]
+    assert [(spec.mixer, spec.mlp) for spec in arch.specs] == mixers
+    assert not any(spec.rotated for spec in arch.specs)
+    one = from_config({**JAMBA, "num_experts": 1, "num_experts_per_tok": 1})
+    assert {spec.mlp for spec in one.specs} == {"dense"}
+    shapes = {t.name.rpartition(".*.")[2]: t.shape for t in layer_tensors(arch, LayerSpec("ssm", "experts"))}
+    assert shapes["mamba.in_proj.weight"] == (2 * 128, 64)
+    assert shapes["mamba.x_proj.weight"] == (4 + 2 * 5, 128)  # a rank of 64 / 16, by default
+    assert (shapes["mamba.dt_proj.weight"], shapes["mamba.A_log"]) == ((128, 4), (128, 5))
+    assert shapes["feed_forward.router.weight"] == (4, 64)
+
+
+@pytest.mark.parametrize("name", ["attn_layer", "expert_layer"])
+def test_a_place_beyond_the_period_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}_offset: given 7, allowed: below {name}_period = 3"):
+        from_config({**JAMBA, f"{name}_period": 3, f"{name}_offset": 7})
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [

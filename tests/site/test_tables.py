@@ -7,6 +7,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from html import unescape
 from zipfile import ZipFile
 
 import bibtexparser
@@ -22,7 +23,7 @@ from calc.site.macros.bound import View
 from calc.site.macros.macros import Macros
 from calc.site.tables import charts, tables
 from calc.site.tables.tables import Cell, Column, Table
-from calc.site.views.catalog import sheets
+from calc.site.views.catalog import reference, sheets
 
 GIVEN = {"model": "llama-3-8b", "task": "sft", "gpu": "rtx4090"}
 WEIGHTS = Line("weights", "actor", 2, "b·P", {"b": 2, "P": 1, "N": 8}, "weights#replicated")
@@ -50,6 +51,16 @@ TABLE = Table(
     "What it rests on.",
     versions={"catalog": "abc", "calc": "1"},
 )
+
+
+def test_a_models_page_says_what_its_count_leaves_out() -> None:
+    """GLM-OCR's layer of multi-token prediction is in the checkpoint, and not in the count."""
+    said = unescape(reference.model_summary(load().models["glm-ocr"]))
+    assert "exactly the published count" in said
+    left_out = "less the layer of multi-token prediction, 217,852,416, which Transformers does not load."
+    mamba = reference.model_summary(load().models["mamba-130m"])
+    assert "24 layers of width 768, none of which attends, and a vocabulary of 50,280" in mamba
+    assert f"Source of the count: total of the safetensors on the model's hub page, 1,325,258,240, {left_out}" in said
 
 
 def test_html_escapes_text_and_keeps_to_one_line() -> None:

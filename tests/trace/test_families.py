@@ -37,6 +37,9 @@ TWISTED = {
     **dict.fromkeys(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
                      "num_key_value_heads", "head_dim", "max_position_embeddings")),
 }  # fmt: skip
+SELECTIVE = {"state_size": 8, **dict.fromkeys((
+    "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "max_position_embeddings"))}  # fmt: skip
 OWN: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "llama4_text": {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 512,
@@ -123,6 +126,9 @@ OWN: dict[str, dict[str, Any]] = {
         "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_key_value_heads",
         "head_dim", "max_position_embeddings"))},
     "phimoe": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "mamba": SELECTIVE,
+    "falcon_mamba": SELECTIVE,
+    "jamba": {"num_experts": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 8, "head_dim": None},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 32, "mamba_d_head": 64, "mamba_d_state": 64},
 }  # fmt: skip
 # those that AutoModelForCausalLM runs; Ling's and Baichuan's code lies beside their weights, Mistral 4's is a part of
@@ -141,7 +147,7 @@ APART = (
     "minicpmv4_5",
 )
 # families that came since; each way of running is that of a place in the list
-LATE = ("mllama_text_model", "deepseek_v4", *HEARING, "codegen")
+LATE = ("mllama_text_model", "deepseek_v4", *HEARING, "codegen", "jamba", "mamba", "falcon_mamba")
 RUN = (*(family for family in FAMILIES if family not in (*APART, *LATE)), *LATE)
 TOWERED = tuple(family for family in SEEING if family not in APART)
 
@@ -313,6 +319,8 @@ def test_tensors_of_towers_are_those_of_transformers_by_name_and_shape() -> None
         assert shaped(tensors(from_config(seeing(family), images=True))) == named, family
 
 
+ALONE = ("mamba", "falcon_mamba")  # none of whose layers attends
+SCANNED = ("jamba", *ALONE)
 FLASH = {"attention": "flash", "micro_batch": 2}
 SDPA = {"attention": "sdpa", "checkpointing": "full", "micro_batch": 2}
 EAGER = {"attention": "eager", "method": "lora", "lora": {"rank": 16, "dtype": "bf16", "targets": ["q_proj", "v_proj"]}}
@@ -323,7 +331,7 @@ def way(family: str, turn: int) -> dict[str, Any]:
     if family in ("deepseek_v32", "glm_moe_dsa"):  # whose mask of chosen keys only these see
         return SDPA
     # which slope scores, have sinks beside narrow values or entries beside keys, or no code for SDPA
-    if family in ("bloom", "mpt", "mimo_v2_flash", "gptj", "codegen", "gpt_neo", "deepseek_v4"):
+    if family in ("bloom", "mpt", "mimo_v2_flash", "gptj", "codegen", "gpt_neo", "deepseek_v4", *ALONE):
         return {**FLASH, "attention": "eager"}
     fields = SDPA if family == "mllama_text_model" else (FLASH, SDPA, EAGER)[turn % 3]
     without_q_proj = family in ("phi3", "gpt_neox", "gpt2", "gpt_bigcode", "falcon") or bool(
@@ -341,6 +349,7 @@ def test_steps_take_what_their_traces_say(tmp_path: Path) -> None:
         path = tmp_path / f"{family}.json"
         path.write_text(json.dumps(config(family)))
         job = {"gpu": "h200", "model": str(path), "task": "sft", "framework": "torch", "seq_len": 1024}
+        job |= {"seq_len": 128} if family in SCANNED else {}  # position by position, which takes its time
         scenarios.append(job | {"precision": "bf16", "optimizer": "sgd", "optimizer_impl": "fused"} | way(family, turn))
     traced = answers("-m", "measurements.trace", "--batch", "-", given=lines(scenarios))
     for scenario, record in zip(scenarios, traced, strict=True):

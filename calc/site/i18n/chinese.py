@@ -1852,9 +1852,6 @@ REFUSALS = {
     "is of a BailingMoE that is not modelled; ling-lite-1.5, ling-mini-2.0, ling-flash-2.0 and ling-1t are": (
         "属于不在计算范围内的 BailingMoE；可计算的有 ling-lite-1.5、ling-mini-2.0、ling-flash-2.0 和 ling-1t"
     ),
-    "has Mamba-1's state spaces, which are not modelled; granite-4-h-tiny and nemotron-nano-9b-v2 have Mamba-2's": (
-        "用的是 Mamba-1 的状态空间，不在计算范围内；granite-4-h-tiny 和 nemotron-nano-9b-v2 用的是 Mamba-2"
-    ),
     "has a state space or recurrence of another kind than nemotron-nano-9b-v2's and qwen3-next-80b-a3b's, which are "
     "modelled": "的状态空间或循环结构不同于可计算的 nemotron-nano-9b-v2 和 qwen3-next-80b-a3b",
     "slopes attention's scores by position (ALiBi) in code that lies beside its weights; bloom-7b1 and mpt-7b do so, "

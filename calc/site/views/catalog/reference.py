@@ -91,11 +91,12 @@ def model_summary(model: Model) -> str:
     passed = f" {a.passed} more layers attend to images: they are loaded, and text passes over them."
     alone = " It reads images by a part that is not modelled: numbers are those of its language model over text."
     shared = f" over {a.kv_heads} key-value head{'s' * (a.kv_heads > 1)}" if a.heads != a.kv_heads else ""
+    heads = f"{a.heads} heads{shared}" if a.attending else "none of which attends"
     return (
         f"{inline(model.name)} has <strong>{model.parameters:,} parameters</strong>, {exactly}: "
-        f"{a.layers} layers of width {a.hidden:,}, {a.heads} heads{shared}, and a vocabulary of {a.vocab:,}"
+        f"{a.layers} layers of width {a.hidden:,}, {heads}, and a vocabulary of {a.vocab:,}"
         f"{', whose embedding is also the output head' if a.tied else ''}.{experts}"
-        f"{passed * (a.passed > 0)}{alone * model.text_alone} "
+        f"{passed * (a.passed > 0)}{alone * model.text_alone} Source of the count: {inline(model.parameters_source)}. "
         f"Configuration: {within(sheets.linked(model.source))}. Hugging Face name: <code>{inline(model.hf)}</code>."
         f"{_aliases(model)}"
     )

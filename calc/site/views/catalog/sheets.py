@@ -233,7 +233,7 @@ def models(root: str) -> Table:
                 Cell(a.family),
                 Cell(a.layers),
                 Cell(a.hidden),
-                Cell(f"{a.heads} ({a.kv_heads})"),
+                Cell(f"{a.heads} ({a.kv_heads})" if a.attending else "—"),
                 Cell(a.vocab),
                 Cell("yes" if a.tied else "no"),
                 Cell(f"{a.experts} ({a.experts_per_token})" if a.experts else "—"),
