@@ -531,7 +531,7 @@ def experts_fault(s: Scenario) -> Refusal | None:
 
 # the loops, and the families of models, whose experts another library's code runs
 READ_EXPERTS = {
-    "torchtitan": (("own", "torchtitan"), ("qwen3_moe", "deepseek_v2", "deepseek_v3")),
+    "torchtitan": (("own", "torchtitan"), ("qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3")),
     "automodel": (("own",), ("qwen3_moe", "deepseek_v3", "gpt_oss")),
 }
 

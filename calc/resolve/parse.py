@@ -520,7 +520,7 @@ def _modelled(module: Framework, values: Mapping[str, Any], architecture: Archit
     found = module.modelled(architecture if "images.width" in values else passing(architecture), values)
     if found.experts and values["experts_implementation"] == "torchtitan":
         # it has three parameters of all experts, and an adapter beside each
-        found = replace(found, expert_linears=("gate_proj", "up_proj", "down_proj"))
+        found = replace(found, expert_linears=("gate_proj", "up_proj", "down_proj"), experts_converted=False)
     return replace(found, adapters="scaled") if values["lora.dora"] and values["method"] != "full" else found
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from calc.base.plan import Keeps, MegatronShards, Recomputed
 from calc.base.schema import InputError
 from calc.models.architecture import Architecture
+from calc.models.lora import EMBEDDING, HEAD
 from calc.models.slices import device_layers
 from calc.scenario.data_sets import SHORT
 from calc.scenario.images import Images
@@ -87,10 +88,11 @@ class Lora:
 
     @property
     def modules(self) -> str | tuple[str, ...]:
-        """`targets` by their last names, which are unique in a layer: PEFT also matches the end of a module's path."""
+        """`targets`, with embedding and head by their last names: PEFT also matches the end of a module's path."""
         if isinstance(self.targets, str):
             return self.targets
-        return tuple([target.rpartition(".")[2] for target in self.targets])
+        last = {target: target.rpartition(".")[2] for target in self.targets}
+        return tuple([last[target] if last[target] in (EMBEDDING, HEAD) else target for target in self.targets])
 
 
 @dataclass(frozen=True, slots=True)
