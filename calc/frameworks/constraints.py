@@ -1028,6 +1028,22 @@ def depths_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+def together_fault(s: Scenario) -> Refusal | None:
+    """The reason why layers do not run again together, or are not modelled so, in one line, or None.
+
+    Chunks of an interleaved pipeline begin anew (Megatron-core 0.16.1 `transformer/transformer_block.py`,
+    `_checkpointed_forward`).
+    """
+    field, count = "recompute_num_layers", s.recompute_num_layers
+    if count is None or count == 1:
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": MEGATRON, "checkpointing": ("full",), "virtual_pipeline": (1,),
+        "data_parallel_sharding_strategy": ("no_shard",),
+    }  # fmt: skip
+    return _beside(s, field, str(count), "null", fixed)
+
+
 def loss_fault(s: Scenario) -> Refusal | None:
     """The reason why a loss is not fused as is asked for, in one line, or None."""
     known = s.loss == "fused" and s.trainer in FUSES

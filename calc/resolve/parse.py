@@ -75,6 +75,7 @@ NEUTRAL: Mapping[str, Any] = {
     "device_map": "none",
     "checkpointed_layers": None,
     "recompute_modules": None,
+    "recompute_num_layers": None,
     "mtp_num_layers": None,
     "apply_rope_fusion": False,
     "create_attention_mask_in_dataloader": False,
@@ -348,6 +349,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
         pipeline_layers=tuple(values["pipeline_layers"]) if values["pipeline_layers"] else None,
         recompute_modules=tuple(values["recompute_modules"]) if values["recompute_modules"] else None,
+        recompute_num_layers=values["recompute_num_layers"],
         bf16_layers_at_end=values["bf16_layers_at_end"],
         max_live_parameters=values["max_live_parameters"],
         sub_group_size=values["sub_group_size"],
@@ -415,6 +417,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.narrow_fault(scenario)
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
+        or constraints.together_fault(scenario)
         or constraints.strategy_fault(scenario)
         or constraints.precision_fault(scenario)
     )

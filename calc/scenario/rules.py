@@ -54,6 +54,7 @@ PINS_SINCE, PINS_SINCE_VLLM = "2.13", "0.27"
 FROZEN_ROLE_FIELDS = (
     "model",
     "gpus",
+    "method",
     "precision",
     "sharding",
     "offload.parameters",
@@ -384,6 +385,9 @@ def roles_of(
                 if place not in FROZEN_ROLE_FIELDS:
                     allowed = ", ".join(FROZEN_ROLE_FIELDS)
                     raise Objection(Refusal(f"roles.{name}.{place}", "for a role that is not trained", allowed))
+            if differs.get("method", "full") != "full":
+                given = f"{differs['method']!r} for a role that is not trained"
+                raise Objection(Refusal(f"roles.{name}.method", given, "full"))
         head = f"roles.{name}."
         differs = {k.removeprefix(head): v for k, v in values.items() if k.startswith(head)} | differs
         if values["placement"] == "colocated" and differs.pop("gpus", values["gpus"]) != values["gpus"]:

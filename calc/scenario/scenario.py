@@ -228,6 +228,7 @@ class Scenario:
     checkpointing: Checkpointing
     checkpointed_layers: int | None
     recompute_modules: tuple[Recomputed, ...] | None
+    recompute_num_layers: int | None
     mtp_num_layers: int | None
     reentrant: bool
     attention: Attention
@@ -554,7 +555,7 @@ class Scenario:
         if "micro_batch" in own:
             differs.setdefault("max_tokens_per_gpu", None)
         if differs.get("method") == "full":
-            differs["lora"] = None
+            differs |= {"lora": None, "load_in_8bit": False, "quantize_moe_experts": False}
         elif lora:
             lists = {name: tuple(value) for name, value in lora.items() if isinstance(value, list)}
             differs["lora"] = replace(self.lora or Lora(**lora), **lora | lists)
