@@ -148,12 +148,10 @@ def stack(
         edges = (places[-1], places[0], *places[-2:-1], *places[1:2]) if fsdp else (places[-1], places[0])
         edges += tuple({layer % at_once: layer for layer in places}.values())
         for layer in dict.fromkeys((*edges, fills) if fills in places else edges):
-            below, beside = (
-                tuple([order[first:layer].count(k) for k in range(len(blocks))])
-                for first in (0, layer - layer % at_once)
-            )
+            below = tuple(order[:layer].count(k) for k in range(len(blocks)))
+            again = order[layer - layer % at_once : layer]
             above = sum(blocks[k].trained for k in order[layer + 1 :])
-            stops.append(Stop(layer, kind, below, above, beside))
+            stops.append(Stop(layer, kind, below, above, tuple([again.count(k) for k in range(len(blocks))])))
     segment, held, waiting = head(run, path, checkpointing == "full" and bool(arch.depths))
     stream = of(h=run.residual * run.share)
     streams = stream * arch.streams
