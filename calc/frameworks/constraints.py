@@ -1028,6 +1028,30 @@ def depths_fault(s: Scenario) -> Refusal | None:
     return None
 
 
+ONE_BY_ONE = ("layernorm", "self_attn", "mlp")  # parts of a layer around which a loop may put checkpoints of their own
+
+
+def parts_fault(s: Scenario) -> Refusal | None:
+    """The reason why parts of Transformers' layers do not run again one by one, or are not modelled so, or None."""
+    if s.sharding == "megatron" or not s.recompute_modules:
+        return None
+    field, given = "recompute_modules", ", ".join(s.recompute_modules)
+    if other := next((name for name in s.recompute_modules if name not in ONE_BY_ONE), None):
+        return Refusal(field, f"{other} with sharding {s.sharding}", ", ".join(ONE_BY_ONE))
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "method": ("full",),
+        "pipeline_parallel": (1,), "tensor_parallel": (1,), "context_parallel": (1,), "compile": ("none", "loss"),
+        "precision": ("bf16", "fsdp-mixed"), "float8": ("none",),
+    }  # fmt: skip
+    if fault := _beside(s, field, given, "null", fixed):
+        return fault
+    arch = s.architecture
+    plain = all(spec.mixer == "attention" and spec.mlp == "dense" for spec in arch.specs)
+    ordered = not (arch.joined or arch.normed_after or arch.normed_stream or arch.parallel or arch.altup or arch.hyper)
+    barred = {f"model {s.model}": not (plain and ordered and not arch.modeling), "images": s.images is not None}
+    return _barred(field, given, "null", barred)
+
+
 def together_fault(s: Scenario) -> Refusal | None:
     """The reason why layers do not run again together, or are not modelled so, in one line, or None.
 

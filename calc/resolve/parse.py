@@ -418,6 +418,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
         or constraints.together_fault(scenario)
+        or constraints.parts_fault(scenario)
         or constraints.strategy_fault(scenario)
         or constraints.precision_fault(scenario)
     )

@@ -170,9 +170,9 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         allowed = "null, or with sharding megatron"
         raise Objection(Refusal("pipeline_layers", f"{[*counts]} with sharding {values['sharding']}", allowed))
     parts, again = values["recompute_modules"], values["checkpointing"]
-    if parts and (values["sharding"] != "megatron" or again != "selective"):
+    if parts and (values["sharding"] not in ("megatron", "fsdp2") or again != "selective"):
         said = f"{', '.join(parts)} with sharding {values['sharding']} and checkpointing {again}"
-        raise Objection(Refusal("recompute_modules", said, "null, or with megatron and selective"))
+        raise Objection(Refusal("recompute_modules", said, "null, or with megatron, fsdp2 and selective"))
     staged = values["sharding"] in ("megatron", "fsdp2") and values["pipeline_parallel"] > 1
     if (chunks := values["virtual_pipeline"]) > 1 and not staged:
         allowed = "1, or with sharding megatron or fsdp2 and pipeline_parallel above 1"

@@ -292,10 +292,11 @@ class Scenario:
 
     @property
     def recomputed(self) -> frozenset[Recomputed]:
-        """The parts of Megatron-core's layers that are run again; none if whole layers are, or nothing is."""
-        if self.sharding != "megatron" or self.checkpointing != "selective":
+        """The parts of layers that are run again, one by one; none if whole layers are, or nothing is."""
+        if self.checkpointing != "selective":
             return frozenset()
-        return frozenset(self.recompute_modules or ("core_attn",))
+        usual: tuple[Recomputed, ...] = ("core_attn",) if self.sharding == "megatron" else ()
+        return frozenset(self.recompute_modules or usual)
 
     @property
     def layout(self) -> Layout:

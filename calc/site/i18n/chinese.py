@@ -2292,7 +2292,7 @@ REFUSALS = {
         "virtual_pipeline = {n} 的倍数，首尾各可少一层"
     ),
     "a multiple of {n}, so that stages take turns": "{n} 的倍数，使各段轮流运行",
-    "null, or with megatron and selective": "null，或与 megatron 和 selective 一起",
+    "null, or with megatron, fsdp2 and selective": "null，或与 megatron、fsdp2 和 selective 一起",
     "others; it has no such part": "其他；它没有这一部分",
     "others; what runs here does not know it": "其他；这里运行的版本没有它",
     "as many in each stage between first and last": "首尾之间各段层数相同",
