@@ -27,7 +27,7 @@ Component = Literal["weights", "adapter", "master_weights", "optimizer_states"]
 Paused = Literal["", "all", "states", "weights"]
 Loads = Literal["", "first", "node", "every"]
 Streams = Literal["", "each", "stash", "buffers"]
-Ends = Literal["", "kept", "freed"]
+Ends = Literal["", "kept", "freed", "embedding"]
 Exchange = Literal["", "all-to-all", "all-gather", "ring", "zigzag"]
 Forced = Literal["", "norms", "grouped", "repeated"]
 

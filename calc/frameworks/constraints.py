@@ -566,7 +566,9 @@ def units_fault(s: Scenario) -> Refusal | None:
     if s.outer_units == "root":
         return None
     fixed: dict[str, tuple[str | int, ...]] = {
-        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "sharding": ("fsdp2",),
+        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"),
+        "sharding": ("fsdp1",) if s.outer_units == "embedding" else ("fsdp2",),
+        "method": ("full",) if s.outer_units == "embedding" else ("full", "lora", "qlora"),
         "pipeline_parallel": (1,), "tensor_parallel": (1,),
     }  # fmt: skip
     if fault := _beside(s, "outer_units", s.outer_units, "root", fixed):

@@ -180,7 +180,7 @@ def blocks_known(placed: Placed, bare: bool) -> bool:
     if not isinstance(engine, Fsdp) or not bare or not uncut:
         return False
     if isinstance(engine, Fsdp1):
-        return s.shards > 1 and _flattened(engine)  # over one GPU it does not shard
+        return s.shards > 1 and not engine.replica.ends and _flattened(engine)  # over one GPU it does not shard
     return not (engine.offload or engine.replica.quantised or _unreduced(engine))
 
 
