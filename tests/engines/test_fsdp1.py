@@ -77,7 +77,9 @@ def test_an_embedding_that_is_a_unit_comes_for_its_backward_alone() -> None:
     assert at(e.at(END), "communication#gathered") == 2 * head + 2 * VH
     assert at(e.at(REDUCE), "gradients#joined") == 2 * head
     assert at(e.at(REDUCE), "gradients#unreduced") == 2 * VH
-    with pytest.raises(ScenarioError, match="given embedding with sharding fsdp2, allowed: root, or with sharding fsdp1"):
+    with pytest.raises(
+        ScenarioError, match="given embedding with sharding fsdp2, allowed: root, or with sharding fsdp1"
+    ):
         fsdp(sharding="fsdp2", outer_units="embedding")
 
 
