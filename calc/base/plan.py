@@ -27,13 +27,13 @@ Component = Literal["weights", "adapter", "master_weights", "optimizer_states"]
 Paused = Literal["", "all", "states", "weights"]
 Loads = Literal["", "first", "node", "every"]
 Streams = Literal["", "each", "stash", "buffers"]
-Ends = Literal["", "kept", "freed"]
+Ends = Literal["", "kept", "freed", "embedding"]
 Exchange = Literal["", "all-to-all", "all-gather", "ring", "zigzag"]
 Forced = Literal["", "norms", "grouped", "repeated"]
 
 # Parts of Megatron-core's layers that can be run again for their backward, see `calc.memory.megatron_again`.
 Recomputed = Literal[
-    "core_attn", "moe_act", "mlp", "moe", "shared_experts", "layernorm", "mla_up_proj", "gdn_norm_out"
+    "core_attn", "moe_act", "mlp", "moe", "shared_experts", "layernorm", "mla_up_proj", "gdn_norm_out", "self_attn"
 ]  # fmt: skip
 
 # The tensors that Megatron-FSDP shards over data-parallel ranks.

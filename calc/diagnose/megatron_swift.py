@@ -106,7 +106,10 @@ def _adapters(flags: Flags) -> dict[str, Any]:
 def _recomputed(flags: Flags) -> dict[str, Any]:
     """The fields on layers, or parts of them, that run again for their backward; fused attention alone is no part."""
     granularity, modules = flags.text("recompute_granularity"), flags.text("recompute_modules")
-    flags.has("recompute_method", "recompute_num_layers")
+    flags.has("recompute_method")
+    together = flags.integer("recompute_num_layers")
     if granularity == "selective" and modules:
         return {"checkpointing": "selective", "recompute_modules": listed(modules)}
+    if granularity == "full" and together and together > 1:
+        return {"checkpointing": "full", "recompute_num_layers": together}
     return {"checkpointing": {"full": "full", "selective": "none", "none": "none"}.get(granularity or "")}

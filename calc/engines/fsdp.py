@@ -133,7 +133,7 @@ class Fsdp(Holder):
         match self.replica.ends:
             case "":
                 return [self.root_gathered(1)]
-            case "kept":
+            case "kept" | "embedding":
                 return [self.end_gathered("head", 1)]
             case "freed":
                 return []

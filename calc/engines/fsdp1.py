@@ -79,14 +79,15 @@ class Fsdp1(Fsdp):
         """
         r = self.replica
         if not r.quantised and r.ranks > 1:
-            layers = weights.weights(r.role, r.parameters - self.root_elements, r.weight_bytes, r.ranks, "weights#fsdp")
-            flat = communication.gathered(r.role, "root group", self.root_elements, r.weight_bytes, 2)
+            unit = max(self.outer)
+            layers = weights.weights(r.role, r.parameters - unit, r.weight_bytes, r.ranks, "weights#fsdp")
+            flat = communication.gathered(r.role, "root group", unit, r.weight_bytes, 2)
             yield "root group flattened", [flat] if self.offload else [layers, flat]
         yield "shards on the GPU", self.weights()
 
     def root(self) -> list[Line]:
         """The root FSDP unit, which stays gathered after a forward that no backward follows."""
-        return [self.root_gathered(1)] if self.copies else []
+        return super().root() if self.copies else []
 
     def at(self, where: Where) -> list[Line]:
         """Gathered parameters, gradients not yet reduced, and reduced shards."""
@@ -146,10 +147,11 @@ class Fsdp1(Fsdp):
         r, c, root = self.replica, self.replica.run.compute, where.segment == "reduce"
         if root and self.joined:
             return []
-        unit = self.root_elements if root else self.layer(where.layer)
+        unit = max(self.outer) if root else self.layer(where.layer)
         lines = [gradients.joined(r.role, unit, c)]
-        if not root:
-            lines.append(gradients.unreduced(r.role, where.root, c))
+        waiting = self.root_elements - unit if root else where.root
+        if waiting:
+            lines.append(gradients.unreduced(r.role, waiting, c))
         if not self.casts:
             return [*lines, gradients.unreduced(r.role, unit, c)]
         lines.append(communication.reducing(r.role, unit, r.reduce_bytes))
@@ -179,6 +181,8 @@ class Fsdp1(Fsdp):
             case other:
                 assert_never(other)
         lines = [*self.root(), *self.units_gathered(layers)]
+        if self.fetches_embedding(where):
+            lines.append(self.end_gathered("embedding", 1))
         if where.segment == "gather" and r.weight_bytes != r.run.compute:
             lines.append(communication.cast_shard(r.role, self.layer(where.layer), r.run.compute, r.ranks))
         return lines
@@ -192,6 +196,15 @@ class Fsdp1(Fsdp):
         if not where.backward or not where.layer or self.replica.run.reentrant:
             return False
         return not self.apart or where.here >= self.adapter_layer - self.first_adapter
+
+    def fetches_embedding(self, where: Where) -> bool:
+        """True if an embedding that is a unit of its own is gathered: for its backward, fetched with the first layer's.
+
+        The root has its gradient then, too: the function that joins its parts was the first of the forward, and
+        autograd comes to it last (torch 2.13 `csrc/autograd/engine.cpp`, `CompareNodeTaskTime`: by sequence number).
+        """
+        first = where.segment in ("layer", "join") and not where.layer and not self.replica.run.reentrant
+        return bool(self.replica.ends) and where.backward and (first or where.segment == "end")
 
     def units_gathered(self, layers: Sequence[int]) -> list[Line]:
         """The gathered weights of `layers`."""

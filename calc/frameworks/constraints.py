@@ -552,7 +552,7 @@ def experts_fault(s: Scenario) -> Refusal | None:
 
 # the loops, and the families of models, whose experts another library's code runs
 READ_EXPERTS = {
-    "torchtitan": (("own", "torchtitan"), ("qwen3_moe", "deepseek_v2", "deepseek_v3")),
+    "torchtitan": (("own", "torchtitan"), ("qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3")),
     "automodel": (("own",), ("qwen3_moe", "deepseek_v3", "gpt_oss")),
 }
 
@@ -587,7 +587,9 @@ def units_fault(s: Scenario) -> Refusal | None:
     if s.outer_units == "root":
         return None
     fixed: dict[str, tuple[str | int, ...]] = {
-        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "sharding": ("fsdp2",),
+        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"),
+        "sharding": ("fsdp1",) if s.outer_units == "embedding" else ("fsdp2",),
+        "method": ("full",) if s.outer_units == "embedding" else ("full", "lora", "qlora"),
         "pipeline_parallel": (1,), "tensor_parallel": (1,),
     }  # fmt: skip
     if fault := _beside(s, "outer_units", s.outer_units, "root", fixed):
@@ -1106,6 +1108,46 @@ def depths_fault(s: Scenario) -> Refusal | None:
     if s.data_parallel_sharding_strategy != "no_shard":
         return Refusal(field, f"{asked} with Megatron-FSDP", "null; not modelled")
     return None
+
+
+ONE_BY_ONE = ("layernorm", "self_attn", "mlp")  # parts of a layer around which a loop may put checkpoints of their own
+
+
+def parts_fault(s: Scenario) -> Refusal | None:
+    """The reason why parts of Transformers' layers do not run again one by one, or are not modelled so, or None."""
+    if s.sharding == "megatron" or not s.recompute_modules:
+        return None
+    field, given = "recompute_modules", ", ".join(s.recompute_modules)
+    if other := next((name for name in s.recompute_modules if name not in ONE_BY_ONE), None):
+        return Refusal(field, f"{other} with sharding {s.sharding}", ", ".join(ONE_BY_ONE))
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": ("own",), "task": ("pretrain", "sft"), "method": ("full",),
+        "pipeline_parallel": (1,), "tensor_parallel": (1,), "context_parallel": (1,), "compile": ("none", "loss"),
+        "precision": ("bf16", "fsdp-mixed"), "float8": ("none",),
+    }  # fmt: skip
+    if fault := _beside(s, field, given, "null", fixed):
+        return fault
+    arch = s.architecture
+    plain = all(spec.mixer == "attention" and spec.mlp == "dense" for spec in arch.specs)
+    ordered = not (arch.joined or arch.normed_after or arch.normed_stream or arch.parallel or arch.altup or arch.hyper)
+    barred = {f"model {s.model}": not (plain and ordered and not arch.modeling), "images": s.images is not None}
+    return _barred(field, given, "null", barred)
+
+
+def together_fault(s: Scenario) -> Refusal | None:
+    """The reason why layers do not run again together, or are not modelled so, in one line, or None.
+
+    Chunks of an interleaved pipeline begin anew (Megatron-core 0.16.1 `transformer/transformer_block.py`,
+    `_checkpointed_forward`).
+    """
+    field, count = "recompute_num_layers", s.recompute_num_layers
+    if count is None or count == 1:
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("torch",), "trainer": MEGATRON, "checkpointing": ("full",), "virtual_pipeline": (1,),
+        "data_parallel_sharding_strategy": ("no_shard",),
+    }  # fmt: skip
+    return _beside(s, field, str(count), "null", fixed)
 
 
 def loss_fault(s: Scenario) -> Refusal | None:

@@ -133,7 +133,8 @@ def parts_fault(s: Scenario, known: bool = True) -> Refusal | None:
     `known`: the Megatron-core below has all parts, as it does since 0.19 (`transformer_config.py`, `__post_init__`).
     """
     field, family = "recompute_modules", s.architecture.family
-    for name, has in (("mla_up_proj", s.architecture.mla), ("gdn_norm_out", s.architecture.delta)):
+    named = ("mla_up_proj", s.architecture.mla), ("gdn_norm_out", s.architecture.delta), ("self_attn", False)
+    for name, has in named:
         if name in s.recomputed and not has:
             return Refusal(field, f"{name} for the family {family}", "others; it has no such part")
     if "gdn_norm_out" in s.recomputed and not known:

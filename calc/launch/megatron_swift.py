@@ -76,7 +76,7 @@ def flags(s: Scenario) -> Iterator[Words]:
         yield option("--recompute_modules", *sorted(s.recomputed))
     if s.checkpointing == "full":
         yield option("--recompute_method", "uniform")
-        yield option("--recompute_num_layers", 1)
+        yield option("--recompute_num_layers", s.recompute_num_layers or 1)
     yield option("--cross_entropy_loss_fusion", s.loss == "fused")
     if s.attention == "eager":
         yield option("--attention_backend", "unfused")

@@ -32,6 +32,7 @@ from calc.memory.lightning import Lightning
 from calc.memory.linears import WIDTH
 from calc.memory.litgpt import LitgptAttention
 from calc.memory.megatron import MegatronLayer
+from calc.memory.megatron_again import Again
 from calc.memory.run import PREFIXES, Run, dimensions, routed, symbol
 from calc.memory.selective import SelectiveScan
 from calc.memory.weights import SCALE
@@ -40,7 +41,7 @@ from calc.models.lora import EMBEDDING, adapted
 from calc.models.mixers import AltUp, Hyper
 
 
-class Program(ChannelDelta, Lightning, SelectiveScan, ExpertLoop, CompressedAttention, CrossAttention):
+class Program(ChannelDelta, Lightning, SelectiveScan, ExpertLoop, CompressedAttention, CrossAttention, Again):
     """Writes the operations of one decoder layer, the final norm or a head on a tape."""
 
     def mlp(self, x: Tensor, width: Size | None = None, owner: str = "") -> Tensor:
@@ -437,14 +438,14 @@ class Program(ChannelDelta, Lightning, SelectiveScan, ExpertLoop, CompressedAtte
         self.tape.hold(self.input)  # the model's `hidden_states`, until the layer returns the next
         if self.arch.normed_after:
             return self.of_normed_sums(norms)
-        n = self.norm(self.narrowed(self.input), norms.attention)
+        n = self.once_more("layernorm", self.input, lambda x: self.norm(self.narrowed(x), norms.attention))
         if self.arch.joined:
             return self.both_at_once(n)
         if "none" in (self.spec.mixer, self.spec.mlp):
             y = self.feed_forward(n) if self.spec.mixer == "none" else self.mixed_by(n)
             self.add(self.input, y, "add")
             return self.tape
-        a = self.mixed_by(n)
+        a = self.once_more("self_attn", n, self.mixed_by)
         if self.arch.normed_stream:
             return self.of_normed(n, a)
         if self.arch.parallel:
@@ -453,7 +454,7 @@ class Program(ChannelDelta, Lightning, SelectiveScan, ExpertLoop, CompressedAtte
             return self.tape
         a = self.delivered(self.norm(a, norms.attention_output), "attention")
         x = self.add(self.input, a, "attention: add")
-        f = self.feed_forward(self.norm(x, norms.mlp))
+        f = self.once_more("mlp", self.once_more("layernorm", x, lambda x: self.norm(x, norms.mlp)), self.feed_forward)
         f = self.of_rows(f) if self.spec.mixer == "cross" else f
         if self.arch.experts_beside and self.spec.mlp == "experts":
             f = self.beside(x, f)

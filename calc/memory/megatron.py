@@ -241,14 +241,14 @@ class MegatronLayer(MegatronBeside, MegatronDelta, MegatronStateSpace, MegatronS
         """
         after = self.arch.norms.mlp_output
         if self.spec.mlp == "dense" or self.arch.experts_beside:
-            y = self.part("mlp", x, lambda x: self.mlp(self.normed(x, norm), of(i=1)))
+            y = self.once_more("mlp", x, lambda x: self.mlp(self.normed(x, norm), of(i=1)))
             if self.spec.mlp == "experts":
                 y = self.routed_beside(x, y)
             return self.added(x, self.normed(y, after) if after else y, "mlp")
         first = len(self.tape.ops)
         n = self.normed(x, norm)
         end = len(self.tape.ops)
-        y = self.part("moe", n, self.mixture)
+        y = self.once_more("moe", n, self.mixture)
         self.behind("layernorm", first, end)
         return self.added(x, y, "mlp")
 
@@ -256,7 +256,7 @@ class MegatronLayer(MegatronBeside, MegatronDelta, MegatronStateSpace, MegatronS
         """Routed experts, and shared ones that run before them (`moe_layer.py`, `custom_forward`)."""
         shared = None
         if self.arch.shared_experts:
-            shared = self.part("shared_experts", n, self.shared)
+            shared = self.once_more("shared_experts", n, self.shared)
         y = self.latent_experts(n) if self.arch.latent_experts else self.experts(n)
         if shared:
             y = self.tape.op("experts: add shared", [y, shared], self.stream, BF16, aliases=[y, shared])

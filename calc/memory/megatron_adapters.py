@@ -16,7 +16,7 @@ from calc.autograd.tape import NOTHING, Size, Tensor, of
 from calc.memory.linears import WIDTH
 from calc.memory.megatron_again import Again
 from calc.models.architecture import Linear
-from calc.models.lora import adaptable, joining, shapes
+from calc.models.lora import adaptable, joining, matches, shapes
 
 BF16 = 2
 # bytes of an element in 8 bits: blocks have a scale, four bytes for 128 elements or one for 32
@@ -53,7 +53,8 @@ class MegatronAdapters(Again):
             return joins if targets == "all-linear" else None
         for linear in adaptable(self.arch, self.spec):
             last = linear.name.rpartition(".")[2]
-            if f"{_owner(linear)}{last}" == name and (targets == "all-linear" or last in targets):
+            named = targets == "all-linear" or any(matches(linear, target) for target in targets)
+            if f"{_owner(linear)}{last}" == name and named:
                 return linear
         return None
 

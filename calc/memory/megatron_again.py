@@ -1,11 +1,14 @@
-"""Parts of Megatron-core's layers that are run again for their backward, one by one: its selective recomputation.
+"""Parts of layers that are run again for their backward, one by one: Megatron-core's selective recomputation.
 
-`core_attn`, `mlp`, `moe` and `shared_experts` keep their inputs (`tensor_parallel.checkpoint`). Others keep theirs, and
-their outputs go once what is behind them has run (`CheckpointWithoutOutput`): `moe_act` with the experts' second
-product, `layernorm` with its whole block, `mla_up_proj` with attention, `gdn_norm_out` with the output projection. Read
-in Megatron-LM d98e8a64dd `megatron/core/tensor_parallel/random.py`, `core/transformer/{transformer_config,
-transformer_layer,multi_latent_attention}.py`, `core/transformer/moe/{moe_layer,experts}.py`,
-`core/ssm/gated_delta_net/gdn.py`.
+PyTorch's `checkpoint_wrapper` around `layernorm`, `self_attn` and `mlp` of Transformers' layers keeps their inputs, too
+(NeMo Automodel b4733bdc1 `components/distributed/parallelizer.py`).
+
+Of Megatron-core's parts, `core_attn`, `mlp`, `moe` and `shared_experts` keep their inputs
+(`tensor_parallel.checkpoint`). Others keep theirs, and their outputs go once what is behind them has run
+(`CheckpointWithoutOutput`): `moe_act` with the experts' second product, `layernorm` with its whole block, `mla_up_proj`
+with attention, `gdn_norm_out` with the output projection. Read in Megatron-LM d98e8a64dd
+`megatron/core/tensor_parallel/random.py`, `core/transformer/{transformer_config,transformer_layer,
+multi_latent_attention}.py`, `core/transformer/moe/{moe_layer,experts}.py`, `core/ssm/gated_delta_net/gdn.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ class Again(Linears):
         if name in self.run.again and not self.within:
             self.tape.restore(first, end, stay)
 
-    def part(self, name: Recomputed, x: Tensor, write: Callable[[Tensor], Tensor]) -> Tensor:
+    def once_more(self, name: Recomputed, x: Tensor, write: Callable[[Tensor], Tensor]) -> Tensor:
         """The output of the part that `write` makes of `x`, run again for its backward if the run says so."""
         return self.checkpointed(name, [x], write) if name in self.run.again else write(x)
 

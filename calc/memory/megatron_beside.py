@@ -34,7 +34,7 @@ class MegatronBeside(MegatronExperts):
         """The experts' output, whose norms are their own, and the dense MLP's, added up."""
         first, before, after = BESIDE
         dense = self.normed(dense, first)
-        y = self.part("moe", x, lambda x: self.experts(self.normed(x, before), self.scaled_for_router(x)))
+        y = self.once_more("moe", x, lambda x: self.experts(self.normed(x, before), self.scaled_for_router(x)))
         y = self.normed(y, after)
         return self.tape.op("experts: add dense", [dense, y], self.stream, BF16, aliases=[dense, y])
 

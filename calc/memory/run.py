@@ -128,6 +128,7 @@ class Run:
     compiled: bool = False  # each layer is compiled, by torch.compile
     narrow: Narrow = ""  # the format to which compiled linears cast what their three products read
     recipe: Recipe = ""  # with which Megatron-core's linears cast what they multiply to 8 bits
+    at_once: int = 1  # the number of layers that run again together, from one checkpoint
     kept_end: int = 0  # the number of last layers that keep what they make, though those below run again
     wide_end: int = 0  # the number of last layers whose linears cast nothing
     looped: bool = False  # routed experts run one after another: Transformers before 5

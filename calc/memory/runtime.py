@@ -145,9 +145,9 @@ def shards_cached(lines: list[Line], caching: Caching, usable: int) -> Line:
     It gives them back before memory runs out: `usable` bytes, of which the verdict asks the median loss alone.
     """
     lost = fragmentation(lines)
-    values = lost.values | {"c": CACHED_ZERO[caching], "G": sum(coming(lines)), "U": usable}
-    values["A"] = sum([line.bytes for line in lines])
-    count = max(lost.bytes, min(int(values["c"] * values["G"]), usable - int(values["A"])))
+    passing, taken = sum(coming(lines)), sum([line.bytes for line in lines])
+    values = {**lost.values, "c": CACHED_ZERO[caching], "G": passing, "U": usable, "A": taken}
+    count = max(lost.bytes, min(int(CACHED_ZERO[caching] * passing), usable - taken))
     return lost._replace(bytes=count, formula="max(f·B, min(c·G, U - A))", values=values)
 
 

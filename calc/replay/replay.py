@@ -160,6 +160,8 @@ def blocks_known(placed: Placed, bare: bool) -> bool:
     if engine.replica.path.compiled and s.expandable_segments:
         return False  # measured with fixed segments alone; three published runs reserve 3 to 6 GiB less than a replay
     run = engine.replica.run
+    if run.again:
+        return False  # of parts that run again one by one no block is known
     if s.checkpointing != "none" and not run.reentrant and (run.int8 or run.keeps_inputs):
         return False  # contexts keep what checkpointing drops
     if engine.replica.streams and not isinstance(engine, Plain):
@@ -178,7 +180,7 @@ def blocks_known(placed: Placed, bare: bool) -> bool:
     if not isinstance(engine, Fsdp) or not bare or not uncut:
         return False
     if isinstance(engine, Fsdp1):
-        return s.shards > 1 and _flattened(engine)  # over one GPU it does not shard
+        return s.shards > 1 and not engine.replica.ends and _flattened(engine)  # over one GPU it does not shard
     return not (engine.offload or engine.replica.quantised or _unreduced(engine))
 
 

@@ -78,6 +78,7 @@ NEUTRAL: Mapping[str, Any] = {
     "device_map_gpus": None,
     "checkpointed_layers": None,
     "recompute_modules": None,
+    "recompute_num_layers": None,
     "mtp_num_layers": None,
     "apply_rope_fusion": False,
     "create_attention_mask_in_dataloader": False,
@@ -353,6 +354,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         max_tokens_per_gpu=values["max_tokens_per_gpu"],
         pipeline_layers=tuple(values["pipeline_layers"]) if values["pipeline_layers"] else None,
         recompute_modules=tuple(values["recompute_modules"]) if values["recompute_modules"] else None,
+        recompute_num_layers=values["recompute_num_layers"],
         bf16_layers_at_end=values["bf16_layers_at_end"],
         max_live_parameters=values["max_live_parameters"],
         sub_group_size=values["sub_group_size"],
@@ -423,6 +425,8 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.narrow_fault(scenario)
         or constraints.loss_fault(scenario)
         or constraints.depths_fault(scenario)
+        or constraints.together_fault(scenario)
+        or constraints.parts_fault(scenario)
         or constraints.strategy_fault(scenario)
         or constraints.precision_fault(scenario)
     )
@@ -528,7 +532,7 @@ def _modelled(module: Framework, values: Mapping[str, Any], architecture: Archit
     found = module.modelled(architecture if "images.width" in values else passing(architecture), values)
     if found.experts and values["experts_implementation"] == "torchtitan":
         # it has three parameters of all experts, and an adapter beside each
-        found = replace(found, expert_linears=("gate_proj", "up_proj", "down_proj"))
+        found = replace(found, expert_linears=("gate_proj", "up_proj", "down_proj"), experts_converted=False)
     if values["method"] == "full":
         return found
     own = "vectors" if values["lora.ia3"] else "scaled" if values["lora.dora"] else found.adapters

@@ -54,6 +54,7 @@ PINS_SINCE, PINS_SINCE_VLLM = "2.13", "0.27"
 FROZEN_ROLE_FIELDS = (
     "model",
     "gpus",
+    "method",
     "precision",
     "sharding",
     "offload.parameters",
@@ -172,9 +173,9 @@ def check(values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         allowed = "null, or with device_map auto a divisor of gpus"
         raise Objection(Refusal("device_map_gpus", f"{each} with device_map {values['device_map']}", allowed))
     parts, again = values["recompute_modules"], values["checkpointing"]
-    if parts and (values["sharding"] != "megatron" or again != "selective"):
+    if parts and (values["sharding"] not in ("megatron", "fsdp2") or again != "selective"):
         said = f"{', '.join(parts)} with sharding {values['sharding']} and checkpointing {again}"
-        raise Objection(Refusal("recompute_modules", said, "null, or with megatron and selective"))
+        raise Objection(Refusal("recompute_modules", said, "null, or with megatron, fsdp2 and selective"))
     staged = values["sharding"] in ("megatron", "fsdp2") and values["pipeline_parallel"] > 1
     if (chunks := values["virtual_pipeline"]) > 1 and not staged:
         allowed = "1, or with sharding megatron or fsdp2 and pipeline_parallel above 1"
@@ -387,6 +388,9 @@ def roles_of(
                 if place not in FROZEN_ROLE_FIELDS:
                     allowed = ", ".join(FROZEN_ROLE_FIELDS)
                     raise Objection(Refusal(f"roles.{name}.{place}", "for a role that is not trained", allowed))
+            if differs.get("method", "full") != "full":
+                given = f"{differs['method']!r} for a role that is not trained"
+                raise Objection(Refusal(f"roles.{name}.method", given, "full"))
         head = f"roles.{name}."
         differs = {k.removeprefix(head): v for k, v in values.items() if k.startswith(head)} | differs
         if values["placement"] == "colocated" and differs.pop("gpus", values["gpus"]) != values["gpus"]:

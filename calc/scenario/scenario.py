@@ -16,6 +16,7 @@ from typing import Any
 from calc.base.plan import Keeps, MegatronShards, Recomputed
 from calc.base.schema import InputError
 from calc.models.architecture import Architecture
+from calc.models.lora import EMBEDDING, HEAD
 from calc.models.slices import device_layers
 from calc.scenario.data_sets import SHORT
 from calc.scenario.images import Images
@@ -90,10 +91,11 @@ class Lora:
 
     @property
     def modules(self) -> str | tuple[str, ...]:
-        """`targets` by their last names, which are unique in a layer: PEFT also matches the end of a module's path."""
+        """`targets`, with embedding and head by their last names: PEFT also matches the end of a module's path."""
         if isinstance(self.targets, str):
             return self.targets
-        return tuple([target.rpartition(".")[2] for target in self.targets])
+        last = {target: target.rpartition(".")[2] for target in self.targets}
+        return tuple([last[target] if last[target] in (EMBEDDING, HEAD) else target for target in self.targets])
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,7 @@ class Scenario:
     checkpointing: Checkpointing
     checkpointed_layers: int | None
     recompute_modules: tuple[Recomputed, ...] | None
+    recompute_num_layers: int | None
     mtp_num_layers: int | None
     reentrant: bool
     attention: Attention
@@ -295,10 +298,11 @@ class Scenario:
 
     @property
     def recomputed(self) -> frozenset[Recomputed]:
-        """The parts of Megatron-core's layers that are run again; none if whole layers are, or nothing is."""
-        if self.sharding != "megatron" or self.checkpointing != "selective":
+        """The parts of layers that are run again, one by one; none if whole layers are, or nothing is."""
+        if self.checkpointing != "selective":
             return frozenset()
-        return frozenset(self.recompute_modules or ("core_attn",))
+        usual: tuple[Recomputed, ...] = ("core_attn",) if self.sharding == "megatron" else ()
+        return frozenset(self.recompute_modules or usual)
 
     @property
     def layout(self) -> Layout:
@@ -558,7 +562,7 @@ class Scenario:
         if "micro_batch" in own:
             differs.setdefault("max_tokens_per_gpu", None)
         if differs.get("method") == "full":
-            differs["lora"] = None
+            differs |= {"lora": None, "load_in_8bit": False, "quantize_moe_experts": False}
         elif lora:
             lists = {name: tuple(value) for name, value in lora.items() if isinstance(value, list)}
             differs["lora"] = replace(self.lora or Lora(**lora), **lora | lists)

@@ -47,6 +47,7 @@ class Stop(NamedTuple):
     kind: int
     below: tuple[int, ...]
     above: int  # trained elements of the layers above it
+    beside: tuple[int, ...]  # of those below it, the number of each kind that runs again together with it
 
 
 class Stack(NamedTuple):
@@ -70,6 +71,7 @@ class Stack(NamedTuple):
     embedding_own: int  # 0 for a tied embedding, which has been counted as the head
     layers: int
     again: int  # those from the first that run again for their backward
+    at_once: int  # those that one checkpoint covers, and that run again together
     bottom: Amount  # activations kept below the first layer
     lent: tuple[tuple[int, Amount], ...]  # lending layers, with the keys and values that they have made again
     layer_inputs: Amount  # the gradient of all layers' own embeddings, while the layers make theirs
@@ -102,9 +104,11 @@ def stack(
 
     Unless `checkpointing` is none, layers are recomputed from their inputs. Under `fsdp` the second layer and the last
     but one are stops, too, as FSDP overlaps neighbouring layers. So is the layer whose gradients first fill a `bucket`
-    of so many elements: below it less is kept, above it no gradient leaves.
+    of so many elements: below it less is kept, above it no gradient leaves. So are, of layers that run again together,
+    the last of each kind at each place among them.
     """
     arch, recompute, adapter = run.arch, checkpointing != "none", run.adapter
+    at_once = run.at_once if checkpointing == "full" else 1
     # a flat parameter that holds adapters has all of its views require gradients
     within = replace(run, trained=True) if adapter and adapter.joined else run
     kinds: dict[tuple[activations.Kind, bool, bool], int] = {}
@@ -142,10 +146,12 @@ def stack(
     for kind in range(len(blocks)):
         places = [n for n, k in enumerate(order) if k == kind]
         edges = (places[-1], places[0], *places[-2:-1], *places[1:2]) if fsdp else (places[-1], places[0])
+        edges += tuple({layer % at_once: layer for layer in places}.values())
         for layer in dict.fromkeys((*edges, fills) if fills in places else edges):
             below = tuple(order[:layer].count(k) for k in range(len(blocks)))
+            again = order[layer - layer % at_once : layer]
             above = sum(blocks[k].trained for k in order[layer + 1 :])
-            stops.append(Stop(layer, kind, below, above))
+            stops.append(Stop(layer, kind, below, above, tuple([again.count(k) for k in range(len(blocks))])))
     segment, held, waiting = head(run, path, checkpointing == "full" and bool(arch.depths))
     stream = of(h=run.residual * run.share)
     streams = stream * arch.streams
@@ -175,6 +181,7 @@ def stack(
         + (beside_embedding_parameters(arch) if run.trained else 0),
         layers=arch.layers,
         again=arch.layers - run.kept_end if recompute else 0,
+        at_once=at_once,
         bottom=amount(activations.below_layers(run, recompute, masked), dims) if arch.embeds else NO_BYTES,
         lent=activations.lent_again(run) if recompute else (),
         layer_inputs=amount(of(Lp=run.residual), dims)

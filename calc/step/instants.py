@@ -133,9 +133,13 @@ class Layout:
     def checkpoints(self, layers: int, running: Running) -> list[Part]:
         """The inputs of the lowest `layers`, less the one that a later pipeline stage receives in a buffer.
 
-        Of those that wait on the host only a few are here; see `stashed_at_head`.
+        Of layers that run again together the first one's alone is kept; the input of the one that runs is there, too,
+        and the inputs of those before it once they have run again. Of those that wait on the host only a few are here;
+        see `stashed_at_head`.
         """
-        number = min(layers, self.stack.again) - (not self.stack.embeds)
+        n = self.stack.at_once
+        within = {"forward": min(1, (layers - 1) % n), "head": 0}.get(running, (layers - 1) % n)
+        number = -(-min(layers, self.stack.again) // n) + within - (not self.stack.embeds)
         if self.streams:
             there = ON_GPU[self.streams][running]
             if self.streams == "stash" and running == "head":
@@ -159,23 +163,37 @@ class Layout:
 
     def below(self, stop: Stop, running: Running) -> list[Part]:
         """The tensors that the layers below `stop` keep and, with recomputation, the input of the layer itself."""
-        return self.lowest(stop.below, stop.layer + 1, running)
+        found = self.lowest(stop.below, stop.layer + 1, running)
+        return found if running == "forward" else [*found, *self.together(stop)]
+
+    def together(self, stop: Stop) -> list[Part]:
+        """The tensors that the layers keep which have run again together with that of `stop`, before it."""
+        counted = zip(self.stack.blocks, stop.beside, strict=True)
+        return [Part("activations", block.segment.saved, "activations#saved", n) for block, n in counted if n]
 
     def retained(self, stop: Stop) -> list[Part]:
         """The inputs of the layers above `stop` with their gradients, if the run retains them.
 
-        The lowest of these gradients is the one that comes into the layer.
+        The lowest of these gradients is the one that comes into the layer. Of layers that run again together the first
+        one's stay alone, and below their last one the gradient that comes in is another.
         """
-        above = self.stack.layers - 1 - stop.layer
-        kept = self.stack.retains and above
-        return [Part("checkpoints", self.stack.residual, "activations#checkpoints", 2 * above)] if kept else []
+        n = self.stack.at_once
+        above = self.checkpointed - stop.layer // n - 1
+        inner = stop.layer < min(self.stack.layers, (stop.layer // n + 1) * n) - 1
+        kept = self.stack.retains and (above or inner)
+        return [Part("checkpoints", self.stack.residual, "activations#checkpoints", 2 * above + inner)] if kept else []
+
+    @property
+    def checkpointed(self) -> int:
+        """The number of layers whose inputs checkpointing keeps."""
+        return -(-self.stack.layers // self.stack.at_once)
 
     def remaining(self, *, arriving: bool = False) -> list[Part]:
         """The inputs of all layers with their gradients once backward has passed them, if the run retains them.
 
         `arriving`: without the lowest gradient, which the embedding's backward reads.
         """
-        times = 2 * self.stack.layers - arriving
+        times = 2 * self.checkpointed - arriving
         return [Part("checkpoints", self.stack.residual, "activations#checkpoints", times)] * self.stack.retains
 
     def layers(self) -> list[Part]:

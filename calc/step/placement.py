@@ -255,6 +255,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         compiled=trained and s.compile in ("model", "model-and-loss"),
         narrow=NARROW.get(s.float8, "") if trained and s.sharding != "megatron" else "",
         recipe=RECIPES.get(s.float8, "") if s.sharding == "megatron" else "",
+        at_once=s.recompute_num_layers or 1,
         kept_end=arch.layers - s.checkpointed_layers if s.checkpointed_layers and trained else 0,
         wide_end=(s.bf16_layers_at_end or 0) if trained else 0,
         linear_kernels=s.linear_attention == "fla",

@@ -105,7 +105,7 @@ class Roles(Memo):
             grouped=fsdp == 1 or (fsdp == 2 and not r.adds_singly) or (plain and r.keeps_all),
             bucket=config.reduce_bucket if config and s.sharding in ("zero2", "zero3") else self.keeps.low_level,
             streams=r.streams if r.optimizer else "",
-            head_unit=bool(r.ends and r.optimizer) and not r.defers,
+            head_unit=bool(fsdp == 2 and r.ends and r.optimizer) and not r.defers,
         )
 
 

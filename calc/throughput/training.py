@@ -90,7 +90,7 @@ def spared(s: Scenario, c: work.Counts, a: work.Adapters, p: work.Passes) -> tup
         return p, p
     if s.recomputed:
         share = work.recomputed(s.architecture, s.recomputed) / (c.layers + a.elements)
-        return p._replace(again=share), p._replace(again=float("core_attn" in s.recomputed))
+        return p._replace(again=share), p._replace(again=float(bool({"core_attn", "self_attn"} & s.recomputed)))
     adapter = None
     if s.lora:
         adapter = Adapter(s.lora.rank, s.lora.modules, s.lora.dropout > 0, 2)

@@ -196,7 +196,7 @@ def recomputed(arch: Architecture, parts: frozenset[Recomputed]) -> int:
     for spec, layers in layer_kinds(arch):
         for t in layer_tensors(arch, spec):
             if t.module == "attn":
-                own = {"mla_up_proj"} if spec.mixer == "latent" and t.name.endswith(UP) else set()
+                own = {"self_attn", *(("mla_up_proj",) if spec.mixer == "latent" and t.name.endswith(UP) else ())}
             elif spec.mlp == "dense":
                 own = {"mlp"} if t.module == "mlp" else set()
             else:

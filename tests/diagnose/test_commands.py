@@ -177,6 +177,10 @@ def test_an_older_command_of_megatron_swift_has_names_of_its_own() -> None:
         ("--attention_backend unfused --padding_free false", {"attention": "eager", "padding_free": False}),
         ("--attention_backend flash", {}),
         ("--tuner_type lora --target_modules linear_qkv --mtp_num_layers 1", {"mtp_num_layers": 1}),
+        (
+            "--recompute_granularity full --recompute_method uniform --recompute_num_layers 2",
+            {"recompute_num_layers": 2},
+        ),
     ],
 )
 def test_attention_without_a_kernel_and_further_depths_are_read_back(flags: str, said: dict[str, Any]) -> None:

@@ -68,6 +68,21 @@ def test_backward_fetches_the_next_layer_when_one_begins() -> None:
     assert at(e.at(Where("outside", 32, True)), "communication#gathered") == 2 * ROOT
 
 
+def test_an_embedding_that_is_a_unit_comes_for_its_backward_alone() -> None:
+    """The root has final norm and head, whose gradients wait to the end; one unit's are joined beside the other's."""
+    e, head = fsdp(outer_units="embedding"), VH + 4096
+    assert total(e.at(FORWARD)) == 2 * head + 2 * LAYER
+    assert at(e.at(BELOW), "communication#gathered") == 2 * head + 2 * 2 * LAYER
+    assert at(e.at(Where("layer", 0, True)), "communication#gathered") == 2 * head + 2 * LAYER + 2 * VH
+    assert at(e.at(END), "communication#gathered") == 2 * head + 2 * VH
+    assert at(e.at(REDUCE), "gradients#joined") == 2 * head
+    assert at(e.at(REDUCE), "gradients#unreduced") == 2 * VH
+    with pytest.raises(
+        ScenarioError, match="given embedding with sharding fsdp2, allowed: root, or with sharding fsdp1"
+    ):
+        fsdp(sharding="fsdp2", outer_units="embedding")
+
+
 def test_one_rank_gathers_nothing_but_what_it_casts() -> None:
     """`NO_SHARD`: bf16 weights are there; of fp32 ones a unit's cast takes the place of what others gather."""
     assert total(fsdp(gpus=1, precision="bf16").at(FORWARD)) == 0

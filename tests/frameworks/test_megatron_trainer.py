@@ -684,6 +684,10 @@ def test_more_ranks_on_a_sequence_never_need_more(fields: dict[str, int]) -> Non
             {"mtp_num_layers": 1, "data_parallel_sharding_strategy": "optim"},
             "mtp_num_layers: given 1 with Megatron-FSDP, allowed: null",
         ),
+        (
+            {"recompute_num_layers": 2},
+            "recompute_num_layers: given 2 with checkpointing none, allowed: null, or with checkpointing full",
+        ),
         ({"trainer": "ms-swift", "mtp_num_layers": 1}, "mtp_num_layers: given 1 with trainer ms-swift, allowed: null"),
         (
             {**SEES, "images": {"width": 560, "height": 560, "freeze": "tower"}},

@@ -294,13 +294,19 @@ def test_trainers_of_pairs_disable_dropout() -> None:
 
 
 def test_a_peft_policy_is_its_own_reference() -> None:
-    """`use_adapter` switches it off; no second model loads. dpo takes another model where one is passed."""
+    """`use_adapter` switches it off; no second model loads. dpo takes another model where one is passed, be it a copy
+    of the policy's own (0.12.2 `trainer/dpo_trainer.py:457`, with `force_use_ref_model`).
+    """
     for task in ("dpo", "grpo"):
         made = trl.keeps(run(task=task, method="lora", roles={"reference": {}}))
         assert made.role("reference").shares
         assert made.loading == ("actor",)
-    other = trl.keeps(run(task="dpo", method="lora", roles={"reference": {"model": "llama-3.2-1b"}}))
-    assert not other.role("reference").shares
+    for own in ({"model": "llama-3.2-1b"}, {"method": "full"}):
+        other = trl.keeps(run(task="dpo", method="lora", roles={"reference": own}))
+        assert not other.role("reference").shares
+        assert other.loading == ("actor", "reference")
+    with pytest.raises(ScenarioError, match="allowed with trl for grpo: none, it has the policy's"):
+        run(task="grpo", method="lora", roles={"reference": {"method": "full"}})
     assert len(trl.keeps(run(task="dpo", roles={"reference": "none"})).roles) == 1
 
 

@@ -279,6 +279,7 @@ def trainer(name: str) -> Iterator[dict[str, Any]]:
         further = (
             {"attention": "eager", "padding_free": False, "checkpointing": "full"},
             {"mtp_num_layers": 2},
+            {"checkpointing": "full", "recompute_num_layers": 4},
         )
         yield from supervised("torch", ("sft",), of, MACHINES, further)
     else:

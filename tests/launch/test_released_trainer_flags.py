@@ -414,7 +414,7 @@ def check_megatron_swift(packages: Packages, s: Scenario, found: Launch) -> dict
         "checkpointing": {
             ("selective", None, None): "none",
             ("modules", None, None): "selective",
-            ("full", "uniform", 1): "full",
+            ("full", "uniform", s.recompute_num_layers or 1): "full",
         }[recompute],
         "loss": "fused" if said["cross_entropy_loss_fusion"] else "full",
         "attention": {"unfused": "eager"}.get(said.get("attention_backend", ""), "flash"),

@@ -193,3 +193,30 @@ def test_keys_and_values_are_gathered_only_among_context_parallel_gpus_of_megatr
     for other in ({"trainer": "megatron"}, {"context_parallel": 4, "sharding": "fsdp2", "attention": "sdpa"}):
         with pytest.raises(ScenarioError, match="cp_comm_type: given 'all_gather', allowed: p2p, or with context_para"):
             parse(job | other)
+
+
+def test_modules_of_transformers_layers_keep_their_inputs_alone() -> None:
+    """Both norms', attention's and the MLP's, 2h each (NeMo Automodel b4733bdc1 `distributed/parallelizer.py`).
+
+    While one runs again, what another would make is not there: the backward of a layer that runs again as a whole sees
+    all of it at once.
+    """
+    plain = replace(DENSE, modeling="")
+    assert saved(plain, "layernorm", "self_attn", "mlp") == 4 * 2 * H
+    job = {"model": "llama-3.2-1b", "task": "sft", "gpu": "h100-sxm", "gpus": 8, "sharding": "fsdp2"}
+    parts = {"checkpointing": "selective", "recompute_modules": ["layernorm", "self_attn", "mlp"]}
+    s = parse(job | parts)
+    assert parse(s.as_dict()) == s
+    for more, refused in (
+        (
+            {"recompute_modules": ["core_attn"]},
+            "given core_attn with sharding fsdp2, allowed: layernorm, self_attn, mlp",
+        ),
+        (
+            {"trainer": "axolotl"},
+            "given layernorm, self_attn, mlp with trainer axolotl, allowed: null, or with trainer own",
+        ),
+        ({"model": "qwen3-30b-a3b"}, "with model qwen3-30b-a3b, allowed: null; not modelled there"),
+    ):
+        with pytest.raises(ScenarioError, match=refused):
+            parse(job | parts | more)

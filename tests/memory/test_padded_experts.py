@@ -13,6 +13,7 @@ from calc.base.refusal import Refusal
 from calc.memory.activations import Program
 from calc.memory.run import Adapter, Run
 from calc.models.architecture import layer_kinds, layer_parameters
+from calc.models.lora import lora_parameters
 from calc.resolve.parse import parse
 from calc.scenario.scenario import ScenarioError
 
@@ -71,6 +72,23 @@ def test_adapters_beside_experts_keep_what_they_read_and_both_terms_of_each_sum_
     assert (there["k·h"], there["k·j"]) == (12, 14)
 
 
+def test_ends_of_names_tell_experts_from_shared_experts_that_have_linears_of_the_same_name() -> None:
+    """GLM-4.5-Air in prime-rl's code: adapters beside attention, the first layer's MLP and all experts' parameters, and
+    none beside shared experts (c330a6d4e `trainer/config.py`, `target_modules`; `models/layers/moe.py`).
+    """
+    mlp = ("gate_proj", "up_proj", "down_proj")
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", *(f"{end}.{name}" for end in ("mlp", "experts") for name in mlp)]
+    job = JOB | {"model": "glm-4.5-air", "method": "lora", "lora": {"rank": 16, "targets": targets}}
+    s = parse(job)
+    assert s.lora
+    attention, dense, experts = 2 * (4096 + 12288) + 2 * (4096 + 1024), 3 * (4096 + 10944), 128 * 3 * (4096 + 1408)
+    assert lora_parameters(s.architecture, 16, s.lora.modules) == 16 * (46 * attention + dense + 45 * experts)
+    beside = Adapter(16, s.lora.modules, False, 2)
+    made = Program(Run(s.architecture, **frozen(beside), padded=True), s.architecture.specs[-1]).layer()
+    adapted = {at.name.partition(":")[0] for at in forward_of(made) if "LoRA" in at.name}
+    assert adapted == {*targets[:4], *(f"experts {name}" for name in mlp)}
+
+
 def test_backward_makes_the_gradient_of_every_expert_once() -> None:
     a = arch("qwen3-30b-a3b")
     run = Run(a, padded=True)
@@ -85,6 +103,7 @@ def test_backward_makes_the_gradient_of_every_expert_once() -> None:
         ({"outer_units": "kept"}, ""),
         ({"model": "qwen3-8b"}, "experts_implementation"),
         ({"trainer": "torchtitan"}, ""),
+        ({"model": "glm-4.5-air", "method": "lora"}, ""),
         ({"method": "lora", "lora": {"rank": 16, "count": 4}}, ""),
         ({"method": "qlora"}, "experts_implementation"),
         ({"method": "lora", "experts_implementation": "automodel"}, "experts_implementation"),

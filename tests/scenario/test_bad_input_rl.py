@@ -32,7 +32,7 @@ APART = JOB | {
     "rollout.gpus": 2,
 }
 SFT = JOB | {"task": "sft"}
-FROZEN = "allowed: model, gpus, precision, sharding, offload.parameters, attention, micro_batch"
+FROZEN = "allowed: model, gpus, method, precision, sharding, offload.parameters, attention, micro_batch"
 
 # a job, what is changed about it (a field that becomes `...` is taken away), and what the line says
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -48,6 +48,11 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "roles.critic: not a role of reinforce++, allowed: actor, reference, reward",
     ),
     "an actor for sft": (SFT, {"roles.actor": {}}, "roles.actor: not a role of sft, allowed: none beside the trained"),
+    "adapters of a role that is not trained": (
+        PPO,
+        {"roles.reference.method": "lora"},
+        "roles.reference.method: given 'lora' for a role that is not trained, allowed: full",
+    ),
     "a misspelt role": (PPO, {"roles.critc": "none"}, "'roles.critc'; did you mean 'roles.critic'?"),
     "a misspelt field of a role": (
         PPO,

@@ -230,6 +230,25 @@ def test_a_recomputed_layer_has_its_own_input_and_those_below_beside_all_it_keep
     assert first.total.tokens == form + 2 * H
 
 
+def test_layers_that_run_again_together_have_one_checkpoint_and_what_those_below_keep() -> None:
+    """Eight checkpoints of four of Llama 3 8B's 32 layers each: in the last layer's backward all of them, the inputs of
+    three layers, and all that the three below it keep. In its forward there is its input beside the eight
+    (Megatron-core 0.16.1 `transformer/transformer_block.py`, `_checkpointed_forward`, `uniform`).
+    """
+    together = made(checkpointing="full", at_once=4)
+    (last,) = {i.where.layer: i for i in together.forward if i.where.segment == "layer"}.values()
+    found = {(part.component, part.times) for part in last.parts}
+    assert ("checkpoints", 9) in found
+    back = [i for i in together.backward if i.where.segment == "layer" and i.where.layer == 31]
+    assert back
+    for i in back:
+        kept = {part.component: part.times for part in i.parts if part.times > 1}
+        assert kept == {"checkpoints": 8 + 3, "activations": 3}
+    norm = next(i for i in together.backward if i.where.segment == "norm")
+    assert {part.times for part in norm.parts if part.component == "checkpoints"} == {8}
+    assert {i.where.layer for i in together.backward if i.where.segment == "layer"} == {0, 28, 29, 30, 31}
+
+
 def test_recomputation_runs_a_forward_with_the_gradient_of_the_layers_output_waiting() -> None:
     """Where it stops, before down_proj: the layer's 200,840, the addition's 2h, the gradient's 2h, 32 inputs of 2h."""
     every = tuple(made(checkpointing="full").layout.backward())

@@ -140,6 +140,9 @@ def _other_reference(s: Scenario) -> Refusal | None:
         return Refusal(
             "roles.reference.model", repr(own.model), f"{s.model}, the policy's own", f"with trl for {s.task}"
         )
+    if own and own.method != s.method:
+        given = f"{own.method!r} with method {s.method}"
+        return Refusal("roles.reference.method", given, "none, it has the policy's", f"with trl for {s.task}")
     return None
 
 
@@ -197,9 +200,9 @@ def unpacks(s: Scenario) -> int:
 
 
 def shares(s: Scenario) -> bool:
-    """True if the reference is the policy itself without its adapters."""
+    """True if the reference is the policy itself without its adapters: nothing says that it is another, or has none."""
     own = s.role("reference")
-    return bool(s.lora) and own is not None and own.model == s.model
+    return bool(s.lora) and own is not None and own.model == s.model and own.method == s.method
 
 
 def loads(s: Scenario) -> Loads:

@@ -1295,6 +1295,10 @@ CALCULATOR = {
     ),
     "Whether optimizer states and master weights live in host memory.": "优化器状态和主权重是否放在主机内存。",
     "Whether the weights live in host memory.": "权重是否放在主机内存。",
+    "Layers that Megatron-core runs again together, from one checkpoint, a count; one where it is left open: "
+    "--recompute-num-layers with the uniform method.": (
+        "Megatron-core 由同一个检查点一起重算的层数；留空为一层：uniform 方式下的 --recompute-num-layers。"
+    ),
     "Depths of multi-token prediction that Megatron-core trains behind the last layer, a count; none where it is left "
     "open. Each has a layer, logits and a loss of its own: --mtp-num-layers.": (
         "Megatron-core 在最后一层之后训练的多 token 预测（MTP）深度数；留空则没有。"
@@ -1374,8 +1378,10 @@ CALCULATOR = {
         "学生与教师的词表大小不同：没有计算补齐较小词表的副本"
     ),
     "teacher": "教师模型",
-    "The frozen model that dpo, kto and RL compare with; none: its log-probabilities are computed beforehand.": (
+    "The frozen model that dpo, kto and RL compare with; none: its log-probabilities are computed beforehand. With "
+    "method full, a policy with adapters has a second model beside it, in 16 or 32 bits.": (
         "dpo、kto 和强化学习用来比较的冻结模型；none：预先算好它的对数概率。"
+        "method 为 full 时，带适配器的策略旁边另有一个 16 位或 32 位的模型。"
     ),
     "The value model of ppo.": "ppo 的价值模型。",
     "The reward model of RL; none: it runs elsewhere.": "强化学习的奖励模型；none：在别处运行。",
@@ -2289,7 +2295,7 @@ REFUSALS = {
         "virtual_pipeline = {n} 的倍数，首尾各可少一层"
     ),
     "a multiple of {n}, so that stages take turns": "{n} 的倍数，使各段轮流运行",
-    "null, or with megatron and selective": "null，或与 megatron 和 selective 一起",
+    "null, or with megatron, fsdp2 and selective": "null，或与 megatron、fsdp2 和 selective 一起",
     "others; it has no such part": "其他；它没有这一部分",
     "others; what runs here does not know it": "其他；这里运行的版本没有它",
     "as many in each stage between first and last": "首尾之间各段层数相同",
@@ -2408,6 +2414,7 @@ REFUSALS = {
     "{model!}, the policy's own": "{model}，与策略模型相同",
     "with vllm, as a server": "与 vllm 一起，作为服务",
     "none, it shares the actor's": "不给，它与 actor 共用",
+    "none, it has the policy's": "不给，它用策略的",
     "{n}; vLLM serves no replicas of a model without experts": "{n}；没有专家的模型，vLLM 不提供副本",
     "ppo, grpo, reinforce++; sft from {version} on": "ppo、grpo、reinforce++；sft 自 {version} 起",
     "true; batches have no padding": "true；批次没有填充",
