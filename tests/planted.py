@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 GPUS = (
-    "a10", "a100-80-sxm", "h100-sxm", "h20", "h200", "l4", "l40s", "mi300x", "rtx3060", "rtx3090", "rtx4090",
-    "rtx4090-48", "v100-16", "v100-32",
+    "a10", "a100-80-sxm", "h100-sxm", "h20", "h200", "l4", "l40s", "mi300x", "rtx3060", "rtx3080", "rtx3090",
+    "rtx3090ti", "rtx4070", "rtx4070ti-super", "rtx4080", "rtx4080-super", "rtx4090", "rtx4090-48", "rtx4090d",
+    "v100-16", "v100-32",
 )  # fmt: skip
 NODES = ("consumer-pcie", "dgx-1-v100", "hgx-a100", "hgx-h100", "hgx-h200", "mi300x-platform")
 MODELS = (

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calc.answers import answers
+from calc.answers import answers, topics
 from calc.answers.answers import Preview
 from calc.answers.kept import Kept, of_gpu, of_model
 from calc.answers.workings import Shared, Working, of_phase
@@ -205,8 +205,8 @@ def _name(rung: Rung, answer: answers.Answer) -> str:
 def _cells(model: str) -> list[Asked]:
     """Every cell of one model."""
     return [
-        Asked(model, gpu, name, method, n)
-        for gpu in answers.catalog().gpus
+        Asked(model, gpu.id, name, method, n)
+        for gpu in topics.tabled(answers.catalog())
         for name, task in TASKS.items()
         for method, n in task.ladders
     ]

@@ -38,7 +38,7 @@ LARGE = 10_000_000_000  # parameters
 
 @cache
 def sizes(file: Path = FILE) -> Mapping[str, Any]:
-    """The file of sizes: by task, the models on pages of GPUs, and the `largest` with machines of its own.
+    """The file of sizes: by task, the models on pages of GPUs; the `largest` with machines; GPUs in no table.
 
     Raises InputError, one line, for a file that cannot be used.
     """
@@ -50,6 +50,12 @@ def sizes(file: Path = FILE) -> Mapping[str, Any]:
 def key(given: Job) -> str:
     """A hash of everything that an answer depends on apart from calc itself."""
     return fingerprint([dict(given), of_gpu(given["gpu"]), of_model(given["model"])])
+
+
+def tabled(catalog: Catalog) -> list[GPU]:
+    """The GPUs that tables compare; pages of the others have figures, and no searched answers."""
+    sheets = sizes().get("sheets", ())
+    return [gpu for gpu in catalog.gpus.values() if gpu.id not in sheets]
 
 
 class Smallest(NamedTuple):
@@ -173,7 +179,7 @@ def topics(catalog: Catalog) -> list[Topic]:
     found = []
     for model in sorted(filter(searched, catalog.models.values()), key=lambda m: -m.parameters):
         for task in advice.JOBS:
-            counts = {g.id: asked(g, model, task, catalog) for g in catalog.gpus.values()}
+            counts = {g.id: asked(g, model, task, catalog) for g in tabled(catalog)}
             cells = [Machine(gpu, n) for n in (*COUNTS, *SEVERAL_NODES) for gpu, own in counts.items() if n in own]
             found.append(Topic(model.id, task, tuple(cells)))
     return found

@@ -18,8 +18,8 @@ ADDED = frozenset({
     "hf",
 })  # fmt: skip
 # Words of a card's name that tell no card from another: makers and their brands, and the unit of its memory.
-_MAKERS = re.compile(r"nvidia|huawei|geforce|tesla|instinct|\bamd\b|\bgpu\b|rtx|hbm|(?<=[0-9]) ?gi?b\b")
-OTHER = frozenset({"ti"})  # words of two letters that make another card of the same number
+_MAKERS = re.compile(r"nvidia|huawei|geforce|tesla|instinct|quadro|\bamd\b|\bgpu\b|rtx|hbm|(?<=[0-9]) ?gi?b\b")
+OTHER = frozenset({"ti", "super", "nvl"})  # words that make another card of the same number
 TYPED = 3  # characters of a word or number from which on it may be misspelt, or cut short
 ALIKE = 0.5  # of difflib's measure
 FEW = 4  # names that are put forward at once
@@ -40,6 +40,12 @@ ELSEWHERE: Told = (
         "Apple's GPUs are not modelled, which share the memory of the whole Mac",
     ),
     (re.compile(r"\btpu"), "TPUs are not modelled, where XLA plans the memory"),
+    (re.compile(r"\barc\b|\bxpu\b"), "Intel's GPUs are not modelled, where PyTorch has another allocator (torch.xpu)"),
+    (re.compile(r"\bgaudi|\bhpu\b"), "Intel's Gaudi is not modelled, where a compiler of graphs plans the memory"),
+    (
+        re.compile(r"\b(?:jetson|orin|xavier)\b"),
+        "Jetson modules are not modelled, which share the board's memory and take NVIDIA's own builds of PyTorch",
+    ),
     (re.compile(r"\bcpus?\b"), "a job without a GPU is not modelled"),
 )
 

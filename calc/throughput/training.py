@@ -335,7 +335,7 @@ def stepping(s: Scenario, r: Rates, load: Load, changed: float) -> Iterator[Term
     ranks = 1 if s.sharding in ("none", "ddp") else s.shards
     hosted = 1.0 if s.offload.optimizer else s.offload.fraction
     if hosted:
-        on_node = min(s.gpus_per_node, s.shards)
+        on_node = min(s.gpus_per_node, s.gpus) // s.devices
         wide = 2 if s.precision == "bf16" and s.sharded.family != "zero" else 4
         busy = min(r.cores, s.cpu_threads * on_node) if s.cpu_threads else r.cores
         rate = CPU_ADAM * min(1, busy / CPU_CORES)

@@ -27,8 +27,8 @@ QWEN: dict[str, Any] = {
 HYBRID = QWEN | {
     "model_type": "zamba2", "layer_types": ["mamba"] * 3 + ["full_attention"], "mamba_headdim": 4,
 }  # fmt: skip
-CARD = (project.ROOT / "hardware/gpus/rtx4090.yaml").read_text("utf-8").replace("rtx4090", "rtx4090d", 1)
-CARD = CARD.replace("name: GeForce RTX 4090", "name: GeForce RTX 4090 D")
+CARD = (project.ROOT / "hardware/gpus/rtx4090.yaml").read_text("utf-8").replace("rtx4090", "rtx4091", 1)
+CARD = CARD.replace("name: GeForce RTX 4090", "name: GeForce RTX 4091")
 PROJECT = project.ROOT
 NAMED = ("--hf", "somebody/Tiny-Reasoner-1.8B")
 
@@ -191,10 +191,10 @@ def test_a_card_becomes_a_file_as_it_was_given(run: Callable[..., Run], root: Pa
     path.write_text("# seen in a shop\n" + CARD.partition("pcie_gen:")[0], "utf-8")
     done = run("add", str(path))
     assert done.status == 0, done.err
-    assert (root / "hardware/gpus/rtx4090d.yaml").read_bytes() == path.read_bytes()
-    card = load(root).gpus["rtx4090d"]
+    assert (root / "hardware/gpus/rtx4091.yaml").read_bytes() == path.read_bytes()
+    card = load(root).gpus["rtx4091"]
     assert done.out.splitlines()[:2] == [
-        "wrote hardware/gpus/rtx4090d.yaml", f"{card.name}: 24 GB, of which a process gets 23.64 GiB",
+        "wrote hardware/gpus/rtx4091.yaml", f"{card.name}: 24 GB, of which a process gets 23.64 GiB",
     ]  # fmt: skip
     assert "not found: ecc, pcie_gen, tdp_w; pages say that these are not published" in done.out
     assert "not found: a node in hardware/nodes/ that the card comes in" in done.out
@@ -260,11 +260,11 @@ def test_what_cannot_be_added_is_one_line_and_writes_nothing(
     ("text", "more", "told"),
     [
         (CARD, ("--hf", "a/b"), "given --hf with the file of a GPU, allowed: only with a config.json"),
-        (CARD.replace("id: rtx4090d\n", ""), (), "missing field 'id'"),
+        (CARD.replace("id: rtx4091\n", ""), (), "missing field 'id'"),
         (CARD.replace("vendor:", "vender:"), (), "unknown field 'vender'; did you mean 'vendor'?"),
-        (CARD.replace("value: 1008", "value: 1.008"), (), "hardware/gpus/rtx4090d.yaml: bandwidth_gbs: given 1.008"),
-        (CARD.replace("id: rtx4090d", "id: rtx4090"), (), "id: given 'rtx4090', allowed: one that hardware/gpus/"),
-        (CARD.replace("RTX 4090 D", "RTX 4090"), (), "name: given 'GeForce RTX 4090', allowed: a name of its own"),
+        (CARD.replace("value: 1008", "value: 1.008"), (), "hardware/gpus/rtx4091.yaml: bandwidth_gbs: given 1.008"),
+        (CARD.replace("id: rtx4091", "id: rtx4090"), (), "id: given 'rtx4090', allowed: one that hardware/gpus/"),
+        (CARD.replace("RTX 4091", "RTX 4090"), (), "name: given 'GeForce RTX 4090', allowed: a name of its own"),
         ("", (), "given nothing, allowed: a mapping of fields"),
     ],
 )  # fmt: skip
@@ -325,4 +325,4 @@ def test_standard_input_is_read_too(run: Callable[..., Run], root: Path) -> None
     assert run("add", "-", *NAMED, stdin=json.dumps(QWEN)).status == 0
     assert (root / "models/tiny-reasoner-1.8b.yaml").exists()
     assert run("add", "-", stdin=CARD).status == 0
-    assert (root / "hardware/gpus/rtx4090d.yaml").exists()
+    assert (root / "hardware/gpus/rtx4091.yaml").exists()

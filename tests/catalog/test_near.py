@@ -41,8 +41,9 @@ def test_a_card_is_found_by_its_letters_and_number(given: str, meant: str) -> No
     assert led_to("gpu", given) == meant
 
 
-@pytest.mark.parametrize("given", ["l30", "l40", "h10", "a5500", "rtx3080", "h800x", "b100",
-                                   "a100-64-sxm", "RTX 5070", "rtx 4060", "rtx a4000", "RTX 3090 Ti"])  # fmt: skip
+@pytest.mark.parametrize("given", ["l30", "h10", "a5500", "rtx3070", "h800x", "b100", "a100-64-sxm",
+                                   "RTX 5060", "rtx 4060", "rtx a2000", "RTX 3080 Ti", "RTX 4070 Ti",
+                                   "RTX 4070 SUPER"])  # fmt: skip
 def test_another_card_is_never_meant(given: str) -> None:
     assert hint("gpu", given) == ""
 
@@ -84,6 +85,8 @@ def test_a_spelling_of_no_card_or_of_several_is_refused(given: str) -> None:
     [
         ("m3-max", "Apple's GPUs"), ("Apple M4 Max", "Apple's GPUs"), ("mps", "Apple's GPUs"), ("m2", "Apple's GPUs"),
         ("MacBook Pro", "Apple's GPUs"), ("tpu-v5e", "TPUs"), ("cpu", "a job without a GPU"),
+        ("Intel Arc A770", "Intel's GPUs"), ("Gaudi 2", "Intel's Gaudi"), ("gaudi3", "Intel's Gaudi"),
+        ("Jetson AGX Orin", "Jetson modules"),
     ],
 )  # fmt: skip
 def test_what_trains_elsewhere_is_told_why_it_is_no_card_here(given: str, told: str) -> None:

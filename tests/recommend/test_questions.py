@@ -186,7 +186,7 @@ def test_room_on_the_card_is_not_bought_with_several_times_the_time() -> None:
     assert r.recommended
     roomy = [c for c in r.alternatives if " free beside the peak" in c.trades]
     assert all(seconds(c) <= SENSIBLE * seconds(r.recommended) for c in roomy)
-    little = ask("--model llama-3.1-8b --task sft --gpu rtx4090 --gpus 1 --seq-len 2048 --method lora --framework trl")
+    little = ask("--model qwen2.5-0.5b --task sft --gpu rtx3080 --gpus 1 --seq-len 2048 --method lora --framework trl")
     assert little.recommended and any(" free beside the peak" in c.trades for c in little.alternatives)
 
 

@@ -65,7 +65,7 @@ def named(folder: str) -> set[str]:
         *(ROOT / "measurements").glob("peers/*.yaml"),
         *(ROOT / "measurements").glob("simumax/*.yaml"),
         ROOT / "calc/recommend/published.py",
-        ROOT / "docs/sizes.yaml",
+        *([ROOT / "docs/sizes.yaml"] if folder == "models" else []),
     ]
     texts = [text for text in (p.read_text("utf-8") for p in pages) if "generated: true" not in text]
     words = {word for text in texts for word in re.findall(r"[\w.-]*\w", text)}

@@ -805,6 +805,18 @@ def test_adam_on_the_host_takes_the_threads_that_its_ranks_have() -> None:
     assert step(**one, gpu="rtx4090") == pytest.approx(whole * 48 / 6)  # as small machines with several GPUs have
 
 
+def test_adam_on_the_host_takes_as_long_for_a_node_s_parameters_however_its_ranks_cut_them() -> None:
+    """Eight ranks of a node step all 8.03 billion at 28 bytes, whether they shard them or each has a part to itself."""
+    job = {
+        "model": "llama-3-8b", "task": "pretrain", "trainer": "megatron", "gpu": "h100-sxm", "gpus": 8,
+        "offload.optimizer": True, "cpu_threads": 14,
+    }  # fmt: skip
+    whole = 28 * 8_030_261_248 * 2.57 / 280e9
+    for cut in ({}, {"tensor_parallel": 8}, {"tensor_parallel": 2, "pipeline_parallel": 4}):
+        assert seconds(answer({**job, **cut}), "optimizer") == pytest.approx(whole, rel=1e-3)
+    assert seconds(answer({**job, "tensor_parallel": 8, "gpus": 16}), "optimizer") == pytest.approx(whole / 2, rel=1e-3)
+
+
 @pytest.mark.parametrize("what", ["offload.optimizer", "offload.parameters"])
 def test_offload_is_never_quicker(what: str) -> None:
     assert answer({**PLAIN, what: True}).step_seconds > answer(PLAIN).step_seconds

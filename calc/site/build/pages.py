@@ -23,6 +23,11 @@ BEFORE_AMPERE = """
     kernel: train in fp16, with PyTorch's own attention.
 """
 
+BEFORE_AMPERE_ASKED = """
+!!! warning "Older than Ampere"
+    This card has no bf16, and FlashAttention-2 does not run on it: train in fp16, with PyTorch's own attention.
+"""
+
 NEXT = "\n\n"
 LENGTHS = """
 ## How long its sequences may be
@@ -50,7 +55,33 @@ def _front(title: str, description: str) -> str:
 
 
 def gpu(card: GPU) -> str:
-    """A GPU's page."""
+    """A GPU's page: what to run and what fits, unless no table has the card, and its figures."""
+    has = card in topics.tabled(answers.catalog())
+    what = "usable memory, bandwidth, links" + (", and verdicts by model, task and method" if has else " and rates")
+    title = f"What fits on the {card.name}" if has else f"The {card.name}"
+    name_of = inline(card.name)
+    return f"""{_front(card.name, f"{title}: {what}.")}
+[Hardware](../index.md) › {name_of}
+{{ .breadcrumb }}
+
+# {name_of}
+
+{_tables(card) if has else _asked(card)}
+
+## Specifications
+
+[[ gpu_table({json.dumps(card.id)}) ]]
+
+## Links and nodes
+
+[[ gpu_links({json.dumps(card.id)}) ]]
+
+[[ nodes_table({json.dumps(card.id)}) ]]
+"""
+
+
+def _tables(card: GPU) -> str:
+    """The part of a GPU's page that says what to run on it, and what fits."""
     name = json.dumps(card.id)
     what_fits = "\n\n".join(
         f"### {task.title}\n\n[[ fits_table({name}, {json.dumps(t)}) ]]" for t, task in fits.TASKS.items()
@@ -58,15 +89,7 @@ def gpu(card: GPU) -> str:
     what_to_run = "\n\n".join(
         f"### {advised.heading(t)}\n\n[[ advice_table({name}, {json.dumps(t)}) ]]" for t in advised.TITLES
     )
-    name_of = inline(card.name)
-    about = f"What fits on the {card.name}: usable memory, bandwidth, links, and verdicts by model, task and method."
-    return f"""{_front(card.name, about)}
-[Hardware](../index.md) › {name_of}
-{{ .breadcrumb }}
-
-# {name_of}
-
-[[ gpu_summary({name}) ]]
+    return f"""[[ gpu_summary({name}) ]]
 
 [[ gpu_glance({name}) ]]
 {BEFORE_AMPERE if card.lacks_bf16 else ""}
@@ -87,18 +110,16 @@ with nothing offloaded.
 
 ## What fits
 
-{what_fits}
+{what_fits}"""
 
-## Specifications
 
-[[ gpu_table({name}) ]]
+def _asked(card: GPU) -> str:
+    """The same of a card that no table has: the memory, and where to ask."""
+    return f"""[[ gpu_memory({json.dumps(card.id)}) ]]
 
-## Links and nodes
-
-[[ gpu_links({name}) ]]
-
-[[ nodes_table({name}) ]]
-"""
+What to run on it, and what fits? [Ask the calculator](../../index.md?gpu={card.id}#calculator). Another card?
+[Compare them]({_beside(card)}).
+{BEFORE_AMPERE_ASKED if card.lacks_bf16 else ""}"""
 
 
 def _beside(card: GPU) -> str:

@@ -638,7 +638,7 @@ LINES = {
     ),
     "{task*} by memory of the card: which of {n#} models fit": "{task}，按显卡的显存：{n} 个模型中哪些放得下",
     "Of each size the newest card is shown": "每种显存只列最新的一款",
-    "the tables have every card": "表中有全部显卡",
+    "the tables have more": "表中有更多显卡",
     "The drawing has {n#} of the models, from small to large": "图中从小到大画出其中 {n} 个模型",
     "the table counts all of them": "表中计入全部模型",
     "How many fit, and the largest or smallest, as a table": "放得下几个，最大或最小的是哪个：以表格显示",
@@ -1904,6 +1904,15 @@ REFUSALS = {
         "用扩散生成文本，不在计算范围内；规模相近的有 llama-3-8b 和 qwen2.5-7b"
     ),
     "makes images, which is no job of this guide": "生成图像，不是本指南的任务",
+    "Intel's GPUs are not modelled, where PyTorch has another allocator (torch.xpu)": (
+        " Intel 的 GPU 不在计算范围内，PyTorch 在那里用另一个分配器（torch.xpu）"
+    ),
+    "Intel's Gaudi is not modelled, where a compiler of graphs plans the memory": (
+        " Intel 的 Gaudi 不在计算范围内，那里由图编译器规划内存"
+    ),
+    "Jetson modules are not modelled, which share the board's memory and take NVIDIA's own builds of PyTorch": (
+        " Jetson 模块不在计算范围内，它们与整块板共用内存，用的是 NVIDIA 自己构建的 PyTorch"
+    ),
     "TPUs are not modelled, where XLA plans the memory": " TPU 不在计算范围内，那里由 XLA 规划内存",
     "a job without a GPU is not modelled": "没有 GPU 的任务不在计算范围内",
     "{place@}: given {given!}, allowed with {release!}: {allowed?}": "{place}：给定 {given}，{release} 允许：{allowed}",

@@ -280,6 +280,10 @@ class Lookups(Bound):
         """A card in one paragraph, with the largest model that each method fits on it."""
         return reference.gpu_summary(answers.catalog().gpu(gpu))
 
+    def gpu_memory(self, gpu: str) -> str:
+        """The memory that a process can use of a card."""
+        return reference.gpu_memory(answers.catalog().gpu(gpu))
+
     def largest(self, gpu: str, task: str, method: str, gpus: int) -> str:
         """The largest model of the catalog that fits on so many cards of one kind."""
         found = reference.largest(answers.catalog().gpu(gpu), task, method, gpus)

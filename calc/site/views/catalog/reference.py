@@ -30,11 +30,7 @@ def how_many(what: str) -> int:
 
 def gpu_summary(card: GPU) -> str:
     """The first paragraph of a GPU's page: the answer before the numbers."""
-    how = "derived from comparable cards, not observed" if card.usable_derived else "as PyTorch reports it"
-    lines = [
-        f"A process can use **{gib(card.usable_bytes, 2)}** of the {card.memory_gb:g} GB that the {inline(card.name)} "
-        f"is sold with ({how}). The largest models that it fine-tunes with the usual settings:\n"
-    ]
+    lines = [f"{gpu_memory(card)} The largest models that it fine-tunes with the usual settings:\n"]
     for n in fits.COUNTS:
         place = "On one card" if n == 1 else f"On {n} cards"
         lines.append(
@@ -43,6 +39,15 @@ def gpu_summary(card: GPU) -> str:
             + "."
         )
     return "\n".join(lines)
+
+
+def gpu_memory(card: GPU) -> str:
+    """The memory that a process can use of a card, in a sentence."""
+    how = "derived from comparable cards, not observed" if card.usable_derived else "as PyTorch reports it"
+    return (
+        f"A process can use **{gib(card.usable_bytes, 2)}** of the {card.memory_gb:g} GB that the {inline(card.name)} "
+        f"is sold with ({how})."
+    )
 
 
 def largest(card: GPU, task: str, method: str, gpus: int) -> str:

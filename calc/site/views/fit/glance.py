@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 from urllib.parse import urlencode
 
-from calc.answers import answers
+from calc.answers import answers, topics
 from calc.answers.fits import COUNTS, LEARNING, METHODS, PENDING, TASKS, Asked, Best, best, by_memory, by_size
 from calc.catalog.catalog import GPU, Model
 from calc.site.tables.grids import Row, grid
@@ -82,14 +82,14 @@ def on_sizes(task: str, jobs: Sequence[tuple[str, int]], root: str) -> Table:
             marks.append(_marks(f"{METHODS[case.method]}, {size}", [cells[n] for n in drawn]))
     columns = (COUNTED[0], Column("gpu", "GPU"), *COUNTED[1:], Column("largest", "Largest that fits"), ASK)
     caption = f"{TASKS[task].title} by memory of the card: which of {len(models)} models fit"
-    notes = f"Of each size the newest card is shown; the tables have every card. {_drawn(drawn)}"
+    notes = f"Of each size the newest card is shown; the tables have more. {_drawn(drawn)}"
     table_id = f"fits-{task}-{'-'.join(f'{method}-{gpus}' for method, gpus in jobs)}-glance"
     return _table(table_id, caption, columns, rows, marks, [models[n].name for n in drawn], notes)
 
 
 def sizes() -> list[tuple[float, GPU]]:
     """The newest card of each size of memory, from small to large, as GB and GPU."""
-    cards = [g for g in answers.catalog().gpus.values() if not g.lacks_bf16]
+    cards = [g for g in topics.tabled(answers.catalog()) if not g.lacks_bf16]
     return sorted({g.memory_gb: g for g in reversed(newest(cards))}.items())
 
 
@@ -104,7 +104,7 @@ def _spaced(models: Sequence[Model]) -> list[int]:
 
 def of_model(model: Model, root: str) -> Table:
     """One row per job: on how many kinds of GPU the model fits, and the smallest of them."""
-    cards = by_memory(answers.catalog().gpus.values())
+    cards = by_memory(topics.tabled(answers.catalog()))
     found = {case: [_best(model, g, case) for g in cards] for case in cases()}
     rows = []
     for case, cells in found.items():
@@ -118,7 +118,7 @@ def of_model(model: Model, root: str) -> Table:
 
 def summary(model: Model) -> str:
     """Markdown: the smallest cards on which a model's supervised fine-tuning fits, one of them and several."""
-    cards = [g for g in by_memory(answers.catalog().gpus.values()) if not g.lacks_bf16]
+    cards = [g for g in by_memory(topics.tabled(answers.catalog())) if not g.lacks_bf16]
     lines = []
     for n in COUNTS:
         on = {m: next((g for g in cards if _fits(_best(model, g, Case("sft", m, n)))), None) for m in METHODS}

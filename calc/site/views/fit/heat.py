@@ -15,7 +15,7 @@ from math import ceil
 from typing import Any
 from urllib.parse import urlencode
 
-from calc.answers import advice, answers
+from calc.answers import advice, answers, topics
 from calc.answers.fits import METHODS, PENDING, TASKS, Asked, Rung, best, by_memory, by_size
 from calc.base.units import GiB
 from calc.catalog.catalog import GPU, Model
@@ -43,7 +43,7 @@ MORE = {"what-fits/sft-full": "SFT in full, one GPU", "what-fits/sft": "SFT with
 
 def matrix(task: str, method: str, gpus: int, root: str) -> Table:
     """All models against all GPUs, for one task, method and number of GPUs."""
-    cards = newest(answers.catalog().gpus.values())
+    cards = newest(topics.tabled(answers.catalog()))
     columns = (
         Column("model", "Model"),
         *(
@@ -167,7 +167,7 @@ COUNTED = "<output><b></b> <span>models</span> × <b></b> <span>cards</span></ou
 def filters(root: str) -> str:
     """The form that filters a page's matrices, with its script; without a script everything is shown."""
     found = answers.catalog()
-    cards, models = newest(found.gpus.values()), by_size(found.models.values())
+    cards, models = newest(topics.tabled(found)), by_size(found.models.values())
     every = {
         "vendor": ("Vendor", {v: v for v in sorted({g.vendor for g in cards})}),
         "memory": ("Card's memory", _ranges([g.memory_gb for g in cards], MEMORY, " GB")),

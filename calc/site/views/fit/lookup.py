@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from calc.answers import answers
+from calc.answers import answers, topics
 from calc.answers.fits import (
     ASSUMPTIONS,
     COUNTS,
@@ -65,7 +65,7 @@ def on_gpu(gpu: GPU, task: str, root: str) -> Table:
 
 
 def smallest(model: Model, root: str) -> Table:
-    """For each task and method, the card with the least usable memory on which the model fits: one of it, and eight.
+    """For each task and method, the tables' card of the least usable memory on which the model fits: one, and eight.
 
     Cards without bf16 are skipped: they cannot run the job as it is spelled out.
     """
@@ -92,7 +92,7 @@ def smallest(model: Model, root: str) -> Table:
             rows.append(tuple(cells))
     return Table(
         f"model-{model.id}-gpus",
-        f"The smallest card in the catalog on which {model.name} fits",
+        f"The smallest card of the tables on which {model.name} fits",
         columns,
         tuple(rows),
         ASSUMPTIONS,
@@ -102,7 +102,7 @@ def smallest(model: Model, root: str) -> Table:
 
 
 def _smallest(model: Model, task: str, method: str, n: int, root: str) -> tuple[Cell, Cell]:
-    cards = by_memory(answers.catalog().gpus.values())
+    cards = by_memory(topics.tabled(answers.catalog()))
     for gpu in (g for g in cards if not g.lacks_bf16):
         asked = Asked(model.id, gpu.id, task, method, n)
         found = best(asked)
