@@ -20,6 +20,7 @@ from calc.estimate import verdict
 from calc.estimate.result import Group
 from calc.memory import runtime
 from calc.replay import replay, rl_cache
+from calc.scenario.words import RL
 from calc.step import placement
 from calc.step.roles import Job
 from calc.step.stages import Candidate, Stages, sums
@@ -300,7 +301,8 @@ class GpuGroup:
         """What is reserved at an instant and no tensor uses."""
         if self.reserved:
             return runtime.replayed(lines, *self.reserved)
-        if self.job.s.sharded.family == "zero" and not self.job.keeps.low_level:
+        s = self.job.s
+        if s.sharded.family == "zero" and s.task not in RL and not self.job.keeps.low_level:
             return runtime.shards_cached(lines, self.caching, self.job.gpu.usable_bytes)
         return runtime.fragmentation(lines)
 

@@ -158,7 +158,7 @@ def kept(role: str, count: int) -> Line:
 def swap(role: str, arch: Architecture, tensor_parallel: int = 1, pins: HostAllocator = ROUNDED) -> Line:
     """The V0 engine's blocks in host memory, pinned, one buffer for each layer (worker/cache_engine.py)."""
     block = BLOCK * token_bytes(arch, tensor_parallel)
-    share = SWAP // block * block // arch.layers
+    share = SWAP // block * block // arch.layers if block else 0  # a model that attends to nothing keeps none
     values = {"L": arch.layers, "s": share} | pins.values
     return Line("kv_cache", role, arch.layers * pins.block(share), f"L·{pins.formula('s')}", values, "kv-cache#swap")
 

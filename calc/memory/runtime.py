@@ -147,8 +147,8 @@ def shards_cached(lines: list[Line], caching: Caching, usable: int) -> Line:
     lost = fragmentation(lines)
     passing, taken = sum(coming(lines)), sum([line.bytes for line in lines])
     values = {**lost.values, "c": CACHED_ZERO[caching], "G": passing, "U": usable, "A": taken}
-    count = max(lost.bytes, min(int(CACHED_ZERO[caching] * passing), usable - taken))
-    return lost._replace(bytes=count, formula="max(f·B, min(c·G, U - A))", values=values)
+    count, formula = min((int(CACHED_ZERO[caching] * passing), "c·G"), (usable - taken, "U - A"))
+    return lost._replace(bytes=count, formula=formula, values=values) if count > lost.bytes else lost
 
 
 def replayed(lines: list[Line], reserved: int, least: int) -> Line:

@@ -237,6 +237,19 @@ def passed_parameters(arch: Architecture, rank: int, targets: str | tuple[str, .
     return arch.passed * sum(sum(map(prod, shapes(arch, one, rank))) for one in adapted(arch, CROSSING, targets))
 
 
+def bypassed_parameters(arch: Architecture, rank: int, targets: str | tuple[str, ...], *, whole: bool) -> int:
+    """The elements of both matrices beside linears of a selective scan whose weights it multiplies with, past adapters.
+
+    They get no gradients. `whole`: it is mamba-ssm's one operation, which has the weights of all linears behind its
+    input's (transformers 5.23 `models/mamba/modeling_mamba.py`).
+    """
+    names = ("x_proj", "dt_proj", "out_proj") if whole else ("dt_proj",)
+    selective = arch.ssm is not None and arch.ssm.rank > 0
+    scans = [(spec, count) for spec, count in layer_kinds(arch) if selective and spec.mixer == "ssm"]
+    found = [(one, count) for spec, count in scans for one in adapted(arch, spec, targets) if one.name.endswith(names)]
+    return sum([count * sum(map(prod, shapes(arch, one, rank))) for one, count in found])
+
+
 @lru_cache(maxsize=4096)
 def vision_matrices(arch: Architecture, rank: int, part: Seeing) -> tuple[Tensor, ...]:
     """LoRA's two matrices for each linear of a part of the vision tower."""

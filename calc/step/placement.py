@@ -47,6 +47,7 @@ from calc.models.kernels import SDPA_FLASH_HEAD, replaced
 from calc.models.lora import (
     EMBEDDING,
     adapter_matrices,
+    bypassed_parameters,
     embedding_matrices,
     end_matrices,
     head_matrices,
@@ -412,6 +413,9 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         idle = sum(t.elements for t in untrained)
         elements = lora_parameters(arch, rank, targets) * run.adapter.count + vision + saved + idle + whole
         idle += passed_parameters(arch, rank, targets)
+        if not run.quantised:
+            at_once = bool(arch.ssm and arch.ssm.whole and run.linear_kernels)
+            idle += bypassed_parameters(arch, rank, targets, whole=at_once)
         first = [t for t in copies if t.kind == "embedding"]
         changed = (
             *first,

@@ -31,7 +31,7 @@ from calc.memory.linears import Linears
 from calc.memory.loss import Head
 from calc.memory.run import Adapter, Run, dimensions
 from calc.models.architecture import Architecture, layer_kinds
-from calc.models.lora import lora_parameters, passed_parameters
+from calc.models.lora import bypassed_parameters, lora_parameters, passed_parameters
 from calc.models.slices import part
 
 
@@ -99,7 +99,19 @@ def test_backward_makes_the_gradient_of_every_adapter_once(model: str) -> None:
     for targets in ("all-linear", (a.names.output,)):
         run = Run(a, **frozen(Adapter(16, targets, False, 2)))
         made = sum(backward_of(Program(run, spec).layer())[-1].gradients * n for spec, n in layer_kinds(a))
-        assert made == lora_parameters(a, 16, targets) - passed_parameters(a, 16, targets), targets
+        idle = passed_parameters(a, 16, targets) + bypassed_parameters(a, 16, targets, whole=False)
+        assert made == lora_parameters(a, 16, targets) - idle, targets
+
+
+def test_a_selective_scan_multiplies_past_some_adapters() -> None:
+    """Mamba 130M: 24 layers, 768 to 1,536 channels, steps of rank 48, 16 states; PEFT leaves its out_proj alone."""
+    a, every = arch("mamba-130m"), "all-linear"
+    steps = 24 * 16 * (48 + 1536)
+    assert bypassed_parameters(a, 16, every, whole=False) == steps
+    others = 24 * 16 * (1536 + 80)
+    assert bypassed_parameters(a, 16, every, whole=True) == steps + others
+    assert bypassed_parameters(a, 16, ("in_proj",), whole=True) == 0
+    assert bypassed_parameters(arch("llama-3-8b"), 16, every, whole=True) == 0
 
 
 def test_a_late_norm_multiplies_its_weight_in_fp32() -> None:
