@@ -89,10 +89,12 @@ def test_a_step_takes_no_less_time_further_along_an_axis(both: tuple[Search, Sea
 
 @settings(max_examples=40)
 @given(searches(4000), st.data())
-def test_what_is_resident_is_the_same_where_the_search_asks_once(
+def test_nothing_holds_less_than_the_place_that_the_search_asks_for_all(
     both: tuple[Search, Search], data: st.DataObject
 ) -> None:
-    """Whatever is recomputed, however large the micro batch, and whatever vLLM does."""
+    """Whatever is recomputed, however large the micro batch, and whatever vLLM does: where it never sleeps, OpenRLHF's
+    trainers do not, either, and hold more.
+    """
     search, _ = both
     for _ in range(6):
         b, place, _ = a_place(search, data)
@@ -104,8 +106,9 @@ def test_what_is_resident_is_the_same_where_the_search_asks_once(
         alike = [(n, place) for n, own in enumerate(search.branches) if own.axes == branch.axes]
         asked = [at for at in (*[(b, at) for at in places], *alike[:3]) if search.held(*at) == search.held(b, place)]
         assert len(asked) >= len(places)
+        lean = search.fit(b, (*place[: branch.turns], *branch.leanest[branch.turns :]))
         fits = [fit for at in asked if (fit := search.fit(*at))]
-        assert len({tuple(each.beside_resident for each in fit._sets) for fit in fits}) <= 1
+        assert all(lean is None or fit.beside_resident <= lean.beside_resident for fit in fits)
 
 
 @settings(max_examples=60)
