@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import sqrt
-from statistics import median
 from typing import Any, NamedTuple
 
 from calc.accuracy.residuals import Residual, as_run
@@ -73,24 +72,13 @@ def replayed(catalog: Catalog) -> tuple[float, ...]:
 
 def sharded_cache(catalog: Catalog) -> float:
     """The value of `runtime.CACHED_SHARDED`, from the measured jobs with shards whose allocator never had to retry."""
-    found = sorted([share for _, share in shards_cached(catalog)])
-    return found[int(0.95 * (len(found) - 1))]
-
-
-def zero_cache(catalog: Catalog) -> tuple[float, float]:
-    """The values of `runtime.CACHED_ZERO`: in the median of jobs under ZeRO, and of those with expandable segments."""
-    found = list(shards_cached(catalog))
-    fixed = [share for s, share in found if s.sharded.family == "zero" and not s.expandable_segments]
-    return median(fixed), median([share for s, share in found if s.expandable_segments])
-
-
-def shards_cached(catalog: Catalog) -> Iterator[tuple[Scenario, float]]:
-    """Measured jobs with shards, each with what it cached as a share of what comes and goes at an instant."""
+    found: list[float] = []
     for record, s, on in quiet(catalog):
         if s.sharded.family in ("zero", "fsdp"):
             phases = [p for g in estimate(s, on, replays=False).groups for p in g.phases]
             coming = max(sum(runtime.coming(p.moment.lines)) for p in phases)
-            yield s, (record["observed"]["reserved_bytes"] - record["measured_bytes"]) / coming
+            found.append((record["observed"]["reserved_bytes"] - record["measured_bytes"]) / coming)
+    return sorted(found)[int(0.95 * (len(found) - 1))]
 
 
 def quiet(catalog: Catalog) -> Iterator[tuple[Mapping[str, Any], Scenario, Catalog]]:

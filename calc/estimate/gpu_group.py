@@ -20,7 +20,6 @@ from calc.estimate import verdict
 from calc.estimate.result import Group
 from calc.memory import runtime
 from calc.replay import replay, rl_cache
-from calc.scenario.words import RL
 from calc.step import placement
 from calc.step.roles import Job
 from calc.step.stages import Candidate, Stages, sums
@@ -295,16 +294,8 @@ class GpuGroup:
         # no fragmentation: nothing has been freed while models load
         if loading:
             return Moment(found.at, tuple(every))
-        return Moment(found.at, tuple(self.paged([*every, self.lost(every)])))
-
-    def lost(self, lines: list[Line]) -> Line:
-        """What is reserved at an instant and no tensor uses."""
-        if self.reserved:
-            return runtime.replayed(lines, *self.reserved)
-        s = self.job.s
-        if s.sharded.family == "zero" and s.task not in RL and not self.job.keeps.low_level:
-            return runtime.shards_cached(lines, self.caching, self.job.gpu.usable_bytes)
-        return runtime.fragmentation(lines)
+        lost = runtime.replayed(every, *self.reserved) if self.reserved else runtime.fragmentation(every)
+        return Moment(found.at, tuple(self.paged([*every, lost])))
 
     def paged(self, lines: Sequence[Line]) -> list[Line]:
         """The lines with as much of the paged states as the card has room for."""
@@ -459,7 +450,7 @@ def judged(
     short = max([runtime.shorter(p.moment.lines, unknown.least) for p in phases]) if unknown.least < 1 else low
     # freed blocks that the allocator keeps include fragmentation, which the ledger has as a line
     cached = [(runtime.cached(p.moment.lines, unknown.caching, pools=unknown.pools), p.moment) for p in phases]
-    kept = max(max(0, count - verdict.lost(moment)) for count, moment in cached)
+    kept = max(max(0, count - moment.fragmentation) for count, moment in cached)
     return Group(
         name=name,
         gpus=gpus,

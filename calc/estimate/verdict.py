@@ -93,23 +93,14 @@ def _margin(ratio: int, shares: Sequence[float]) -> float:
     return high
 
 
-def lost(m: Moment) -> int:
-    """Bytes of fragmentation at an instant: of a replay what it leaves, without one the median."""
-    _, _, fragmenting, replayed = m.sums
-    return m.fragmentation if replayed else int(FRAGMENTATION[MIDDLE] * fragmenting)
-
-
 def reach(m: Moment) -> tuple[int, int]:
-    """The middle nine tenths of what an instant may take; on each side both errors add in squares.
-
-    What PyTorch caches beyond fragmentation is not in it.
-    """
+    """The middle nine tenths of what an instant may take; on each side both errors add in squares."""
     _, allocated, fragmenting, replayed = m.sums
-    shares, whole = (REPLAYED, allocated + m.fragmentation) if replayed else (FRAGMENTATION, fragmenting)
-    middle = m.device_bytes - m.fragmentation + lost(m)
+    shares, lost = (REPLAYED, allocated + m.fragmentation) if replayed else (FRAGMENTATION, fragmenting)
+    # the middle is the replay itself or, without one, the median of the fragmentation
     margin, share = RANGE * deviation(allocated), 0.0 if replayed else shares[MIDDLE]
-    below, above = (share - shares[TAIL]) * whole, (shares[-1 - TAIL] - share) * whole
-    return int(middle - sqrt(margin**2 + below**2)), int(middle + sqrt(margin**2 + above**2))
+    below, above = (share - shares[TAIL]) * lost, (shares[-1 - TAIL] - share) * lost
+    return int(m.device_bytes - sqrt(margin**2 + below**2)), int(m.device_bytes + sqrt(margin**2 + above**2))
 
 
 def word(probability: float) -> Verdict:

@@ -68,9 +68,6 @@ VARYING = frozenset({"activations", "checkpoints", "logits", "temporary"})
 # and goes at an instant, at the 95th percentile.
 CACHED_SHARDED = 0.98
 COMING = VARYING | {"communication", "gradients"}
-# The same in the median, of the measured jobs under DeepSpeed's ZeRO; with expandable segments, under which none of
-# these ran, of those under FSDP 2. It is what a job of ZeRO is taken to reserve that is not replayed.
-CACHED_ZERO: Mapping[Caching, float] = {"lengths vary": 0.52, "one length": 0.52, "one segment": 0.37}
 # Memory that a rollout engine takes at its start and never frees piecemeal leaves no holes.
 SERVING = "rollout"
 
@@ -137,18 +134,6 @@ def fragmentation(lines: list[Line]) -> Line:
     values = {"f": FRAGMENTATION[MIDDLE], "B": fragmenting(lines)}
     count = int(values["f"] * values["B"])
     return Line("fragmentation", "process", count, "f·B", values, "runtime#fragmentation", False)
-
-
-def shards_cached(lines: list[Line], caching: Caching, usable: int) -> Line:
-    """What PyTorch caches in the median of the blocks that come and go under ZeRO, as far as a card has room for it.
-
-    It gives them back before memory runs out: `usable` bytes, of which the verdict asks the median loss alone.
-    """
-    lost = fragmentation(lines)
-    passing, taken = sum(coming(lines)), sum([line.bytes for line in lines])
-    values = {**lost.values, "c": CACHED_ZERO[caching], "G": passing, "U": usable, "A": taken}
-    count, formula = min((int(CACHED_ZERO[caching] * passing), "c·G"), (usable - taken, "U - A"))
-    return lost._replace(bytes=count, formula=formula, values=values) if count > lost.bytes else lost
 
 
 def replayed(lines: list[Line], reserved: int, least: int) -> Line:

@@ -32,13 +32,6 @@ def test_what_jobs_with_shards_cache_is_what_the_measured_ones_did(catalog: Cata
     assert found == pytest.approx(runtime.CACHED_SHARDED, abs=0.006)
 
 
-def test_what_zero_caches_is_what_half_of_the_measured_jobs_did(catalog: Catalog) -> None:
-    fixed, expandable = calibration.zero_cache(catalog)
-    print(f"{fixed:.3f} of what comes and goes, {expandable:.3f} with expandable segments")
-    assert fixed == pytest.approx(runtime.CACHED_ZERO["lengths vary"], abs=0.006)
-    assert expandable == pytest.approx(runtime.CACHED_ZERO["one segment"], abs=0.006)
-
-
 def test_the_formulas_spread_is_that_of_the_traces_furthest_off(residuals: tuple[Residual, ...]) -> None:
     found = calibration.formula_spread(r for r in residuals if r.kind == "traced")
     print(f"largest root mean square of any sharding: {found:.4f}")

@@ -170,22 +170,6 @@ def test_shards_that_no_replay_has_followed_leave_blocks_in_the_cache() -> None:
     assert on_card(scenario(**fsdp, offload__parameters=True, offload__optimizer=True)).unknown.pools
 
 
-def test_zero_without_a_replay_shows_what_is_usually_cached_in_its_peak_and_not_twice_in_its_range() -> None:
-    """With the optimizer on the host no replay follows ZeRO-2; FSDP 2 under a trainer has the median loss alone."""
-    zero = on_card(scenario(**UNFOLLOWED)).group()
-    peak = max((phase.moment for phase in zero.phases), key=lambda moment: moment.device_bytes)
-    (lost,) = [line for line in peak.lines if line.component == "fragmentation"]
-    assert lost.bytes == int(0.52 * sum(runtime.coming(peak.lines)))
-    assert verdict.lost(peak) < lost.bytes
-    middle = sum(verdict.reach(peak)) / 2
-    assert middle == pytest.approx(peak.device_bytes - lost.bytes + verdict.lost(peak), rel=0.01)
-    assert zero.device_range[0] < peak.device_bytes < zero.device_range[1]
-    fsdp = on_card(scenario(framework="trl", gpus=2, sharding="fsdp2")).group()
-    assert all(
-        line.formula == "f·B" for p in fsdp.phases for line in p.moment.lines if line.component == "fragmentation"
-    )
-
-
 def test_replays_were_compared_with_nvidias_cards_alone() -> None:
     """On others the range begins with what tensors take: 40 GiB, of 44 that a replay reserves."""
     lines = [line("weights", 40 * GiB)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calc.base.ledger import Line, Moment, Sums
+from calc.base.ledger import Line
 from calc.base.units import GiB, MiB
 from calc.memory import runtime
 
@@ -54,19 +54,6 @@ def test_what_is_held_back_is_a_share_of_all_that_pytorch_hands_out() -> None:
     assert held.values == {"f": runtime.FRAGMENTATION[20], "B": 2 * 10**6}
     assert held.bytes == int(2 * 10**6 * runtime.FRAGMENTATION[20])
     assert not held.allocated
-
-
-@pytest.mark.parametrize(("usable", "cached"), [(100, 0.52 * 6), (50, 50 - 47), (47, 0)])
-def test_zero_caches_a_share_of_what_comes_and_goes_as_far_as_there_is_room(usable: int, cached: float) -> None:
-    """Of 1 GiB of activations, 3 gathered and 2 of gradients 0.52; beside 40 of weights and 1 of a context."""
-    sizes = {"weights": 40, "activations": 1, "communication": 3, "gradients": 2}
-    lines = [Line(component, "actor", n * GiB, "b", {}, "x") for component, n in sizes.items()]
-    lines.append(Line("context", "process", GiB, "b", {}, "x", False))
-    held = runtime.shards_cached(lines, "lengths vary", usable * GiB)
-    assert held.bytes == pytest.approx(max(cached * GiB, 46 * GiB * runtime.FRAGMENTATION[20]), abs=1)
-    assert not held.allocated
-    # the verdict takes the median share of all that fragments, whatever is cached
-    assert Moment("somewhere", (*lines, held)).sums == Sums(47 * GiB, 46 * GiB, 46 * GiB, 0)
 
 
 def test_what_a_replay_has_reserved_beyond_the_tensors_is_held_back() -> None:
