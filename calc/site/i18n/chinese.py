@@ -1381,7 +1381,7 @@ CALCULATOR = {
     "The frozen model that dpo, kto and RL compare with; none: its log-probabilities are computed beforehand. With "
     "method full, a policy with adapters has a second model beside it, in 16 or 32 bits.": (
         "dpo、kto 和强化学习用来比较的冻结模型；none：预先算好它的对数概率。"
-        "method 为 full 时，带适配器的策略旁边另有一个 16 位或 32 位的模型。"
+        "方法为 full 时，带适配器的策略旁边另有一个 16 位或 32 位的模型。"
     ),
     "The value model of ppo.": "ppo 的价值模型。",
     "The reward model of RL; none: it runs elsewhere.": "强化学习的奖励模型；none：在别处运行。",
