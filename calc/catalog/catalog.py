@@ -233,10 +233,8 @@ class Catalog:
         """
         if (listed := self.names.listed.get(name.casefold())) is not None:
             return self.models[listed]
-        if name.endswith(".json"):
-            return _model_of_config(name)
-        if os.path.isdir(name):
-            return _model_of_config(os.path.join(name, "config.json"))
+        if _is_path(name):
+            return _model_of_config(name if name.endswith(".json") else os.path.join(name, "config.json"))
         if (found := self.names.alike(name)) is not None:
             return self.models[found]
         if made := self.names.quantised(name):
@@ -262,7 +260,7 @@ class Catalog:
 
     def tuned(self, name: str) -> bool:
         """True for a name that says by another's inside it alone which shapes its model has."""
-        listed = name.casefold() in self.names.listed or name.endswith(".json") or os.path.isdir(name)
+        listed = name.casefold() in self.names.listed or _is_path(name)
         return not (listed or self.names.alike(name) or self.names.quantised(name))
 
     def checkpoint(self, name: str) -> str:
@@ -272,7 +270,7 @@ class Catalog:
         which may not train, and where nothing says whose weights are meant.
         """
         model, asked = self.model(name), name.casefold()
-        if asked == model.id or self.names.quantised(name) or name.endswith(".json") or os.path.isdir(name):
+        if asked == model.id or self.names.quantised(name) or _is_path(name):
             return model.hf
         listed = [each for each in (model.hf, *model.aliases) if "/" in each]
         if "/" in name:
@@ -293,6 +291,11 @@ class Catalog:
                 f"allowed: another model; did you mean {original!r}?",
                 field="model",
             )
+
+
+def _is_path(name: str) -> bool:
+    """True for the path to a config.json, or to the folder that has one."""
+    return name.endswith(".json") or os.path.isdir(name)
 
 
 def _some(ids: Iterable[str], command: str) -> str:

@@ -126,13 +126,14 @@ def flat(data: Mapping[Any, Any], head: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             found |= flat(value, f"{head}{name}.")
         elif isinstance(value, list):
-            found[f"{head}{name}"] = " ".join(map(_word, value))
+            found[f"{head}{name}"] = " ".join(map(word, value))
         elif value is not None:
-            found[f"{head}{name}"] = _word(value)
+            found[f"{head}{name}"] = word(value)
     return found
 
 
-def _word(value: Any) -> str:
+def word(value: Any) -> str:
+    """A value as a file of settings spells it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -48,9 +48,10 @@ def job(reading: Reading, more: Mapping[str, Any], catalog: Catalog) -> Job | No
 
     Raises ScenarioError if what is left cannot be computed.
     """
-    given = {**reading.fields, **more}
+    read = dict(reading.fields)
     if "gpus" in more and reading.accumulation:
-        given.pop("global_batch", None)
+        read.pop("global_batch", None)  # it follows from the number of GPUs
+    given = {**read, **more}
     batch(given, reading.accumulation)
     if any(name not in given for name in NEEDED):
         return None

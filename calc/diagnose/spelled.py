@@ -11,7 +11,7 @@ from calc.base.reading import parse_mapping
 from calc.base.schema import InputError
 from calc.catalog.catalog import Catalog
 from calc.diagnose import openrlhf
-from calc.diagnose.flags import flat
+from calc.diagnose.flags import flat, word
 from calc.diagnose.job import Job
 from calc.diagnose.reading import Reading
 from calc.diagnose.remedies import Remedy
@@ -51,7 +51,7 @@ def diff(job: Job, remedy: Remedy, reading: Reading, catalog: Catalog) -> list[s
     s = job.scenario
     if framework(s.framework).CHOICES.own_loop and s.trainer in NAMED:
         return list(_named(NAMED[s.trainer], s, remedy))
-    return [f"{name}: {_value(value)}" for name, value in remedy.changes.items() if value is not None]
+    return [f"{name}: {word(value)}" for name, value in remedy.changes.items() if value is not None]
 
 
 def _command(given: Mapping[str, Any], catalog: Catalog) -> Launch | None:
@@ -116,10 +116,6 @@ def _named(names: Mapping[str, str], s: Scenario, remedy: Remedy) -> Iterator[st
             optims = OPTIMIZERS[value].spelled.trl.values() if place == "optimizer" else ()
             yield names[place].format(next((each.optim for each in optims), value))
         elif value is not None:
-            yield f"{place}: {_value(value)}"
+            yield f"{place}: {word(value)}"
     if after.accumulation != s.accumulation and "accumulation" in names:
         yield names["accumulation"].format(after.accumulation)
-
-
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterator
 from copy import copy
+from functools import partial
 from typing import NamedTuple
 
 from calc.base.schema import InputError
@@ -349,12 +350,13 @@ def posed(
     Where nothing fits in any, in the first that starts on the card, or else accepts the job. A trainer is a loop of
     plain PyTorch's, and where no other takes the job that is what remains. Raises as `Problem`.
     """
+    pose = partial(Problem, catalog=catalog, where=where, names=names, failed=failed)
     if "framework" in job or "trainer" in job:
-        return Problem(job, catalog, where, names=names, failed=failed)
+        return pose(job)
     tried, words = list[Problem](), SERVING if job.get("task") in RL else TUNING
     for name in words:
         try:
-            problem = Problem({**job, "framework": name}, catalog, where, names=names, failed=failed)
+            problem = pose({**job, "framework": name})
         except InputError:
             continue
         tried.append(problem)
@@ -362,7 +364,7 @@ def posed(
             break
     else:
         if not tried:
-            return Problem(job, catalog, where, names=names, failed=failed)
+            return pose(job)
         problem = next((each for each in tried if each.searches), tried[0])
     accepted = problem.job["framework"]
     problem.note(f"framework {accepted}: none was asked for; {', '.join(words)} are tried in this order")

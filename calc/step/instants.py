@@ -400,20 +400,20 @@ def plan(
 class Step(NamedTuple):
     """A plan for a micro batch of a given size: `values` are the numbers behind the symbols of its formulas.
 
-    In those of the head h is `read`, the width of what it reads.
+    In `read`, of the head, h is the width of what it reads.
     """
 
     role: str
     plan: Plan
     batch: Batch
     values: Mapping[str, float]
-    read: int
+    read: Mapping[str, float]
 
     def line(self, part: Part) -> Line:
         """The ledger line of one part."""
         component, amount, source, times = part
         formula = amount.formula if times == 1 else f"{times}·({amount.formula})"
-        values = {**self.values, "h": self.read} if component == "logits" else self.values
+        values = self.read if component == "logits" else self.values
         return Line(component, self.role, times * amount.bytes(*self.batch), formula, values, source)
 
     def lines(self, parts: Iterable[Part]) -> list[Line]:
@@ -450,4 +450,4 @@ def step(
     values: dict[str, float] = {**made.layout.stack.dims, "T": batch.tokens, "S": batch.length}
     if run.arch.delta:
         values["C"] = whole_chunks(batch.length)
-    return Step(role, made, batch, values, run.arch.outer)
+    return Step(role, made, batch, values, {**values, "h": run.arch.outer} if run.arch.narrow else values)

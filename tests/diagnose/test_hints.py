@@ -78,6 +78,7 @@ def test_a_program_that_a_traceback_shows_is_not_overruled_by_one_in_words() -> 
         ("A100 40GB", {}, 8),
         ("A100 40GB", {"gpus": 2}, 16),
         ("4 x A100 40GB", {"gpus": 2}, 16),
+        ("4 x A100 40GB", {"gpus": 2, "global_batch": 64}, 64),
     ],
 )
 def test_accumulation_goes_over_the_cards_that_words_tell(words: str, more: dict[str, Any], batch: int) -> None:

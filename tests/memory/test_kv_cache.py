@@ -84,6 +84,11 @@ def test_swap_space_is_rounded_up_layer_by_layer() -> None:
     assert kv_cache.swap("rollout", QWEN).bytes == 28 * 256 * MiB
 
 
+def test_a_model_that_attends_to_nothing_swaps_nothing() -> None:
+    """Once a division by the 0 bytes of its tokens."""
+    assert kv_cache.swap("rollout", load().model("mamba-1.4b").architecture).bytes == 0
+
+
 def test_a_single_rank_holds_the_model_with_its_vocabulary_padded() -> None:
     """To the next multiple of 64 rows; no other parameter changes, in any model."""
     for name, model in MODELS.items():
