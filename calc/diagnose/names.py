@@ -13,6 +13,7 @@ from calc.models.families import MXFP4
 # A driver reports the same card a little differently in each release, and messages print two decimals.
 TOLERANCE = 0.004
 COARSE = 0.03  # for a maker who sells few sizes
+SLOTTED = ("pcie", "nvl")  # forms of a card that sits in a slot; most people train on SXM
 
 
 class Named(NamedTuple):
@@ -47,10 +48,10 @@ def _ends(path: str) -> list[str]:
 
 
 def cards_of_size(total: int, catalog: Catalog, tolerance: float = TOLERANCE, vendor: str = "") -> list[GPU]:
-    """The cards, of one maker or any, of which a process gets `total` bytes, those with PCIe alone last."""
+    """The cards, of one maker or any, of which a process gets `total` bytes, those in slots last."""
     made = [gpu for gpu in catalog.gpus.values() if vendor in ("", gpu.vendor)]
     near = [gpu for gpu in made if total and abs(gpu.usable_bytes - total) <= tolerance * total]
-    return sorted(near, key=lambda gpu: ("pcie" in gpu.id, abs(gpu.usable_bytes - total)))
+    return sorted(near, key=lambda gpu: (_slotted(gpu), abs(gpu.usable_bytes - total)))
 
 
 def cards_named(text: str, catalog: Catalog) -> list[GPU]:
@@ -71,11 +72,15 @@ def cards_named(text: str, catalog: Catalog) -> list[GPU]:
 
 
 def _narrowed(found: list[GPU], text: str) -> list[GPU]:
-    """The cards of a kind that the text's form factor, PCIe or SXM, leaves; SXM first, which most people train on."""
-    for form in ("pcie", "sxm"):
+    """The cards of a kind that the text's form factor leaves; those in slots last."""
+    for form in (*SLOTTED, "sxm"):
         if form in text.casefold() and (own := [gpu for gpu in found if form in gpu.id]):
             return own
-    return sorted(found, key=lambda gpu: "pcie" in gpu.id)
+    return sorted(found, key=_slotted)
+
+
+def _slotted(gpu: GPU) -> bool:
+    return any(form in gpu.id for form in SLOTTED)
 
 
 def spelled(id: str) -> str:
