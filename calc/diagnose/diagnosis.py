@@ -24,6 +24,8 @@ from calc.scenario.scenario import Scenario
 
 LONGEST = 500_000  # characters of a text that are read, from its end
 LARGEST = 4  # lines of the moment that are named
+OFFLOADS = ("offload.optimizer", "offload.parameters")
+MOVED = "host memory ran out, and the cards would not hold it"
 # Shares of the card from which a difference between message and estimate says something.
 NEAR, SPARE = 0.1, 0.05
 # What a line's component is called in a sentence.
@@ -107,7 +109,7 @@ def growing(
         host, cause = _host_error(reading), _unknown_cause(reading)
         yield Diagnosis(reading, asked, where=reading.phase, host=host, cause=cause, agrees=_alone(reading))
         return
-    e = estimate(made.scenario, catalog)
+    made, e = _moved_out(reading, more, made, catalog)
     host = _host_error(reading) or (reading.error is None and e.on_host)
     group, at = _place(e, reading)
     first = Diagnosis(
@@ -133,6 +135,26 @@ def growing(
             "so the median of what other jobs lost stands for fragmentation in some"
         )
     yield replace(first, remedies=found, whole=True)
+
+
+def _moved_out(reading: Reading, more: Mapping[str, Any], made: Job, catalog: Catalog) -> tuple[Job, Estimate]:
+    """A job with its estimate: offloaded where host memory ran out, and the cards do not hold it otherwise."""
+    e = estimate(made.scenario, catalog)
+    if not _host_error(reading) or e.verdict != "oom" or e.on_host or not made.given.keys().isdisjoint(OFFLOADS):
+        return made, e
+    for places in (OFFLOADS, OFFLOADS[:1]):
+        moved = [readings.Assumed(place, True, MOVED) for place in places]
+        read = replace(
+            reading, fields={**reading.fields, **dict.fromkeys(places, True)}, assumed=reading.assumed + moved
+        )
+        try:
+            offloaded = job(read, more, catalog)
+        except InputError:
+            continue
+        if offloaded and all(offloaded.given.get(place) for place in places):
+            reading.fields, reading.assumed = read.fields, read.assumed
+            return offloaded, estimate(offloaded.scenario, catalog)
+    return made, e
 
 
 def _host_error(reading: Reading) -> bool:
@@ -198,7 +220,8 @@ def _agreement(reading: Reading, e: Estimate, group: Group, at: Phase, *, host: 
         yield from _phases(reading, e)
     if host:
         lacks = e.host_peak > e.host_memory.bytes
-        said = "agrees" if lacks else "does not: other processes, page cache in /dev/shm, or less memory than assumed"
+        beside = "other processes, page cache in /dev/shm, or less memory than assumed"
+        said = "agrees" if lacks else f"finds that enough: {beside}"
         yield f"host memory: {gb(e.host_peak)} needed of {gb(e.host_memory.bytes)}; the estimate {said}"
     elif reading.error and e.verdict == "fits":
         yield (

@@ -149,6 +149,27 @@ ROWS: tuple[Row, ...] = (
         "The kernel killed the process, as it does when host memory runs out.",
         "exitcode: -9, Signal 9 (SIGKILL) received by PID 4242",
     ),
+    Row(
+        "host-in-words",
+        r"\b(?:system|cpu|host) (?:ram|memory)\b[^.;]{0,60}"
+        r"(?:out[- ]of[- ]memory|\boom\b|exhausted|fills? up|full\b|reaches)|"
+        r"\b(?:out of|not enough|insufficient) (?:ram|(?:cpu|host|system) (?:ram|memory))\b|"
+        r"(?<!GPU)(?<!显卡)内存.{0,12}(?:占满|不足|不够|溢出|爆|用完|耗尽)",
+        "host",
+        None,
+        "The text says that host memory ran out.",
+        "system RAM usage reaches 500 GB",
+    ),
+    Row(
+        "in-words",
+        r"(?<![A-Za-z0-9_-])(?:oom|out[- ]?of[- ]?memory)(?![A-Za-z0-9_-])|"
+        r"(?:显存|GPU ?内存|显卡内存).{0,4}(?:不足|不够|溢出|爆|炸|占满|用完|耗尽)|"
+        r"爆显存",
+        "gpu",
+        None,
+        "The text says that the card's memory ran out.",
+        "it runs into OOM",
+    ),
 )
 
 _COMPILED = tuple((re.compile(row.pattern, re.IGNORECASE), row) for row in ROWS)

@@ -53,15 +53,18 @@ HINTS: tuple[Hint, ...] = (
     Hint("framework", "verl", r"\bverl\b"),
     Hint("framework", "openrlhf", r"\bopenrlhf\b"),
     Hint("framework", "trl", r"\btrl\b"),
+    Hint("rollout.engine", "vllm", r"\bvllm(?:_mode)?\b|\buse_vllm ?[=:]? ?true\b"),
     Hint("checkpointing", "full", r"torch/utils/checkpoint\.py|with gradient[- ]checkpointing|开启?了?(?:激活)?重计算"),
 )
 PROGRAMS = ("framework", "trainer")  # of a job there is one
+MACHINE = ("host_memory",)  # what no command states
 _HINTS = tuple((re.compile(hint.pattern, re.IGNORECASE | re.ASCII), hint) for hint in HINTS)
 # Numbers in words: the field, and where its number stands. A server of vLLM or SGLang has options of its own.
 _IS = r" ?(?:of|is|to|=|:|：|为|是|设为|只能设置)? ?"
 _OTHER_BATCH = "".join(rf"(?<!{word} )" for word in ("global", "total", "effective", "train", "rollout", "mini"))
 _LENGTHS = (
-    r"(?:(?:\b(?:max )?seq(?:uence)?[- _]?len(?:gth)?|\bcontext length|\bcutoff_len|\bmax_length)|(?:序列|截断)长度)"
+    r"(?:(?:\b(?:max )?seq(?:uence)?[- _]?len(?:gth)?|\bcontext length|\bcutoff_len|\bmax(?:imum)?[- _]length)"
+    r"|(?:序列|截断|最大)长度)"
 )
 NUMBERS: tuple[tuple[str, str], ...] = (
     ("micro_batch", rf"{_OTHER_BATCH}\bbatch[- _]?size{_IS}(\d{{1,4}})\b"),
@@ -72,9 +75,10 @@ NUMBERS: tuple[tuple[str, str], ...] = (
     ("seq_len", rf"--(?:max-model-len|context-length)[ =](\d{{2,7}})\b|{_LENGTHS}{_IS}(\d{{2,7}})\b"),
     ("prompt_len", rf"\bmax_prompt_len(?:gth)?{_IS}(\d{{2,6}})\b"),
     ("response_len", rf"\bmax_(?:response|completion)_len(?:gth)?{_IS}(\d{{2,6}})\b"),
-    ("seq_len", r"\b(\d{1,3}k) (?:context|tokens|sequence)"),
+    ("seq_len", r"\b(\d{1,3}k) (?:context|tokens|sequence)|\b(\d{1,3}k)的?(?:序列|上下文|长度)"),
     ("rollout.n", rf"\bnum_generations?{_IS}(\d{{1,4}})\b"),
     ("host_memory", r"\b(\d{2,5}) ?Gi?B? (?:of )?(?:cpu|host|system) (?:memory|ram)\b"),
+    ("host_memory", r"(?<!GPU)(?<!显卡)内存[为是有共只]{0,2}[:： (（]?(\d{2,5}) ?Gi?B?\b"),
 )
 _NUMBERS = tuple((name, re.compile(pattern, re.IGNORECASE | re.ASCII)) for name, pattern in NUMBERS)
 _COUNTS = {
@@ -103,6 +107,7 @@ _CARDS = (
 _NODES = re.compile(rf"{_COUNT} ?(?:机|台|(?:nodes?|machines?)\b)", re.IGNORECASE)
 _LISTED = re.compile(r"\bdevice\(s\): ([^\n]+)")  # of `trl env`, each card by its name
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+_QWEN = re.compile("(?:通义)?千问")
 _SIZE = re.compile(r"(?<![a-z0-9])\d+(?:\.\d+)?[bm](?![a-z0-9])|\dx\d+b", re.IGNORECASE)
 _LONGEST_NAME = 5  # words of a model's name
 
@@ -158,7 +163,7 @@ def _counted(given: str) -> int:
 
 def models(text: str, catalog: Catalog) -> list[str]:
     """The catalog's models that a text names with their sizes, as it spells them, in order."""
-    words = _WORD.findall(text[:LONGEST])
+    words = _WORD.findall(_QWEN.sub("Qwen", text[:LONGEST]))
     found: dict[str, str] = {}
     start = 0
     while start < len(words):

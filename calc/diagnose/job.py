@@ -134,7 +134,8 @@ def _assumed(reading: Reading, s: Scenario, given: Mapping[str, Any], more: Mapp
     whole = flatten(s.as_dict())
     whose = f"the default of {s.framework} {s.framework_version}"
     if framework(s.framework).CHOICES.own_loop:
-        whose = PLAIN.get(s.trainer, "the default of plain PyTorch")
+        named = f"the default of {s.trainer} {s.versions[s.trainer]}" if s.trainer in s.versions else ""
+        whose = PLAIN.get(s.trainer, named or "the default of plain PyTorch")
     defaults = [
         Assumed(name, whole[name], "one GPU unless said" if name == "gpus" else whose)
         for name in SHOWN

@@ -38,11 +38,13 @@ from calc.diagnose.flags import Flags
 from calc.diagnose.frames import Told
 from calc.resolve.parse import given
 from calc.scenario.scenario import SCHEMA
+from calc.scenario.words import RL
 
 # The fields that tell a scenario from another file of settings: no trainer has settings of these names.
 SCENARIO = ("task", "gpu")
 PINNING = re.compile(r"pinned_max_round_threshold_mb ?: ?(\d{1,7})")
 THREADS = re.compile(r"(?:\bOMP_NUM_THREADS=|--num_cpu_threads_per_process[ =])(\d{1,3})\b")
+SERVED = re.compile(r"max seq len \((\d{3,7})\)")  # the context for which vLLM starts
 SEGMENTS = re.compile(r"expandable_segments ?: ?True", re.IGNORECASE)
 # Paths in a traceback that show whose code runs.
 FRAMEWORKS: tuple[tuple[str, str], ...] = (
@@ -170,8 +172,8 @@ def read(text: str, catalog: Catalog) -> Reading:
     if not found.parts:
         return found
     _framework(found, text)
-    if found.flags is None and "a scenario" not in found.parts:
-        _in_passing(found, text)
+    _in_passing(found, text, stated=found.flags is not None or "a scenario" in found.parts)
+    _served(found)
     if "model" not in found.fields and len(named := hints.models(text, catalog)) == 1:
         _assume(found, "model", catalog.names.listed.get(named[0].casefold(), named[0]), "the text names it")
     _models(found, catalog)
@@ -330,12 +332,27 @@ def _described(text: str, catalog: Catalog) -> bool:
     return len(hints.models(text, catalog)) == 1 and bool(names.cards_named(text, catalog))
 
 
-def _in_passing(found: Reading, text: str) -> None:
-    """Reads the hints of a text without a command: its own words, and the files of its traceback."""
+def _in_passing(found: Reading, text: str, *, stated: bool) -> None:
+    """Reads the hints of a text: its own words, and the files of its traceback.
+
+    `stated`: a command or a scenario states the job, so that words tell the machine alone.
+    """
     for name, value in hints.fields(text):
+        if stated and name not in hints.MACHINE:
+            continue
         runs = name in hints.PROGRAMS and not found.fields.keys().isdisjoint(hints.PROGRAMS)
         if name not in found.fields and not runs:
             _assume(found, name, value, "the text names it")
+
+
+def _served(found: Reading) -> None:
+    """What an error of vLLM tells of a job of reinforcement learning: that it runs, and for how long a context."""
+    if found.error is None or not found.error.row.name.startswith("vllm-") or found.fields.get("task") not in RL:
+        return
+    if "rollout.engine" not in found.fields:
+        _assume(found, "rollout.engine", "vllm", "the error is vLLM's")
+    if (length := SERVED.search(found.error.line)) and "rollout.max_model_len" not in found.fields:
+        _assume(found, "rollout.max_model_len", int(length[1]), "the error states it")
 
 
 def _assume(found: Reading, name: str, value: Any, why: str) -> None:

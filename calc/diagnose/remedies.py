@@ -24,7 +24,7 @@ from calc.recommend.space import EIGHT_BITS, SHARES
 from calc.resolve.parse import parse
 from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario
-from calc.scenario.words import SHARDED, SHARDINGS, Sharding
+from calc.scenario.words import FSDP, SHARDED, SHARDINGS, Sharding
 from calc.throughput import Unrated
 
 Learns = Literal["nothing", "numerics", "what is learned"]
@@ -155,7 +155,9 @@ def _spread(s: Scenario) -> Iterator[Change]:
 def _moved(s: Scenario) -> Iterator[Change]:
     """Offload to host memory, or back from there where that is short."""
     optimizer, parameters = s.offload.optimizer, s.offload.parameters
-    if not optimizer:
+    # PyTorch's offload of FSDP takes weights, gradients and states along
+    together = s.sharding in FSDP and not framework(s.framework).CHOICES.offloads_apart
+    if not optimizer and not together:
         yield Change("offload the optimizer", ({"offload.optimizer": True},), "nothing", "Adam steps on the CPU")
     if not parameters:
         both = {"offload.optimizer": True, "offload.parameters": True}
@@ -178,6 +180,10 @@ def _serving(s: Scenario) -> Iterator[Change]:
         yield Change("a smaller share for vLLM", lower, "nothing", "a smaller KV cache: fewer sequences at once")
     if higher:
         yield Change("a larger share for vLLM", higher, "nothing", "less is left for training beside it")
+    whole = s.architecture.max_positions if framework(s.framework).CHOICES.serves_whole else 0
+    if (r.max_model_len or whole) > s.seq_len:
+        shorter = ({"rollout.max_model_len": s.seq_len},)
+        yield Change("a shorter context for vLLM", shorter, "nothing", "as long as prompt and response")
     if not r.sleep and s.placement == "colocated":
         yield Change(
             "let vLLM sleep while others work", ({"rollout.sleep": True},), "nothing", "weights wake for each rollout"
@@ -355,14 +361,14 @@ def _done(found: Sequence[Remedy]) -> bool:
 
 def _freeing(before: Estimate, singles: list[Remedy], phase: str | None) -> list[Remedy]:
     """The changes that free most in one phase."""
-    was = _in_phase(before, phase)
-    saved = [(was - _in_phase(each.estimate, phase), each) for each in singles if each.fits]
+    was = in_phase(before, phase)
+    saved = [(was - in_phase(each.estimate, phase), each) for each in singles if each.fits]
     least = HELPS * was
     found = sorted(saved, key=lambda pair: (ORDER.index(pair[1].learns), pair[1].machine, -pair[0]))
     return _different([each for bytes, each in found if bytes > least])
 
 
-def _in_phase(e: Estimate, phase: str | None) -> int:
+def in_phase(e: Estimate, phase: str | None) -> int:
     """The bytes of a phase on the GPU group where they are most; of the peak if no phase is named or runs."""
     sizes = [p.moment.device_bytes for g in e.groups for p in g.phases if p.name == phase]
     return max(sizes, default=deciding(e).peak.moment.device_bytes)

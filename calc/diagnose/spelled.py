@@ -47,11 +47,17 @@ def diff(job: Job, remedy: Remedy, reading: Reading, catalog: Catalog) -> list[s
         if reading.flags and openrlhf.recognised(reading.flags) and openrlhf.older(reading.flags):
             found = [_older(line) for line in found]
         if found:
-            return found
+            return [*_cards(job, remedy), *found]
     s = job.scenario
     if framework(s.framework).CHOICES.own_loop and s.trainer in NAMED:
         return list(_named(NAMED[s.trainer], s, remedy))
     return [f"{name}: {word(value)}" for name, value in remedy.changes.items() if value is not None]
+
+
+def _cards(job: Job, remedy: Remedy) -> Iterator[str]:
+    """The number of GPUs where it changes: not every command states it."""
+    if "gpus" in remedy.changes:
+        yield f"gpus: {job.scenario.gpus} → {remedy.changes['gpus']}"
 
 
 def _command(given: Mapping[str, Any], catalog: Catalog) -> Launch | None:

@@ -8,10 +8,11 @@ from typing import Any
 from calc.base.units import gb, gib
 from calc.catalog.catalog import Catalog
 from calc.diagnose.diagnosis import Diagnosis
-from calc.diagnose.remedies import Remedy
+from calc.diagnose.remedies import Remedy, in_phase
 from calc.diagnose.spelled import diff
 from calc.estimate.estimate import as_dict as estimate_as_dict
 from calc.estimate.report import deciding, verdict
+from calc.estimate.result import Estimate
 
 LEARNS = {"nothing": "nothing", "numerics": "numerics only", "what is learned": "what is learned"}
 
@@ -55,21 +56,29 @@ def _lines(d: Diagnosis, catalog: Catalog) -> Iterator[str]:
         yield "no change that was tried helps"
         return
     yield "what frees memory there" if d.estimate.verdict == "fits" and not d.host else "remedies"
-    peak = d.estimate.host_peak if d.host else deciding(d.estimate).peak.moment.device_bytes
     for n, remedy in enumerate(d.remedies, 1):
-        yield from _remedy(n, remedy, peak, d, catalog)
+        yield from _remedy(n, remedy, d, catalog)
 
 
-def _remedy(n: int, remedy: Remedy, before: int, d: Diagnosis, catalog: Catalog) -> Iterator[str]:
+def _remedy(n: int, remedy: Remedy, d: Diagnosis, catalog: Catalog) -> Iterator[str]:
     assert d.job
+    assert d.estimate
     size = gb if d.host else gib
-    after = remedy.estimate.host_peak if d.host else remedy.peak
+    before, after = compared(d, d.estimate), compared(d, remedy.estimate)
     time = "" if remedy.time is None else f"; a step takes {time_words(remedy.time)}"
-    told = "out of memory" if remedy.estimate.verdict == "oom" else remedy.estimate.verdict
+    short = "out of host memory" if remedy.estimate.on_host else "out of memory"
+    told = short if remedy.estimate.verdict == "oom" else remedy.estimate.verdict
     yield f"  {n}. {' + '.join(remedy.names)}: {told}, {size(before)} → {size(after)}{time}"
     machine = ", on another machine" if remedy.machine else ""
     yield f"     changes {LEARNS[remedy.learns]}{machine}; {remedy.costs}"
     yield from (f"       {line}" for line in diff(d.job, remedy, d.reading, catalog))
+
+
+def compared(d: Diagnosis, e: Estimate) -> int:
+    """The bytes by which a remedy is judged: the node's, the peak's, or of a job that fits those where it died."""
+    if d.host:
+        return e.host_peak
+    return in_phase(e, d.reading.phase if d.estimate and d.estimate.verdict == "fits" else None)
 
 
 def time_words(factor: float) -> str:

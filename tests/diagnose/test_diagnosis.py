@@ -15,7 +15,7 @@ from calc.base.units import GiB, gb
 from calc.catalog.catalog import load
 from calc.diagnose import diagnose, remedies
 from calc.diagnose.spelled import diff
-from calc.diagnose.text import as_dict, text
+from calc.diagnose.text import as_dict, compared, text
 
 CATALOG = load()
 SFT = (
@@ -103,6 +103,62 @@ def test_short_host_memory_has_remedies_for_the_host() -> None:
     assert any("host memory" in " ".join(remedy.names) for remedy in found.remedies)
     for remedy in found.remedies:
         assert remedy.fits or remedy.estimate.host_peak < before
+
+
+def test_host_memory_that_ran_out_means_offload_where_the_cards_are_too_small() -> None:
+    """Issue 1871 of torchtune: 500 GB of host memory were full, and 14 of 24 GB of each card; once no offload."""
+    found = diagnose(
+        "I am fine-tuning Llama 3.1 (70B) using the torchtune framework on 8 NVIDIA 4090 GPUs, each with 24GB VRAM, "
+        "and 500GB system RAM. During the full fine-tuning process the system RAM usage quickly reaches 500GB."
+    )
+    assert found.job and found.job.scenario.offload.parameters
+    assert found.estimate and found.estimate.on_host
+    assert found.agrees[0].endswith("the estimate agrees")
+    assert {each.field for each in found.job.assumed if "host memory ran out" in each.why} == {
+        "offload.optimizer", "offload.parameters"
+    }  # fmt: skip
+
+
+def test_fsdp_offloads_weights_and_optimizer_by_one_setting() -> None:
+    """Once twice with the same change of the command, at different times."""
+    found = diagnose(
+        "base_model: mistralai/Mistral-Nemo-Instruct-2407\nadapter: lora\nsequence_len: 4096\nmicro_batch_size: 2\n"
+        "gradient_accumulation_steps: 16\nfsdp:\n  - full_shard\nfsdp_config:\n  fsdp_offload_params: false\n"
+        "# CUDA out of memory on 2x 3090 Ti with axolotl\n"
+    )
+    names = [name for remedy in found.remedies for name in remedy.names]
+    assert "offload weights and optimizer" in names
+    assert "offload the optimizer" not in names
+    more = next(remedy for remedy in found.remedies if remedy.names == ("more GPUs",))
+    assert found.job and diff(found.job, more, found.reading, CATALOG)[0] == f"gpus: 2 → {more.changes['gpus']}"
+
+
+def test_what_frees_memory_is_compared_in_the_phase_that_died() -> None:
+    """Once by the peak of all phases, which more GPUs for each engine of vLLM raised from 59.1 to 59.8 GiB."""
+    command = (
+        "python3 -m openrlhf.cli.train_ppo_ray --ref_num_nodes 1 --ref_num_gpus_per_node 8 --actor_num_nodes 1 "
+        "--actor_num_gpus_per_node 8 --vllm_num_engines 8 --vllm_tensor_parallel_size 1 --colocate_all_models "
+        "--vllm_gpu_memory_utilization 0.6 --pretrain Qwen/Qwen2.5-7B-Instruct --micro_train_batch_size 2 "
+        "--train_batch_size 128 --micro_rollout_batch_size 4 --rollout_batch_size 128 --n_samples_per_prompt 8 "
+        "--prompt_max_len 2048 --generate_max_len 1024 --advantage_estimator group_norm --zero_stage 3 --bf16 "
+        "--gradient_checkpointing --packing_samples --vllm_enable_sleep --deepspeed_enable_sleep\n"
+    )
+    trace = 'File "/openrlhf/utils/deepspeed/deepspeed.py", line 412, in save_model\n'
+    found = diagnose(trace + ERROR + command)
+    assert found.where == "save" and found.estimate and found.estimate.verdict == "fits"
+    assert found.remedies
+    for remedy in found.remedies:
+        assert compared(found, remedy.estimate) < compared(found, found.estimate)
+
+
+def test_defaults_of_a_trainer_are_its_own() -> None:
+    """Once all those of plain PyTorch."""
+    found = diagnose(
+        "llamafactory-cli train --stage sft --model_name_or_path Qwen/Qwen2.5-7B --finetuning_type lora",
+        {"gpu": "a100-80-sxm"},
+    )
+    why = {each.field: each.why for each in found.job.assumed} if found.job else {}
+    assert why["checkpointing"].startswith("the default of llamafactory ")
 
 
 def test_pinned_memory_that_is_not_rounded_is_a_remedy_for_the_host() -> None:

@@ -33,6 +33,7 @@ def test_the_number_of_cards_in_words(text: str, gpus: int | None) -> None:
         ("fine-tuning Llama 2 70B crashes", ["Llama 2 70B"]),
         ("微调Qwen2.5-7B-Instruct，显存不足", ["Qwen2.5-7B-Instruct"]),
         ("Qwen/Qwen2.5-7B and qwen2.5-7b are one", ["Qwen/Qwen2.5-7B"]),
+        ("对千问2.5-32B模型进行微调", ["Qwen2.5-32B"]), ("通义千问2.5-7B", ["Qwen2.5-7B"]),
         ("File \"a7b.py\", 24.00 GiB, 7B of nothing", []),
     ],
 )  # fmt: skip
@@ -51,10 +52,57 @@ def test_the_models_that_a_text_names(text: str, named: list[str]) -> None:
         ("on one card with Unsloth", {"trainer": "unsloth"}),
         ("unsloth/llama-3-8b-bnb-4bit in TRL", {"framework": "trl"}),
         ("我用 LLaMA-Factory 微调", {"trainer": "llamafactory"}),
+        ("max length 2048, batch size 4", {"micro_batch": 4, "seq_len": 2048}),
+        ("32k的序列训不起来", {"seq_len": 32768}),
+        ("CPU内存（252G）占满", {"host_memory": 252}), ("GPU内存24G", {}),
+        ("vllm_mode colocate", {"rollout.engine": "vllm"}),
     ],
 )  # fmt: skip
 def test_settings_in_words(text: str, fields: dict[str, Any]) -> None:
     assert dict(hints.fields(text)) == fields
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("运行报OOM，32k的序列训不起来么？", "gpu"),
+        ("但多卡时会outofmemory(8卡)", "gpu"),
+        ("Why is there still a oom?", "gpu"),
+        ("会出现显存不足的问题", "gpu"),
+        ("the system RAM usage quickly reaches 500GB, resulting in an error", "host"),
+        ("出现该问题时，CPU内存（252G）占满", "host"),
+        ("a bloom of roomy memory", None),
+        ("GPU内存不足", "gpu"),
+    ],
+)
+def test_memory_that_ran_out_in_words(text: str, kind: str | None) -> None:
+    """Once no error: these are sentences of people who pasted no message."""
+    found = read(f"{text} Llama 2 7B, A100", CATALOG).error
+    assert (found and found.row.kind) == kind
+
+
+def test_a_job_in_chinese_words_is_diagnosed() -> None:
+    """The text of LlamaFactory's issue 7828, once refused as one in which nothing is recognised."""
+    found = read("使用4090*4（24G）对千问2.5-32B模型进行微调（Lora 微调，bf16），会出现显存不足的问题。", CATALOG)
+    told = {"model": "qwen2.5-32b", "gpu": "rtx4090", "gpus": 4, "method": "lora"}
+    assert told.items() <= found.fields.items()
+    assert found.error and found.error.row.name == "in-words"
+
+
+def test_words_tell_the_machine_beside_a_command() -> None:
+    command = "llamafactory-cli train --stage sft --model_name_or_path THUDM/glm-4-9b-chat --finetuning_type full"
+    assert read(f"{command}\nCPU内存（252G）占满", CATALOG).fields["host_memory"] == 252
+
+
+def test_an_error_of_vllm_tells_its_context() -> None:
+    """Once generation by Transformers, TRL's default, beside an error of vLLM."""
+    found = read(
+        "ValueError: To serve at least one request with the models's max seq len (262144), (36.00 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (7.81 GiB).\n"
+        "TRL's GRPO, Qwen/Qwen3-4B-Instruct-2507, one RTX 4090",
+        CATALOG,
+    ).fields
+    assert (found["rollout.engine"], found["rollout.max_model_len"]) == ("vllm", 262144)
 
 
 def test_two_models_are_asked_about_and_a_command_is_not_overruled() -> None:

@@ -1622,6 +1622,8 @@ DIAGNOSIS = {
     "The driver found the card full; another process may hold it": "驱动发现卡已满；可能被其他进程占用",
     "The card is full": "卡已满",
     "The kernel killed the process, as it does when host memory runs out": "内核终止了进程，主机内存用尽时就会如此",
+    "The text says that host memory ran out": "文中说主机内存用尽",
+    "The text says that the card's memory ran out": "文中说显存用尽",
     # the cause
     "In {phase}, at its peak ({moment*}), each GPU of {group} takes {size!} of {limit!}: {lines*}": (
         "{phase}阶段的显存峰值时刻（{moment}），{group} 的每张卡需要 {size}，可用 {limit}：{lines}"
@@ -1661,8 +1663,8 @@ DIAGNOSIS = {
     "the logits of {tokens#} tokens over {vocab#} words": "{tokens} 个 token 对 {vocab} 个词的 logits",
     # message and estimate
     "host memory: {size!} needed of {limit!}; the estimate agrees": "主机内存：需要 {size}，共有 {limit}；与估算一致",
-    "host memory: {size!} needed of {limit!}; the estimate does not: other processes, page cache in /dev/shm, or less "
-    "memory than assumed": (
+    "host memory: {size!} needed of {limit!}; the estimate finds that enough: other processes, page cache in /dev/shm, "
+    "or less memory than assumed": (
         "主机内存：需要 {size}，共有 {limit}；与估算不符：可能有其他进程、/dev/shm 中的页缓存，或内存比假设的少"
     ),
     "the estimate says that this job fits, with probability {p#}: then something differs, such as other processes on "
@@ -1709,6 +1711,11 @@ DIAGNOSIS = {
     "{name@} {value!}: the default of {release!}": "{name} {value}：{release} 的默认值",
     "{name@} {value!}: the default of plain PyTorch": "{name} {value}：纯 PyTorch 的默认值",
     "{name@} {value!}: plain Transformers' default": "{name} {value}：Transformers 的默认值",
+    "{name@} {value!}: host memory ran out, and the cards would not hold it": (
+        "{name} {value}：主机内存用尽，而显卡放不下它"
+    ),
+    "{name@} {value!}: the error is vLLM's": "{name} {value}：报错来自 vLLM",
+    "{name@} {value!}: the error states it": "{name} {value}：报错中写明",
     "{name@} {value!}: one GPU unless said": "{name} {value}：未说明时按一张卡",
     "{name@} {value!}: the newest release with flags of this age": "{name} {value}：有这些参数的最新版本",
     "{name@} {value!}: the text names it": "{name} {value}：文中提到",
@@ -1761,6 +1768,7 @@ DIAGNOSIS = {
     "a smaller share for vLLM": "给 vLLM 更小的份额",
     "a larger share for vLLM": "给 vLLM 更大的份额",
     "let vLLM sleep while others work": "别的角色工作时让 vLLM 休眠",
+    "a shorter context for vLLM": "给 vLLM 更短的上下文",
     "more GPUs for each engine of vLLM": "每个 vLLM 引擎用更多卡",
     "GPUs of its own for vLLM": "给 vLLM 单独的卡",
     "all roles on all GPUs, vLLM asleep between": "所有角色共用全部显卡，vLLM 间歇休眠",
