@@ -128,7 +128,8 @@ class Model:
     `unlike` maps names that look like this model's to what sets their models apart. `seeing`: the architecture of the
     same checkpoint with its vision tower, where `architecture` is the language model alone; `vision` are the fields
     of the config.json around that model's. `makes`: `embeddings`, or `yes or no`, where it is no text.
-    `text_alone`: it reads images, by a part that is not modelled.
+    `text_alone`: it reads images, by a part that is not modelled. `stored`: the form of the checkpoint's weights, where
+    that is not 16 bits.
     A model read from a path has the path as `id`, `name` and `source`, and no `published_parameters`.
     """
 
@@ -148,6 +149,7 @@ class Model:
     published_seeing: int | None = None  # parameters of the checkpoint with its vision tower
     makes: str = ""
     text_alone: bool = False
+    stored: str = ""
 
     def reading(self, *, images: bool) -> Architecture:
         """The architecture of a job that reads images, or text alone."""
@@ -604,6 +606,7 @@ def _model(record: _Record) -> Model:
         unlike=data.get("unlike", {}),
         makes=data.get("makes", ""),
         text_alone=data.get("text_alone", False),
+        stored=data.get("stored", {}).get("form", ""),
         **_vision(data, f"{record.where}: vision."),
     )
 

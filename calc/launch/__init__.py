@@ -67,4 +67,4 @@ def launch(s: Scenario, checkpoint: str = "") -> Launch:
         given, allowed = f"{name}=={version}", f"{name}=={speller.FIRST}"
         raise LaunchError(f"{place}: given {given}, whose flags differ, allowed: {allowed}")
     made = speller.launch(s)
-    return shell.renamed(made, shell.model_name(s.model), checkpoint) if checkpoint else made
+    return shell.renamed(made, s.model, checkpoint) if checkpoint else made

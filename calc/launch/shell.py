@@ -143,7 +143,7 @@ def on_every_node(s: Scenario) -> Iterator[str]:
 
 
 def model_name(name: str, *, variable: bool = False) -> str:
-    """The Hugging Face name of a catalog model; a placeholder for a model given by path, or one in MXFP4.
+    """The Hugging Face name of a catalog model; a placeholder for one given by path, or stored in 8 bits or fewer.
 
     `variable`: of a placeholder its name alone, for a file that no shell reads.
     """
@@ -158,12 +158,16 @@ def _model_name(name: str) -> str:
         return Placeholder("MODEL", f"the model whose config.json is {name}")
     if model.architecture.family in MXFP4:
         return Placeholder("MODEL", f"{model.hf} in bf16, as saved after Mxfp4Config(dequantize=True)")
+    if model.stored:  # quantizers/quantizer_finegrained_fp8.py of 5.23: not `is_qat_trainable`
+        return Placeholder("MODEL", f"{model.hf} in bf16, as saved after FineGrainedFP8Config(dequantize=True)")
     return model.hf
 
 
-def renamed(made: Launch, name: str, other: str) -> Launch:
-    """A command of weights of the same shapes by an `other` Hub name; a placeholder stays."""
-    if isinstance(name, Placeholder):
+def renamed(made: Launch, model: str, other: str) -> Launch:
+    """A command of weights of the same shapes as a `model` of the catalog's, by an `other` Hub name."""
+    try:
+        name = load().models[model].hf
+    except KeyError:
         return made
     word = re.compile(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])")
 

@@ -385,7 +385,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
                 version,
                 known,
                 apart=bool(model.seeing) and not sees,
-                stored=stored,
+                stored=stored or model.stored,
                 tuned=given["model"] if catalog.tuned(given["model"]) else "",
                 makes=model.makes,
                 spoken=given["model"] if spoken else "",

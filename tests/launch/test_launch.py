@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from calc.base.optimizers import OPTIMIZERS
+from calc.catalog.catalog import load
 from calc.estimate.estimate import estimate
 from calc.launch import SPELLERS, LaunchError, launch
 from calc.launch.shell import Launch, Placeholder, nodes_of
@@ -558,12 +559,26 @@ def test_an_optimizer_is_spelled_as_its_row_says_or_refused(framework: str, name
 
 
 def test_a_model_of_a_config_file_is_a_placeholder(tmp_path: Any) -> None:
-    from calc.catalog.catalog import load
-
     path = tmp_path / "config.json"
     path.write_text(json.dumps(dict(load().models["llama-3-8b"].config)), "utf-8")
     found = command(framework="openrlhf", task="sft", model=str(path)).command
     assert f'--model.model_name_or_path "${{MODEL:?the model whose config.json is {path}}}"' in found
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "kimi-k2", "minimax-m2"])
+def test_a_checkpoint_in_fp8_is_named_as_one_that_trains(model: str) -> None:
+    """Transformers refuses to fine-tune it as published (5.23 `trainer_utils.py:131`); once the command named it."""
+    s = parse({"model": model, "task": "sft", "gpu": "h200", "gpus": 256, "framework": "trl", "sharding": "zero3"})
+    made = launch(s).command
+    assert " in bf16, as saved after FineGrainedFP8Config" in made
+    assert f"--model_name_or_path {load().models[model].hf}" not in made
+    assert any("stored as FP8" in note for note in estimate(s).notes)
+
+
+def test_the_checkpoint_asked_for_is_named_where_it_has_to_be_converted() -> None:
+    """DeepSeek R1 has the shapes of V3, whose name once stood in its place."""
+    s = parse({"model": "deepseek-v3", "task": "sft", "gpu": "h200", "gpus": 256, "framework": "trl"})
+    assert "${MODEL:?deepseek-ai/DeepSeek-R1 in bf16" in launch(s, checkpoint="deepseek-ai/DeepSeek-R1").command
 
 
 def test_a_checkpoint_in_mxfp4_is_named_as_one_that_trains() -> None:
