@@ -301,7 +301,9 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     if command is not None and command not in commands.choices:
         near = closest(command, commands.choices)
         raise InputError(f"{PROGRAM}: command: given {command!r}, allowed: {', '.join(commands.choices)}{near}")
-    arguments, unknown = parser.parse_known_args(argv)
+    own, of_fields = _apart(argv) if command == "diagnose" else (argv, [])
+    arguments, unknown = parser.parse_known_args(own)
+    unknown += of_fields
     if arguments.command in ("recommend", "diagnose"):
         from calc.recommend import options
 
@@ -313,6 +315,22 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         given = "neither" if arguments.batch is None else "both"
         raise InputError(f"{PROGRAM} estimate: given {given}, allowed: one of SCENARIO and --batch FILE")
     return arguments
+
+
+def _apart(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of a command, and the options of fields with their values: these may stand before the file's name."""
+    own: list[str] = []
+    fields: list[str] = []
+    left = list(argv)
+    while left:
+        word = left.pop(0)
+        if not word.startswith("--") or word in ("--", "--json", "--help"):
+            own.append(word)
+            continue
+        fields.append(word)
+        if "=" not in word and left and not left[0].startswith("--"):
+            fields.append(left.pop(0))
+    return own, fields
 
 
 if __name__ == "__main__":

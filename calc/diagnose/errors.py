@@ -90,6 +90,15 @@ ROWS: tuple[Row, ...] = (
         "RuntimeError: [enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory",
     ),
     Row(
+        "evaluation",
+        r"\bnested_concat\b|\bpreds_host\b",
+        "gpu",
+        None,
+        "Evaluation keeps the logits of its whole data set on the card: set eval_accumulation_steps, or reduce them by "
+        "preprocess_logits_for_metrics.",
+        "preds_host = logits if preds_host is None else nested_concat(preds_host, logits, padding_index=-100)",
+    ),
+    Row(
         "cuda",
         r"(?:CUDA|HIP|NPU) out of memory\. Tried|\(GPU \d+; [\d.]+ \w+ total capacity|Tried to allocate [\d.]+ [KMG]iB",
         "gpu",

@@ -15,6 +15,10 @@ from calc.recommend.problem import COUNTS, Configuration, Miss, Problem, fits
 from calc.recommend.search import Fit, Found, Judged, Place, Search, room
 from calc.recommend.space import SHARE, SHARES, Fields, shares_packed
 
+# Programs that spread layers or a sequence over GPUs, in the order in which they are tried.
+SPREADING: tuple[tuple[str, str], ...] = (
+    ("framework", "verl"), ("trainer", "megatron-swift"), ("trainer", "torchtitan"),
+)  # fmt: skip
 SHORTEST = 128  # tokens; shorter sequences are not suggested
 
 
@@ -160,12 +164,27 @@ def changes(problem: Problem, nearest: Miss | None) -> Iterator[str]:
                 break
     if rung and shares_packed(problem.job, rung) and _fits(problem.job, problem.catalog, {"packing": True}):
         yield "packing true fits on this machine"
+    yield from _elsewhere(problem) if given > 1 else ()
     s = problem.misses[0].branches[0].base if problem.misses else None
     name = "response_len" if s and s.rollout else "seq_len"
     length = (s.response_len if s.rollout else s.seq_len) if s else 0
     lengths = [half for n in range(1, length.bit_length()) if (half := length >> n) >= SHORTEST]
     if shorter := _longest(lengths, lambda length: _fits(problem.job, problem.catalog, {name: length})):
         yield f"{name} {shorter} fits on this machine"
+
+
+def _elsewhere(problem: Problem) -> Iterator[str]:
+    """The first other program in which something fits, of those that spread what the job's own keeps on one GPU.
+
+    One in which the method fits that comes first is named before others.
+    """
+    job = {name: value for name, value in problem.job.items() if name not in ("framework", "trainer")}
+    methods = [{"method": rung["method"]} for rung in problem.rungs[:1] if "method" not in job]
+    for method in (*methods, {}):
+        for field, name in SPREADING:
+            if problem.job.get(field) != name and _fits(job, problem.catalog, {field: name, **method}):
+                yield f"{field} {name} fits on this machine"
+                return
 
 
 def _cards(nearest: Miss | None) -> float:

@@ -203,6 +203,7 @@ def test_options_complete_what_the_text_leaves_open(run: Callable[..., Run]) -> 
     found = run("diagnose", "-", "--model", "llama-3-8b", "--json", stdin=ERROR)
     answer = json.loads(found.out)
     assert found.status == 0
+    assert run("diagnose", "--model", "llama-3-8b", "--json", "-", stdin=ERROR).out == found.out
     assert answer["estimate"]["scenario"]["model"] == "llama-3-8b"
     assert answer["message"]["tried_bytes"] == 2 * GiB
     assert answer["questions"] == []

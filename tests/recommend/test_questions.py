@@ -64,6 +64,15 @@ def test_nothing_is_offloaded_where_the_card_has_room(words: str) -> None:
     assert not s.offload.parameters
 
 
+def test_where_nothing_fits_a_program_is_named_that_spreads_sequences() -> None:
+    """Once only shorter ones: 131,072 tokens of 80 layers keep 160 GiB between layers, on one GPU with TRL."""
+    words = "--model llama-3.3-70b --task sft --gpu b200 --gpus 8 --seq-len 131072"
+    r = ask(words)
+    assert r.recommended is None
+    assert "trainer megatron-swift fits on this machine" in r.advice
+    assert run(f"{words} --trainer megatron-swift --method full").tensor_parallel > 1
+
+
 @pytest.mark.parametrize(
     "words",
     [

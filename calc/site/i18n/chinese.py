@@ -855,6 +855,8 @@ ADVICE = {
     "a share of {share} of the card for SGLang": "把显存的 {share} 给 SGLang",
     "{n#} GPUs instead of {given} suffice": "把 {given} 张卡换成 {n} 张就够",
     "method {method!} fits on this machine": "在这台机器上用 {method} 放得下",
+    "framework {name!} fits on this machine": "在这台机器上用框架 {name} 放得下",
+    "trainer {name!} fits on this machine": "在这台机器上用训练器 {name} 放得下",
     "packing true fits on this machine": "在这台机器上 packing true 放得下",
     "seq_len {length} fits on this machine": "在这台机器上 seq_len {length} 放得下",
     "response_len {length} fits on this machine": "在这台机器上 response_len {length} 放得下",
@@ -1611,6 +1613,10 @@ DIAGNOSIS = {
     ),
     "An allocation in host memory failed: pinned buffers and offloaded states need more than the node has": (
         "主机内存分配失败：锁页缓冲区和卸载的状态所需超过节点所有"
+    ),
+    "Evaluation keeps the logits of its whole data set on the card: set eval_accumulation_steps, or reduce them by "
+    "preprocess_logits_for_metrics": (
+        "评估把整个数据集的 logits 留在卡上：设置 eval_accumulation_steps，或用 preprocess_logits_for_metrics 缩减"
     ),
     "PyTorch's allocator found no room on the card": "PyTorch 的分配器在卡上找不到空间",
     "NCCL allocates outside PyTorch's allocator and found the card full": (
