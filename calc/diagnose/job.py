@@ -30,6 +30,9 @@ INSTEAD: Mapping[str, Any] = {
 # Fields that give way where they contradict one that says more about the job.
 SOFT = ("precision", "grad_dtype", "global_batch", "gpus_per_node", "packing", "optimizer_impl", "rollout.sleep")
 TRANSFORMERS = "versions.transformers"
+# What runs in place of a trainer that is modelled for other tasks alone. Unsloth patches TRL's trainers
+# (`models/rl.py:PatchFastRL`), and loads 4 bits and bf16 unless told (`models/loader.py`, `load_in_4bit`, `dtype`).
+PATCHED: Mapping[str, Mapping[str, Any]] = {"unsloth": {"framework": "trl", "method": "qlora", "precision": "bf16"}}
 PLAIN = {"transformers": "plain Transformers' default"}  # trainers whose defaults are not those of plain PyTorch
 _ROUNDS = 12
 
@@ -58,6 +61,7 @@ def job(reading: Reading, more: Mapping[str, Any], catalog: Catalog) -> Job | No
     _fitting(given)
     left: list[str] = []
     tried: set[str] = set()
+    stands: tuple[Assumed, ...] = ()
     for _ in range(_ROUNDS):
         try:
             scenario = parse(given, where="job", catalog=catalog)
@@ -68,7 +72,9 @@ def job(reading: Reading, more: Mapping[str, Any], catalog: Catalog) -> Job | No
             if place in more:
                 raise
             newer = _newer(error.field, given, catalog)
-            if newer and newer != given.get(TRANSFORMERS):
+            if error.field == "trainer" and given.get("trainer") in PATCHED:
+                stands = _patched(given)
+            elif newer and newer != given.get(TRANSFORMERS):
                 given[TRANSFORMERS] = newer
             elif place in INSTEAD and place not in tried and given.get(place) != INSTEAD[place]:
                 tried.add(place)
@@ -79,7 +85,7 @@ def job(reading: Reading, more: Mapping[str, Any], catalog: Catalog) -> Job | No
                 raise
             left.append(reason)
             continue
-        return Job(scenario, given, tuple(left), _assumed(reading, scenario, given, more))
+        return Job(scenario, given, tuple(dict.fromkeys(left)), (*stands, *_assumed(reading, scenario, given, more)))
     raise ScenarioError(f"job: {left[-1]}")
 
 
@@ -96,6 +102,16 @@ def _fitting(given: dict[str, Any]) -> None:
             given.pop(place)
     if given.get("method") == "full":
         given.pop("double_quantization", None)
+
+
+def _patched(given: dict[str, Any]) -> tuple[Assumed, ...]:
+    """Puts what a trainer patches in its place, and says so."""
+    other = PATCHED[given.pop("trainer")]
+    stands = {place: value for place, value in other.items() if given.get(place, "torch") == "torch"}
+    given |= stands
+    return tuple(
+        [Assumed(place, value, "what Unsloth patches and loads by default") for place, value in stands.items()]
+    )
 
 
 def _newer(place: str, given: Mapping[str, Any], catalog: Catalog) -> str | None:

@@ -45,6 +45,7 @@ SCENARIO = ("task", "gpu")
 PINNING = re.compile(r"pinned_max_round_threshold_mb ?: ?(\d{1,7})")
 THREADS = re.compile(r"(?:\bOMP_NUM_THREADS=|--num_cpu_threads_per_process[ =])(\d{1,3})\b")
 SERVED = re.compile(r"max seq len \((\d{3,7})\)")  # the context for which vLLM starts
+EVALUATES = re.compile(r"\bin (?:evaluation_loop|prediction_step)\b")
 SEGMENTS = re.compile(r"expandable_segments ?: ?True", re.IGNORECASE)
 # Paths in a traceback that show whose code runs.
 FRAMEWORKS: tuple[tuple[str, str], ...] = (
@@ -174,6 +175,7 @@ def read(text: str, catalog: Catalog) -> Reading:
     _framework(found, text)
     _in_passing(found, text, stated=found.flags is not None or "a scenario" in found.parts)
     _served(found)
+    _evaluated(found, text)
     if "model" not in found.fields and len(named := hints.models(text, catalog)) == 1:
         _assume(found, "model", catalog.names.listed.get(named[0].casefold(), named[0]), "the text names it")
     _models(found, catalog)
@@ -353,6 +355,15 @@ def _served(found: Reading) -> None:
         _assume(found, "rollout.engine", "vllm", "the error is vLLM's")
     if (length := SERVED.search(found.error.line)) and "rollout.max_model_len" not in found.fields:
         _assume(found, "rollout.max_model_len", int(length[1]), "the error states it")
+
+
+def _evaluated(found: Reading, text: str) -> None:
+    """Says of a job that died in evaluation by Transformers what its batch is (`TrainingArguments` of 5.23)."""
+    if EVALUATES.search(text) and not (found.flags and found.flags.has("per_device_eval_batch_size")):
+        found.notes.append(
+            "it died in evaluation, which is not computed: that takes per_device_eval_batch_size sequences at once, "
+            "8 in Transformers unless set"
+        )
 
 
 def _assume(found: Reading, name: str, value: Any, why: str) -> None:

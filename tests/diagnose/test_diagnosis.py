@@ -151,6 +151,17 @@ def test_what_frees_memory_is_compared_in_the_phase_that_died() -> None:
         assert compared(found, remedy.estimate) < compared(found, found.estimate)
 
 
+def test_reinforcement_learning_with_unsloth_is_trls_with_adapters() -> None:
+    """Issue 3411 of Unsloth: once plain PyTorch's full training with a reward model, of 1,540 GiB on one card."""
+    found = diagnose(
+        "OOM for GPT OSS 120b on 183GB of VRAM (B200), GRPO with unsloth\n" + ERROR.replace("79.15", "178.35")
+    )
+    assert found.job
+    s = found.job.scenario
+    assert (s.framework, s.method, s.precision) == ("trl", "qlora", "bf16")
+    assert len(found.job.left_out) == len({*found.job.left_out})
+
+
 def test_defaults_of_a_trainer_are_its_own() -> None:
     """Once all those of plain PyTorch."""
     found = diagnose(

@@ -105,6 +105,14 @@ def test_an_error_of_vllm_tells_its_context() -> None:
     assert (found["rollout.engine"], found["rollout.max_model_len"]) == ("vllm", 262144)
 
 
+def test_a_job_that_died_in_evaluation_is_told_its_batch() -> None:
+    """Transformers evaluates 8 sequences at once unless told, whatever it trains on."""
+    trace = 'File "/site-packages/transformers/trainer.py", line 3019, in evaluation_loop\nCUDA out of memory.\n'
+    command = "llamafactory-cli train --stage sft --model_name_or_path Qwen/Qwen2.5-7B --finetuning_type lora"
+    assert any("8 in Transformers unless set" in note for note in read(trace + command, CATALOG).notes)
+    assert not read(f"{trace}{command} --per_device_eval_batch_size 1", CATALOG).notes
+
+
 def test_two_models_are_asked_about_and_a_command_is_not_overruled() -> None:
     both = "Llama 2 70B or Llama 2 7B: CUDA out of memory"
     assert "model" not in read(both, CATALOG).fields

@@ -17,8 +17,7 @@ from calc.catalog.catalog import GPU, Catalog, Model
 from calc.diagnose import Diagnosis, growing
 from calc.diagnose.remedies import Remedy
 from calc.diagnose.spelled import diff
-from calc.diagnose.text import LEARNS, time_words
-from calc.estimate.report import deciding
+from calc.diagnose.text import LEARNS, compared, time_words
 from calc.site.calculator import fields
 from calc.site.calculator.calculator import Place, Shown, file
 from calc.site.tables.tables import WORDS, Cell, Column, Table, verdict_html
@@ -175,7 +174,7 @@ def _remedies(d: Diagnosis, catalog: Catalog) -> Table:
     assert d.estimate
     host = d.host or d.estimate.on_host
     unit, one = ("GB", GB) if host else ("GiB", GiB)
-    before = d.estimate.host_peak if host else deciding(d.estimate).peak.moment.device_bytes
+    before = d.estimate.host_peak if host else compared(d, d.estimate)
     columns = (
         Column("remedy", "Change, and how the command says it"),
         Column("verdict", "Verdict"),
@@ -198,7 +197,7 @@ def _remedies(d: Diagnosis, catalog: Catalog) -> Table:
 
 def _row(remedy: Remedy, before: int, host: bool, one: int, d: Diagnosis, catalog: Catalog) -> tuple[Cell, ...]:
     assert d.job
-    after = remedy.estimate.host_peak if host else remedy.peak
+    after = remedy.estimate.host_peak if host else compared(d, remedy.estimate)
     lines = diff(d.job, remedy, d.reading, catalog)
     scenario = remedy.estimate.scenario.as_dict()
     names = " + ".join(remedy.names) + (": " if lines else "")

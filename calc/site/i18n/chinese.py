@@ -824,7 +824,7 @@ ADVICE = {
     "adapters of 16 bits, which stay on the card": "16 位适配器，放在卡上",
     "states of 8 bits, which stay on the card": "8 位优化器状态，放在卡上",
     "paged states of 8 bits that step in backward": "分页的 8 位优化器状态，在反向传播中更新",
-    "the {smaller} instead of the {larger}": "用 {smaller} 代替 {larger}",
+    "less memory suffices: the {smaller} instead of the {larger}": "显存更小的卡就够：用 {smaller} 代替 {larger}",
     "{n#} GPUs instead of {many#}": "用 {n} 张卡代替 {many} 张",
     "{n#} GPU instead of {many#}": "用 {n} 张卡代替 {many} 张",
     "{percent#} % more GPU hours": "多用 {percent} % 的 GPU 小时",
@@ -1671,7 +1671,7 @@ DIAGNOSIS = {
     "host memory: {size!} needed of {limit!}; the estimate agrees": "主机内存：需要 {size}，共有 {limit}；与估算一致",
     "host memory: {size!} needed of {limit!}; the estimate finds that enough: other processes, page cache in /dev/shm, "
     "or less memory than assumed": (
-        "主机内存：需要 {size}，共有 {limit}；与估算不符：可能有其他进程、/dev/shm 中的页缓存，或内存比假设的少"
+        "主机内存：需要 {size}，共有 {limit}；估算认为够用：可能有其他进程、/dev/shm 中的页缓存，或内存比假设的少"
     ),
     "the estimate says that this job fits, with probability {p#}: then something differs, such as other processes on "
     "the card, longer data than the caps say, another release, an evaluation step, or fragmentation": (
@@ -1720,6 +1720,7 @@ DIAGNOSIS = {
     "{name@} {value!}: host memory ran out, and the cards would not hold it": (
         "{name} {value}：主机内存用尽，而显卡放不下它"
     ),
+    "{name@} {value!}: what Unsloth patches and loads by default": "{name} {value}：Unsloth 默认修补和加载的",
     "{name@} {value!}: the error is vLLM's": "{name} {value}：报错来自 vLLM",
     "{name@} {value!}: the error states it": "{name} {value}：报错中写明",
     "{name@} {value!}: one GPU unless said": "{name} {value}：未说明时按一张卡",
@@ -1734,6 +1735,10 @@ DIAGNOSIS = {
     ),
     "{name@} {value!}: rank or card {n#} appears, so there are at least {least#}": (
         "{name} {value}：出现了第 {n} 号进程或卡，所以至少有 {least} 张"
+    ),
+    "it died in evaluation, which is not computed: that takes per_device_eval_batch_size sequences at once, 8 in "
+    "Transformers unless set": (
+        "任务死于评估，评估未计入估算：它一次处理 per_device_eval_batch_size 条序列，Transformers 默认 8 条"
     ),
     "framework {name!}: its files are in the traceback": "framework {name}：调用栈中有它的文件",
     "{place@}: {given!} is not in the catalog; taken to be the policy's": (
