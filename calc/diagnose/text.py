@@ -66,12 +66,19 @@ def _remedy(n: int, remedy: Remedy, d: Diagnosis, catalog: Catalog) -> Iterator[
     size = gb if d.host else gib
     before, after = compared(d, d.estimate), compared(d, remedy.estimate)
     time = "" if remedy.time is None else f"; a step takes {time_words(remedy.time)}"
-    short = "out of host memory" if remedy.estimate.on_host else "out of memory"
-    told = short if remedy.estimate.verdict == "oom" else remedy.estimate.verdict
+    told = _short(remedy.estimate) if remedy.estimate.verdict == "oom" else remedy.estimate.verdict
     yield f"  {n}. {' + '.join(remedy.names)}: {told}, {size(before)} → {size(after)}{time}"
     machine = ", on another machine" if remedy.machine else ""
     yield f"     changes {LEARNS[remedy.learns]}{machine}; {remedy.costs}"
     yield from (f"       {line}" for line in diff(d.job, remedy, d.reading, catalog))
+
+
+def _short(e: Estimate) -> str:
+    """What fails of a job that does not fit, in words."""
+    if e.on_host:
+        return "out of host memory"
+    full = any(g.peak.moment.device_bytes > g.usable_bytes for g in e.groups)
+    return "vLLM does not start" if not full and any(g.refusal for g in e.groups) else "out of memory"
 
 
 def compared(d: Diagnosis, e: Estimate) -> int:

@@ -162,6 +162,24 @@ def test_reinforcement_learning_with_unsloth_is_trls_with_adapters() -> None:
     assert len(found.job.left_out) == len({*found.job.left_out})
 
 
+def test_a_remedy_with_which_vllm_does_not_start_says_so() -> None:
+    """Once out of memory, at a peak of 56.8 of 79.1 GiB: the reference model leaves vLLM too little of the card."""
+    found = diagnose(
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 "
+        "actor_rollout_ref.model.path=Qwen/Qwen3-30B-A3B model_engine=megatron "
+        "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2 actor_rollout_ref.actor.use_kl_loss=True "
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4 "
+        "actor_rollout_ref.actor.megatron.expert_model_parallel_size=4 actor_rollout_ref.rollout.name=vllm "
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.6 actor_rollout_ref.rollout.tensor_model_parallel_size=4 "
+        "trainer.n_gpus_per_node=8 trainer.nnodes=4\n",
+        {"gpu": "h100-sxm"},
+    )
+    lines = text(found, CATALOG).splitlines()
+    assert any(": vLLM does not start, " in line for line in lines)
+    for line in lines:
+        assert ": out of memory, " not in line
+
+
 def test_defaults_of_a_trainer_are_its_own() -> None:
     """Once all those of plain PyTorch."""
     found = diagnose(
