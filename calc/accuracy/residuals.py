@@ -375,10 +375,11 @@ def counted(e: Estimate, metric: str, catalog: Catalog) -> int:
     Where roles of RL take turns, PyTorch's counter of what it reserves has the blocks that it caches in their phases.
     """
     group = max(e.groups, key=lambda g: g.peak.moment.device_bytes)
+    shown = group.shown_peak.moment.device_bytes
     if metric != "reserved":
-        return group.peak.moment.device_bytes
+        return shown
     in_turn = reserved_in_turn(e.scenario, catalog).get(group.name, 0)
-    return max(_reserved(e, group), in_turn + _asleep(e, group))
+    return max(_reserved(e, group) + shown - group.peak.moment.device_bytes, in_turn + _asleep(e, group))
 
 
 def _reserved(e: Estimate, group: Group) -> int:
