@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import sqrt
+from statistics import median
 from typing import Any, NamedTuple
 
 from calc.accuracy.residuals import Residual, as_run
@@ -72,13 +73,25 @@ def replayed(catalog: Catalog) -> tuple[float, ...]:
 
 def sharded_cache(catalog: Catalog) -> float:
     """The value of `runtime.CACHED_SHARDED`, from the measured jobs with shards whose allocator never had to retry."""
-    found: list[float] = []
+    found = sorted([share for s, share in caching(catalog) if s.sharded.family in ("zero", "fsdp")])
+    return found[int(0.95 * (len(found) - 1))]
+
+
+def usual_cache(catalog: Catalog) -> dict[tuple[str, bool], float]:
+    """The values of `runtime.USUALLY`, and those of other shardings: of each, without and with expandable segments."""
+    found: dict[tuple[str, bool], list[float]] = {}
+    for s, share in caching(catalog):
+        found.setdefault((s.sharded.family, s.expandable_segments), []).append(share)
+    return {kind: median(shares) for kind, shares in found.items()}
+
+
+def caching(catalog: Catalog) -> Iterator[tuple[Scenario, float]]:
+    """The jobs of `quiet`, each with what its allocator cached as a share of what comes and goes at an instant."""
     for record, s, on in quiet(catalog):
-        if s.sharded.family in ("zero", "fsdp"):
-            phases = [p for g in estimate(s, on, replays=False).groups for p in g.phases]
-            coming = max(sum(runtime.coming(p.moment.lines)) for p in phases)
-            found.append((record["observed"]["reserved_bytes"] - record["measured_bytes"]) / coming)
-    return sorted(found)[int(0.95 * (len(found) - 1))]
+        phases = [p for g in estimate(s, on, replays=False).groups for p in g.phases]
+        coming = max(sum(runtime.coming(p.moment.lines)) for p in phases)
+        if coming:
+            yield s, (record["observed"]["reserved_bytes"] - record["measured_bytes"]) / coming
 
 
 def quiet(catalog: Catalog) -> Iterator[tuple[Mapping[str, Any], Scenario, Catalog]]:

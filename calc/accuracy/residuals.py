@@ -14,7 +14,7 @@ from math import ceil
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from calc.base.ledger import Line, Phase, Sums
+from calc.base.ledger import Line, Moment, Phase, Sums
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.plan import Keeps
 from calc.base.versions import at_least
@@ -375,19 +375,26 @@ def counted(e: Estimate, metric: str, catalog: Catalog) -> int:
     Where roles of RL take turns, PyTorch's counter of what it reserves has the blocks that it caches in their phases.
     """
     group = max(e.groups, key=lambda g: g.peak.moment.device_bytes)
+    shown = group.shown_peak.moment.device_bytes
     if metric != "reserved":
-        return group.peak.moment.device_bytes
+        return shown
     in_turn = reserved_in_turn(e.scenario, catalog).get(group.name, 0)
-    return max(_reserved(e, group), in_turn + _asleep(e, group))
+    return max(_reserved(e, group) + shown - group.peak.moment.device_bytes, in_turn + _asleep(e, group))
 
 
 def _reserved(e: Estimate, group: Group) -> int:
     """The most that PyTorch counts as reserved in a phase."""
     if not _sleeps(e.scenario):
-        return group.peak.moment.allocated_bytes + group.peak.moment.fragmentation
+        return max(_owned(e, phase.moment) for phase in group.phases)
     return max(
         phase.moment.allocated_bytes + phase.moment.fragmentation + unmapped for phase, unmapped in _unmapped(e, group)
     )
+
+
+def _owned(e: Estimate, m: Moment) -> int:
+    """The bytes that PyTorch has reserved at an instant in the process of a trainer."""
+    held = _trainers(m.lines) if _serves_apart(e.scenario) else m.allocated_bytes
+    return held + m.fragmentation
 
 
 def reach(e: Estimate, metric: str, *, filled: bool = False) -> tuple[int, int]:
@@ -400,7 +407,7 @@ def reach(e: Estimate, metric: str, *, filled: bool = False) -> tuple[int, int]:
     group = max(e.groups, key=lambda g: g.peak.moment.device_bytes)
     low, high = group.filled_low if filled else group.device_range[0], group.device_range[1]
     moment = group.peak.moment
-    reserved = moment.allocated_bytes + moment.fragmentation
+    reserved = _owned(e, moment)
     outside = moment.device_bytes - reserved  # the context, NCCL, a rollout engine's process
     if metric == "reserved":
         more = _reserved(e, group) - reserved  # of a vLLM that sleeps

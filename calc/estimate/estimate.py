@@ -212,10 +212,10 @@ def as_dict(e: Estimate, catalog: Catalog | None = None) -> dict[str, Any]:
             {
                 "name": g.name,
                 "gpus": g.gpus,
-                "phases": [_phase(p) for p in g.phases],
-                "peak_phase": g.peak.name,
+                "phases": [_phase(p) for p in g.shown],
+                "peak_phase": g.shown_peak.name,
                 "peak_allocated_bytes": max(p.moment.allocated_bytes for p in g.phases),
-                "peak_device_bytes": g.peak.moment.device_bytes,
+                "peak_device_bytes": g.shown_peak.moment.device_bytes,
                 "peak_device_range": list(g.device_range),
                 "usable_bytes": g.usable_bytes,
                 "verdict": g.verdict,

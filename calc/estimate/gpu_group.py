@@ -20,6 +20,7 @@ from calc.estimate import verdict
 from calc.estimate.result import Group
 from calc.memory import runtime
 from calc.replay import replay, rl_cache
+from calc.scenario.words import RL
 from calc.step import placement
 from calc.step.roles import Job
 from calc.step.stages import Candidate, Stages, sums
@@ -32,12 +33,15 @@ class Unknown(NamedTuple):
 
     `caching`: how sizes of blocks differ from batch to batch; `pools`: shards come and go in streams of their own, and
     no replay has followed them. `least`: the length of the longest batch over the one that is counted, if data are as
-    short as they may be. `compared`: cards of this maker are among the measured records, which tell a replay's error.
+    short as they may be. `usual`: the share of what comes and goes that PyTorch usually caches, 0 where a replay says
+    what it has or nobody measured it. `compared`: cards of this maker are among the measured records, which tell a
+    replay's error.
     """
 
     caching: runtime.Caching = "one length"
     pools: bool = False
     least: float = 1.0
+    usual: float = 0.0
     compared: bool = True
 
 
@@ -373,8 +377,17 @@ class GpuGroup:
             caching=self.caching,
             pools=s.sharded.family in ("zero", "fsdp") and not self.act,
             least=s.least_len / s.longest_len,
+            usual=self.usual,
             compared=self.job.gpu.vendor == "NVIDIA",
         )
+
+    @property
+    def usual(self) -> float:
+        """The share of what comes and goes that PyTorch usually caches; of RL none, whose loops empty the cache."""
+        s = self.job.s
+        if self.act or s.task in RL or self.job.keeps.low_level:
+            return 0.0
+        return runtime.USUALLY.get((s.sharded.family, s.expandable_segments), 0.0)
 
     @property
     def caching(self) -> runtime.Caching:
@@ -451,6 +464,7 @@ def judged(
     # freed blocks that the allocator keeps include fragmentation, which the ledger has as a line
     cached = [(runtime.cached(p.moment.lines, unknown.caching, pools=unknown.pools), p.moment) for p in phases]
     kept = max(max(0, count - moment.fragmentation) for count, moment in cached)
+    usually = {p.name: runtime.usually_cached(p.moment.lines, unknown.usual, usable) for p in phases}
     return Group(
         name=name,
         gpus=gpus,
@@ -459,6 +473,7 @@ def judged(
         # cached blocks fill at most what the card has
         device_range=(min(low, short), max(high, min(high + kept + runtime.beyond(peak.lines), usable))),
         filled_low=low,
+        cached={name: line for name, line in usually.items() if name != "load" and line.bytes},
         fit_probability=probability,
         verdict=word,
         verdict_phase="load" if refusal else _first_to_break(odds, word),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from calc.base.ledger import Phase, most
+from calc.base.ledger import Line, Phase, most
 from calc.engines.rollout import Unstarted
 from calc.estimate.host_memory import HostMemory
 from calc.estimate.verdict import Verdict
@@ -20,7 +21,8 @@ class Group:
     phase that makes the verdict other than `fits`. `refusal` is the reason why vLLM does not start;
     `crowded`: the reason is a lack of free memory. Where vLLM starts, its KV cache holds `cache_tokens`, and
     `cache_sequences` of full length at once. `events` is what the replays of the allocator took, `notes` what they left
-    out. `provisional`: a replay that could move the verdict was left out.
+    out. `provisional`: a replay that could move the verdict was left out. `cached`: by phase, the blocks that
+    PyTorch usually caches at its peak and gives back before memory is short.
     """
 
     name: str
@@ -39,11 +41,30 @@ class Group:
     notes: tuple[str, ...] = ()
     provisional: bool = False
     filled_low: int = 0
+    cached: Mapping[str, Line] = field(default_factory=dict)
 
     @property
     def peak(self) -> Phase:
         """The phase with the largest peak; of equal ones (the allocator keeps what it has) that with most tensors."""
-        return max(self.phases, key=lambda phase: (phase.moment.device_bytes, phase.moment.allocated_bytes))
+        return _largest(self.phases)
+
+    @property
+    def shown(self) -> tuple[Phase, ...]:
+        """The phases as a monitor usually shows them: with what PyTorch caches besides."""
+        return tuple([_beside(p, self.cached[p.name]) if p.name in self.cached else p for p in self.phases])
+
+    @property
+    def shown_peak(self) -> Phase:
+        """The phase with the largest peak as a monitor usually shows it."""
+        return _largest(self.shown)
+
+
+def _beside(phase: Phase, line: Line) -> Phase:
+    return phase._replace(moment=replace(phase.moment, lines=(*phase.moment.lines, line)))
+
+
+def _largest(phases: Iterable[Phase]) -> Phase:
+    return max(phases, key=lambda phase: (phase.moment.device_bytes, phase.moment.allocated_bytes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ def test_later_rounds_figures_are_those_of_whole_jobs() -> None:
 def test_jobs_that_are_said_as_a_whole_are_missed_by_no_more_than_today() -> None:
     whole = [abs(one.error(one.now)) for one in blind.figures() if one.record["blind"]["said"] == "all"]
     assert len(whole) >= 603
-    assert median(whole) <= 0.041
+    assert median(whole) <= 0.0385
 
 
 def test_nine_in_ten_figures_of_whole_jobs_lie_inside_the_range() -> None:
@@ -160,7 +160,7 @@ def test_nine_in_ten_figures_of_whole_jobs_lie_inside_the_range() -> None:
 
 def test_the_tables_hold_every_figure_and_every_job() -> None:
     summary, verdicts, rows, unsaid = (made() for made in blind.TABLES)
-    first = [48, 25, 47, 39, 23, 35, 65, 15, 27, 47, 70, 16, 12, 20, 4, 1, 5, 6, 10, 2, 53, 38]
+    first = [48, 25, 47, 39, 23, 35, 65, 15, 27, 47, 70, 16, 12, 20, 4, 1, 5, 6, 10, 2, 53, 38, 51]
     assert [row[2].value for row in summary.rows[-23:]] == [*first, len(rows.rows)]
     assert len(rows.rows) == sum(bool(r["measured_bytes"]) for r in RECORDS)
     assert len(unsaid.rows) == len(blind.unsaid_jobs())

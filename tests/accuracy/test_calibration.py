@@ -32,6 +32,16 @@ def test_what_jobs_with_shards_cache_is_what_the_measured_ones_did(catalog: Cata
     assert found == pytest.approx(runtime.CACHED_SHARDED, abs=0.006)
 
 
+def test_what_is_usually_cached_is_what_half_of_the_measured_jobs_did(catalog: Catalog) -> None:
+    """No job under ZeRO was measured with expandable segments, so that FSDP's stand for it."""
+    found = calibration.usual_cache(catalog)
+    print(found)
+    assert ("zero", True) not in found
+    for (family, expandable), share in runtime.USUALLY.items():
+        measured = "fsdp" if (family, expandable) == ("zero", True) else family
+        assert share == pytest.approx(found[measured, expandable], abs=0.006)
+
+
 def test_the_formulas_spread_is_that_of_the_traces_furthest_off(residuals: tuple[Residual, ...]) -> None:
     found = calibration.formula_spread(r for r in residuals if r.kind == "traced")
     print(f"largest root mean square of any sharding: {found:.4f}")

@@ -170,6 +170,31 @@ def test_shards_that_no_replay_has_followed_leave_blocks_in_the_cache() -> None:
     assert on_card(scenario(**fsdp, offload__parameters=True, offload__optimizer=True)).unknown.pools
 
 
+@pytest.mark.parametrize(("usable", "cached"), [(100, 0.5 * 6 - 2), (49, 49 - 48.5), (48, 0)])
+def test_a_monitor_shows_what_is_usually_cached_and_the_verdict_does_without(usable: int, cached: float) -> None:
+    """Half of 1 GiB of activations, 3 gathered and 2 of gradients, beside 40 of weights; 2 are lost to holes."""
+    sizes = {"weights": 40, "activations": 1, "communication": 3, "gradients": 2}
+    lines = [*(line(component, n * GiB) for component, n in sizes.items()), line("context", GiB // 2, allocated=False)]
+    lost = Line("fragmentation", "process", 2 * GiB, "f·B", {"B": 0}, "x", False)
+    loading = phase(line("communication", 9 * GiB), name="load")
+    found = group(loading, phase(*lines, lost), usable=usable * GiB, usual=0.5)
+    plain = group(loading, phase(*lines, lost), usable=usable * GiB)
+    assert found.peak.moment.device_bytes == 48.5 * GiB
+    assert found.shown_peak.moment.device_bytes == (48.5 + cached) * GiB
+    assert found.shown_peak.moment.allocated_bytes == 46 * GiB
+    assert found.shown[0] == loading
+    assert (found.fit_probability, found.device_range) == (plain.fit_probability, plain.device_range)
+    assert plain.shown == plain.phases
+
+
+def test_only_what_no_replay_follows_and_was_measured_is_usually_cached() -> None:
+    """ZeRO-2 with its optimizer on the host; not a job that is replayed, nor one of RL, nor FSDP 2 under a trainer."""
+    assert on_card(scenario(**UNFOLLOWED)).unknown.usual == 0.52
+    assert on_card(scenario(**UNFOLLOWED, expandable_segments=True)).unknown.usual == 0.37
+    assert on_card(scenario(**ZERO)).unknown.usual == on_card(scenario(**OPENRLHF)).unknown.usual == 0
+    assert on_card(scenario(framework="trl", gpus=2, sharding="fsdp2")).unknown.usual == 0
+
+
 def test_replays_were_compared_with_nvidias_cards_alone() -> None:
     """On others the range begins with what tensors take: 40 GiB, of 44 that a replay reserves."""
     lines = [line("weights", 40 * GiB)]

@@ -54,7 +54,8 @@ def by_model(
     """
     asked: dict[str, dict[Hashable, Record]] = {}
     for key, record in records.items():
-        asked.setdefault(f"{topic}-{record['scenario']['model']}", {})[key] = record
+        name = record["scenario"]["model"].replace("/", "--")  # one of a hub has its owner before it
+        asked.setdefault(f"{topic}-{name}", {})[key] = record
     found = {key: one for kept in Kept().complete(asked, compute).values() for key, one in kept.items()}
     return tuple(found[key] for key in records)
 

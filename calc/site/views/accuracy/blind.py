@@ -49,12 +49,13 @@ ROUNDS = {
     "bec29675": "first, 2026-11-30, twentieth round",
     "aa287f81": "first, 2026-11-30, twenty-first round",
     "c53ba3cf": "first, 2026-11-30, twenty-second round",
+    "7b395332": "first, 2026-12-01, twenty-third round",
 }
 # the names of the rounds after the first, in that order
 LATER = (
     "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth",
     "thirteenth", "fourteenth", "fifteenth", "sixteenth", "seventeenth", "eighteenth", "nineteenth",
-    "twentieth", "twenty-first", "twenty-second",
+    "twentieth", "twenty-first", "twenty-second", "twenty-third",
 )  # fmt: skip
 SAID = {"all": "the whole job", "part": "a part of it"}
 
@@ -127,7 +128,7 @@ def figures() -> list[Kept]:
 def figure(what: str) -> str:
     """A figure of the class: `count`, `unsaid`, `whole` (jobs said as a whole), or of the figures said as a whole today
     `median`, `p90`, `inside`; `first_median`, `first_p90` and `first_inside` of the first round's first comparison, of
-    all then said; `second_count` to `twenty-second_count` and the like of later rounds', of jobs then said as a whole.
+    all then said; `second_count` to `twenty-third_count` and the like of later rounds', of jobs then said as a whole.
     """
     every, lost = figures(), sum(job["figure"] for job in unsaid_jobs())
     whole = [(one, one.now) for one in every if one.record["blind"]["said"] == "all"]
