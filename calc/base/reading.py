@@ -24,6 +24,7 @@ FILE = 256 * MiB  # bytes of a file of many lines, each a document
 VALUES = 20_000  # values of one document, aliases expanded
 DEEPEST = 32  # levels of one document
 DIGITS = 30  # digits of an integer; a float has no more
+TOO_LARGE = 10**DIGITS
 MERGE = "<<"  # YAML 1.1's key, which everybody's front matter uses
 
 # ---- files ---------------------------------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ def _count(value: Any, place: str) -> None:
         values, depth = values + len(level), depth + 1
         if values > VALUES:
             raise InputError(_many(place))
-        if any(isinstance(v, int) and abs(v) >= 10**DIGITS for v in level):
+        if any([isinstance(v, int) and abs(v) >= TOO_LARGE for v in level]):
             raise InputError(_digits(place))
         if depth > DEEPEST:
             raise InputError(_deep(place))

@@ -17,6 +17,7 @@ import fastjsonschema
 from calc.base.refusal import Refusal
 
 FINITE = (str, int, type(None))  # the types of most fields
+SCALARS = (str, int, float)  # told from mappings sooner than these from anything else
 LONGEST = 128  # characters of a name that are compared with known ones
 MANY, SHOWN = 20, 6  # fields of which a line no longer lists all, and how many it lists then
 
@@ -76,7 +77,7 @@ def validator(schema: Path, required: tuple[str, ...] | None = None) -> Callable
         except fastjsonschema.JsonSchemaValueException as error:
             fault = _fault(error, root)
             raise InputError(f"{where}: {fault.line}", field=fault.field) from None
-        if (place := _not_finite(data, "", set())) is not None:
+        if (place := _not_finite(data, set())) is not None:
             refusal = Refusal(place, "a number that is not finite", "a finite number")
             raise InputError(f"{where}: {refusal}", refusal)
 
@@ -117,17 +118,21 @@ def _compiled(schema: Path, field: str | None = None) -> Callable[..., Any]:
         raise InputError(f"{schema}: no JSON Schema of draft 7: {error}") from None
 
 
-def _not_finite(value: Any, field: str, seen: set[int]) -> str | None:
-    """The first field that holds NaN or an infinity; `seen` keeps YAML's aliases from being walked twice."""
+def _not_finite(value: Any, seen: set[int]) -> str | None:
+    """The first field of `value` that holds NaN or an infinity, empty for `value` itself; None where none does.
+
+    `seen` keeps YAML's aliases from being walked twice.
+    """
     if isinstance(value, float):
-        return None if math.isfinite(value) else field
-    if not isinstance(value, Mapping | list) or id(value) in seen:
+        return None if math.isfinite(value) else ""
+    nested = isinstance(value, Mapping)
+    if not (nested or isinstance(value, list)) or id(value) in seen:
         return None
     seen.add(id(value))
-    items = value.items() if isinstance(value, Mapping) else enumerate(value)
-    within = [(name, item) for name, item in items if not isinstance(item, FINITE)]
-    faults = (_not_finite(item, f"{field}.{name}" if field else str(name), seen) for name, item in within)
-    return next((found for found in faults if found is not None), None)
+    for name, item in value.items() if nested else enumerate(value):
+        if not isinstance(item, FINITE) and (found := _not_finite(item, seen)) is not None:
+            return f"{name}.{found}" if found else str(name)
+    return None
 
 
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -50,6 +50,7 @@ SAID = frozenset({
 SHORT = {"ckpt": "checkpointing", "optim": "optimizer", "optim_impl": "optimizer_impl"}
 REACHED = 0.01  # relative difference that rounding leaves
 COUNTERS = ("allocated", "reserved")  # metrics that PyTorch's allocator counts
+TASKS = frozenset(get_args(Task))
 LEAST = MiB  # a smaller peak is a figure in another unit
 SAME_CARD = 0.02  # totals of the same kind of card differ by less, depending on the driver
 
@@ -78,7 +79,7 @@ def named(record: Record, catalog: Catalog) -> Iterator[str]:
             name, said = {"s": "seq_len", "mb": "micro_batch"}[sized[1]], sized[2]
         elif part in catalog.models:
             name, said = "model", part
-        elif part.partition("-")[0] in get_args(Task) and not said:
+        elif part.partition("-")[0] in TASKS and not said:
             name, said = "task", part.partition("-")[0]
         name, said = SHORT.get(name, name), said if said != "reentrant" else "full"
         given = job.get(name) if name in SAID else None
@@ -235,9 +236,11 @@ def _reckoned(printed_value: Fraction, value: float, note: str) -> bool:
 
 def quoted_card(record: Record, catalog: Catalog) -> Iterator[str]:
     """A card in the quote is the scenario's, or the note says `gpu=` and why another stands for it."""
+    if not (quote := record.get("quote")):
+        return
     name = record["scenario"]["gpu"]
     kinds = {card.partition("-")[0].removeprefix("rtx") for card in catalog.gpus}
-    words = {word.removeprefix("rtx") for word in re.findall("[a-z0-9]+", record.get("quote", "").casefold())}
+    words = {word.removeprefix("rtx") for word in re.findall("[a-z0-9]+", quote.casefold())}
     said = words & kinds
     if said and name.partition("-")[0].removeprefix("rtx") not in said and "gpu=" not in record.get("note", ""):
         yield fault("scenario.gpu", name, f"{' or '.join(sorted(said))}, which quote says, or a note on gpu=")

@@ -106,6 +106,10 @@ class Clock:
         rest = parts.get("", 0.0) + (1 - longer) * bubble
         return Split(parts.get(ROLLOUT, 0.0), parts.get(SWAP, 0.0), rest, longer * bubble)
 
+    def generating(self, rollout: Hashable) -> float:
+        """The rollout's part of a `bound` with this key; 0 as long as that is not known."""
+        return digits(self._rollouts.get(rollout, 0.0))
+
     def bound(
         self, rollout: Hashable, rest: Hashable, swap: Hashable, of: Callable[[], Scenario | None], least: int
     ) -> Bound:

@@ -444,13 +444,34 @@ class Search:
         """
         return self.bounds(b, place).least
 
+    def generating(self, b: int, place: Place) -> float:
+        """The step time at a place and at all behind it that its rollout alone takes; 0 as long as that is not known.
+
+        It is what a `bound` has as well; cheaper.
+        """
+        rollout = self.branches[b].base.rollout
+        serves = self.rated and rollout is not None and rollout.serves
+        return self.clock.generating(self.server_time(b, place)) if serves else 0.0
+
+    def server_time(self, b: int, place: Place) -> Hashable:
+        """The key that decides how long vLLM generates."""
+        branch = self.branches[b]
+        rollout = branch.base.rollout
+        assert rollout
+        return rollout.gpus, rollout.tensor_parallel, place[branch.turns : -1]
+
     def soonest(self, b: int, place: Place, known: float) -> float:
         """The bound of a place; where that is at most `known`, the least `time` with a micro batch that is left."""
         least, here = self.bounds(b, place)
         if least > known or here <= least:
             return least
-        smaller = range(place[-1] + 1, self.branches[b].leanest[-1] + 1)
-        return min([here, *[self.time(b, (*place[:-1], n)) or here for n in smaller]])
+        soonest = here
+        for n in range(place[-1] + 1, self.branches[b].leanest[-1] + 1):
+            smaller = self.bounds(b, (*place[:-1], n))
+            soonest = min(soonest, smaller.here or here)
+            if smaller.least >= soonest:  # as are those of all smaller ones
+                break
+        return soonest
 
     def time(self, b: int, place: Place) -> float:
         """The step time at a place as if vLLM had its card alone: its bound, with all that pipeline stages idle."""
@@ -484,7 +505,7 @@ class Search:
         leans = place[branch.turns : -1]
         asleep = leans[: len(leans) - bool(branch.shares)]
         return self.clock.bound(
-            (rollout.gpus, rollout.tensor_parallel, leans),
+            self.server_time(b, place),
             (branch.kin, branch.timed(place[: branch.turns]), branch.micro(place)),
             (branch.kin, branch.kept(place[: branch.turns]), asleep),
             lambda: self.scenario(b, place),
@@ -570,7 +591,7 @@ class Search:
 
     def reaches(self, b: int, place: Place, limit: float) -> bool:
         """True if the bound of a place is at most `limit`; along the way to it bounds never fall."""
-        return all(
+        return self.generating(b, place) <= limit and all(
             self.bound(b, (*place[:axis], *[0] * (len(place) - axis))) <= limit for axis in range(len(place) + 1)
         )
 
@@ -600,6 +621,8 @@ class Search:
             push(b, place, 0, 0.0)
         while heap and heap[0][0] < inf and heap[0][0] <= limit:
             bound, turn, b, place, cut = heapq.heappop(heap)
+            if self.generating(b, place) > limit:
+                continue
             # until its turn comes a place has the bound of one before it; one that is only passed through keeps that
             if not self.known_overfull(b, place) and bound < (own := self.soonest(b, place, bound)):
                 heapq.heappush(heap, (own, turn, b, place, cut))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from calc.recommend.space import KEPT, TURNS, Branch
+from calc.recommend.space import KEPT, TURNS, Branch, Fields
 from calc.scenario.scenario import Scenario
 
 # From what every loop can run to what takes most care. FSDP 2, which replaces FSDP 1 in PyTorch, saves and loads each
@@ -31,26 +31,40 @@ class Effort(NamedTuple):
 
 
 def efforts(branch: Branch) -> Iterator[tuple[Effort, tuple[int, ...]]]:
-    """The effort of every choice of a branch's turns; the lean axes cost none."""
-    base = branch.base
-    for turn in product(*[range(n + 1) for n in branch.leanest[: branch.turns]]):
-        changes: dict[str, Any] = {}
-        for axis, index in zip(branch.axes, turn, strict=False):
-            changes |= axis.values[index]
-        yield effort(base, changes), turn
+    """The effort of every choice of a branch's turns; the lean axes cost none.
+
+    Each axis has fields of its own, so that what its values add is added up.
+    """
+    usual = effort(branch.base)
+    added = [[added_by(branch.base, value) for value in axis.values] for axis in branch.axes[: branch.turns]]
+    for turn in product(*[range(len(values)) for values in added]):
+        offloaded, recomputation = usual.offloaded, usual.recomputation
+        for values, index in zip(added, turn, strict=True):
+            moved, again = values[index]
+            offloaded, recomputation = offloaded + moved, recomputation + again
+        yield Effort(offloaded, recomputation, *usual[2:]), turn
 
 
-def effort(base: Scenario, changes: dict[str, Any]) -> Effort:
-    """The effort of `base` with some settings changed."""
-    offload = base.offload
-    offloads = dict(zip(KEPT, (offload.optimizer, offload.parameters, offload.fraction), strict=True))
-    moved = offloads | {name: value for name, value in changes.items() if name.endswith(tuple(KEPT))}
-    checkpointing = changes.get("checkpointing", base.checkpointing)
+def effort(base: Scenario) -> Effort:
+    """The effort of `base`."""
     return Effort(
-        sum(map(bool, moved.values())),
-        TURNS["checkpointing"].index(checkpointing),
+        sum(map(bool, _offloads(base).values())),
+        TURNS["checkpointing"].index(base.checkpointing),
         SHARDING.index(base.sharding),
         base.together * base.expert_parallel * base.expert_tensor_parallel,
         base.placement == "separate",
         base.rollout.tensor_parallel if base.rollout and base.rollout.serves else 0,
     )
+
+
+def added_by(base: Scenario, changes: Fields) -> tuple[int, int]:
+    """The offloaded settings and the degrees of recomputation that `base` has more with some settings changed."""
+    kept, rank = _offloads(base), TURNS["checkpointing"].index
+    moved = [bool(value) - bool(kept.get(name)) for name, value in changes.items() if name.endswith(tuple(KEPT))]
+    return sum(moved), rank(changes.get("checkpointing", base.checkpointing)) - rank(base.checkpointing)
+
+
+def _offloads(base: Scenario) -> Fields:
+    """The settings of offload that turns change."""
+    offload = base.offload
+    return dict(zip(KEPT, (offload.optimizer, offload.parameters, offload.fraction), strict=True))

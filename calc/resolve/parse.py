@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from calc.base.reading import parse_mapping, read_bytes
 from calc.base.refusal import Refusal
-from calc.base.schema import InputError, closest, show, validator
+from calc.base.schema import SCALARS, InputError, closest, show, validator
 from calc.catalog.catalog import Catalog, CatalogError, load
 from calc.catalog.names import adapted
 from calc.frameworks import constraints
@@ -259,7 +259,7 @@ def _put(into: dict[str, Any], key: Any, value: Any, path: str) -> None:
         raise Objection(Refusal(path[:-1] or "a field", f"the name {show(key)}", "text"))
     head, _, rest = key.partition(".")
     branch = {rest: value} if rest else value
-    if isinstance(branch, Mapping) and path.count(".") < _DEEPEST:
+    if not isinstance(branch, SCALARS) and isinstance(branch, Mapping) and path.count(".") < _DEEPEST:
         inner = into.setdefault(head, {})
         if isinstance(inner, dict):
             for name, item in branch.items():

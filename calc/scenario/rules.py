@@ -12,7 +12,7 @@ from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.refusal import Refusal
-from calc.base.schema import show
+from calc.base.schema import SCALARS, show
 from calc.base.versions import at_least
 from calc.catalog.catalog import GPU, Catalog, CatalogError, Model
 from calc.catalog.names import adapted
@@ -87,10 +87,12 @@ def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys for nested ones, without nulls; 8.0 is the integer 8."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, SCALARS):
+            flat[name] = int(value) if isinstance(value, float) and value.is_integer() else value
+        elif isinstance(value, Mapping):
             flat.update({f"{name}.{inner}": item for inner, item in flatten(value).items()})
         elif value is not None:
-            flat[name] = int(value) if isinstance(value, float) and value.is_integer() else value
+            flat[name] = value
     return flat
 
 
@@ -120,7 +122,9 @@ def follow(values: dict[str, Any], given: Mapping[str, Any], task: str) -> None:
 def had(values: Mapping[str, Any], defaults: Mapping[str, Any], release: str) -> None:
     """Refuses settings of `ABSENT` that `release`, whose defaults are `defaults`, does not have."""
     for place, value in values.items():
-        field = place.split(".", 2)[2] if place.startswith("roles.") and place.count(".") > 1 else place
+        if place not in ABSENT and place[:6] != "roles.":
+            continue
+        field = place.split(".", 2)[2] if place not in ABSENT and place.count(".") > 1 else place
         if field in ABSENT and field not in defaults and value != ABSENT[field]:
             allowed = f"{show(ABSENT[field])}; it has no such setting"
             raise Objection(Refusal(place, show(value), allowed, f"with {release}"))

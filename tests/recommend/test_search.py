@@ -21,7 +21,7 @@ from calc.recommend.clock import digits
 from calc.recommend.failing import _least
 from calc.recommend.problem import Problem
 from calc.recommend.search import Found, Place, Search, room
-from calc.recommend.simplicity import Effort, efforts
+from calc.recommend.simplicity import Effort, effort, efforts
 from calc.recommend.space import SHARE, _branches, with_whole_sequences
 from calc.replay import replay
 from calc.scenario.scenario import on_card
@@ -297,6 +297,26 @@ def test_small_micro_batches_are_found_behind_large_ones_that_keep_stages_waitin
     assert bounds[-1] == times[-1]
 
 
+def test_of_places_that_generate_for_too_long_nothing_else_is_timed() -> None:
+    search = a_search({name: value for name, value in CUT.items() if name not in ("tensor_parallel", "checkpointing")})
+    assert not search.within(0.0)
+    assert len(search.clock._rests) <= len(search.clock._rollouts) < len({branch.kin for branch in search.branches})
+
+
+@pytest.mark.parametrize("job", [PPO, CUT], ids=["zero", "megatron"])
+def test_efforts_are_those_of_the_scenarios(job: dict[str, Any]) -> None:
+    """The weights of a frozen role that leave the card by themselves count, too."""
+    search = a_search(job)
+    for b, branch in enumerate(search.branches):
+        for asked, turn in efforts(branch):
+            if s := search.scenario(b, (*turn, *branch.leanest[branch.turns :])):
+                frozen = sum(own.get("offload.parameters", False) for own in s.roles.values() if isinstance(own, dict))
+                there = [own for own in branch.base.roles.values() if isinstance(own, dict)]
+                usual = sum(own.get("offload.parameters", False) for own in there)
+                known = effort(s)
+                assert asked == known._replace(offloaded=known.offloaded + frozen - usual)
+
+
 def test_what_a_framework_refuses_is_no_place_of_a_search() -> None:
     """slime's SGLang always sleeps: places without, whose bound is 0, were all looked at, 23,043 of them."""
     given = {name: value for name, value in CUT.items() if name not in ("checkpointing", "placement")}
@@ -320,6 +340,9 @@ def test_stages_of_megatron_core_are_searched_by_the_same_properties(framework: 
             bound = search.bound(b, place)
             for axis in [n for n, last in enumerate(branch.leanest) if place[n] < last]:
                 assert bound <= search.bound(b, further(place, axis))
+            assert search.generating(b, place) <= bound or search.scenario(b, place) is None
+            smaller = [search.time(b, (*place[:-1], n)) for n in range(place[-1], branch.leanest[-1] + 1)]
+            assert search.soonest(b, place, bound) == min([bound] * (smaller[0] <= bound) or filter(None, smaller))
             judged, fit = search.judged(b, place), search.fit(b, place)
             if judged and fit:
                 assert bound <= search.time(b, place)
