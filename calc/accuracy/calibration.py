@@ -14,10 +14,7 @@ from calc.catalog.catalog import Catalog
 from calc.estimate import verdict
 from calc.estimate.estimate import estimate
 from calc.memory import runtime
-from calc.replay import replay
 from calc.resolve.parse import parse
-from calc.scenario.scenario import Scenario
-from calc.step.roles import Roles
 
 # The largest share of the card that counts as a small request. Only a small one shows what is lost when memory runs
 # out: a large one fails before the card is full.
@@ -59,21 +56,19 @@ def fragmentation(catalog: Catalog, without: str = "") -> tuple[float, ...]:
     return quantiles(share(m) for m in at_the_edge(catalog) if source(m) != without)
 
 
-def replayed(catalog: Catalog) -> tuple[float, ...]:
+def replayed(residuals: Iterable[Residual], catalog: Catalog) -> tuple[float, ...]:
     """The values of `runtime.REPLAYED`, computed from measured jobs whose allocator never had to retry."""
-    found = []
-    for record, s, on in quiet(catalog):
-        act = replay.act(Roles(s))
-        if act:
-            whole = replay.Reserve(act, runtime.workspace(on.gpu(s.gpu).architecture)).undisturbed
-            found.append(record["observed"]["reserved_bytes"] / whole - 1)
-    return quantiles(found)
+    never = {record["id"] for record in quiet(catalog)}
+    seen = [r.allocator for r in residuals if r.id in never and r.allocator]
+    return quantiles(a.reserved / a.undisturbed - 1 for a in seen if a.undisturbed)
 
 
 def sharded_cache(catalog: Catalog) -> float:
     """The value of `runtime.CACHED_SHARDED`, from the measured jobs with shards whose allocator never had to retry."""
     found: list[float] = []
-    for record, s, on in quiet(catalog):
+    for record in quiet(catalog):
+        on = as_run(record, catalog)
+        s = parse(record["scenario"], where=record["id"], catalog=on)
         if s.sharded.family in ("zero", "fsdp"):
             phases = [p for g in estimate(s, on, replays=False).groups for p in g.phases]
             coming = max(sum(runtime.coming(p.moment.lines)) for p in phases)
@@ -81,14 +76,13 @@ def sharded_cache(catalog: Catalog) -> float:
     return sorted(found)[int(0.95 * (len(found) - 1))]
 
 
-def quiet(catalog: Catalog) -> Iterator[tuple[Mapping[str, Any], Scenario, Catalog]]:
-    """The measured jobs whose allocator never had to retry, each with the catalog of the cards as they ran."""
+def quiet(catalog: Catalog) -> Iterator[Mapping[str, Any]]:
+    """The measured jobs whose allocator never had to retry."""
     for record in catalog.measurements:
         seen = record.get("observed", {})
         retried = "allocator" not in seen or seen["allocator"]["retries"]
         if record["class"] == "measured" and record["metric"] == "allocated" and not retried:
-            on = as_run(record, catalog)
-            yield record, parse(record["scenario"], where=record["id"], catalog=on), on
+            yield record
 
 
 def formula_spread(residuals: Iterable[Residual]) -> float:
