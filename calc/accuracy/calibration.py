@@ -15,10 +15,7 @@ from calc.catalog.catalog import Catalog
 from calc.estimate import verdict
 from calc.estimate.estimate import estimate
 from calc.memory import runtime
-from calc.replay import replay
 from calc.resolve.parse import parse
-from calc.scenario.scenario import Scenario
-from calc.step.roles import Roles
 
 # The largest share of the card that counts as a small request. Only a small one shows what is lost when memory runs
 # out: a large one fails before the card is full.
@@ -60,48 +57,45 @@ def fragmentation(catalog: Catalog, without: str = "") -> tuple[float, ...]:
     return quantiles(share(m) for m in at_the_edge(catalog) if source(m) != without)
 
 
-def replayed(catalog: Catalog) -> tuple[float, ...]:
+def replayed(residuals: Iterable[Residual], catalog: Catalog) -> tuple[float, ...]:
     """The values of `runtime.REPLAYED`, computed from measured jobs whose allocator never had to retry."""
-    found = []
-    for record, s, on in quiet(catalog):
-        act = replay.act(Roles(s))
-        if act:
-            whole = replay.Reserve(act, runtime.workspace(on.gpu(s.gpu).architecture)).undisturbed
-            found.append(record["observed"]["reserved_bytes"] / whole - 1)
-    return quantiles(found)
-
-
-def sharded_cache(catalog: Catalog) -> float:
-    """The value of `runtime.CACHED_SHARDED`, from the measured jobs with shards whose allocator never had to retry."""
-    found = sorted([share for s, share in caching(catalog) if s.sharded.family in ("zero", "fsdp")])
-    return found[int(0.95 * (len(found) - 1))]
-
-
-def usual_cache(catalog: Catalog) -> dict[tuple[str, bool], float]:
-    """The values of `runtime.USUALLY`, and those of other shardings: of each, without and with expandable segments."""
-    found: dict[tuple[str, bool], list[float]] = {}
-    for s, share in caching(catalog):
-        found.setdefault((s.sharded.family, s.expandable_segments), []).append(share)
-    return {kind: median(shares) for kind, shares in found.items()}
+    never = {record["id"] for record in quiet(catalog)}
+    seen = [r.allocator for r in residuals if r.id in never and r.allocator]
+    return quantiles(a.reserved / a.undisturbed - 1 for a in seen if a.undisturbed)
 
 
 def caching(catalog: Catalog) -> Iterator[tuple[Scenario, float]]:
     """The jobs of `quiet`, each with what its allocator cached as a share of what comes and goes at an instant."""
-    for record, s, on in quiet(catalog):
+    for record in quiet(catalog):
+        on = as_run(record, catalog)
+        s = parse(record["scenario"], where=record["id"], catalog=on)
         phases = [p for g in estimate(s, on, replays=False).groups for p in g.phases]
         coming = max(sum(runtime.coming(p.moment.lines)) for p in phases)
         if coming:
             yield s, (record["observed"]["reserved_bytes"] - record["measured_bytes"]) / coming
 
 
-def quiet(catalog: Catalog) -> Iterator[tuple[Mapping[str, Any], Scenario, Catalog]]:
-    """The measured jobs whose allocator never had to retry, each with the catalog of the cards as they ran."""
+def sharded_cache(jobs: Iterable[tuple[Scenario, float]]) -> float:
+    """The value of `runtime.CACHED_SHARDED`, from `caching`."""
+    found = sorted([share for s, share in jobs if s.sharded.family in ("zero", "fsdp")])
+    return found[int(0.95 * (len(found) - 1))]
+
+
+def usual_cache(jobs: Iterable[tuple[Scenario, float]]) -> dict[tuple[str, bool], float]:
+    """The values of `runtime.USUALLY`, and those of other shardings: of each, without and with expandable segments."""
+    found: dict[tuple[str, bool], list[float]] = {}
+    for s, share in jobs:
+        found.setdefault((s.sharded.family, s.expandable_segments), []).append(share)
+    return {kind: median(shares) for kind, shares in found.items()}
+
+
+def quiet(catalog: Catalog) -> Iterator[Mapping[str, Any]]:
+    """The measured jobs whose allocator never had to retry."""
     for record in catalog.measurements:
         seen = record.get("observed", {})
         retried = "allocator" not in seen or seen["allocator"]["retries"]
         if record["class"] == "measured" and record["metric"] == "allocated" and not retried:
-            on = as_run(record, catalog)
-            yield record, parse(record["scenario"], where=record["id"], catalog=on), on
+            yield record
 
 
 def formula_spread(residuals: Iterable[Residual]) -> float:

@@ -24,9 +24,11 @@ from calc.estimate.result import Estimate, Group
 from calc.estimate.verdict import Verdict
 from calc.frameworks.registry import plan
 from calc.memory import runtime
+from calc.replay import replay
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import SHARDED, Family, Sharding
+from calc.step.roles import Roles
 
 # a trace follows tensors; cuBLAS takes its workspaces from the allocator too, but only on a real card and in a step
 UNTRACED = frozenset({"workspace"})
@@ -56,7 +58,7 @@ class Allocator(NamedTuple):
 
     `requested` is what the job had asked for: a cached block is handed out whole where at most 1 MiB of it is left over
     (c10/cuda/CUDACachingAllocator.cpp, `should_split`), unless segments are `expandable`. `low` to `high` is the
-    estimated range of `reserved`.
+    estimated range of `reserved`, and `undisturbed` what a replay without a limit reserves; 0 where none is known.
     """
 
     requested: int
@@ -64,6 +66,7 @@ class Allocator(NamedTuple):
     low: int
     high: int
     expandable: bool
+    undisturbed: int
 
     @property
     def inside(self) -> bool:
@@ -204,7 +207,7 @@ def residual(record: Mapping[str, Any], catalog: Catalog) -> Residual:
         phases=tuple(phase_parts(e, record)),
         components=tuple(component_parts(e, record)),
         checkpointing=scenario.checkpointing,
-        allocator=allocator(e, record),
+        allocator=allocator(e, record, catalog),
         outside=outside(e, record),
         tops=() if any(g.refusal for g in e.groups) else tuple(tops(e)),
     )
@@ -228,13 +231,20 @@ def as_run(record: Mapping[str, Any], catalog: Catalog) -> Catalog:
     return replace(catalog, gpus={**catalog.gpus, named.id: card})
 
 
-def allocator(e: Estimate, record: Mapping[str, Any]) -> Allocator | None:
+def allocator(e: Estimate, record: Mapping[str, Any], catalog: Catalog) -> Allocator | None:
     """The allocator's statistics at a measured peak, or None if the record has none."""
     seen = record.get("observed", {})
     if record["metric"] != "allocated" or "allocator" not in seen:
         return None
     requested, expandable = seen["allocator"]["requested_bytes"], seen["expandable_segments"]
-    return Allocator(requested, seen["reserved_bytes"], *reach(e, "reserved", filled=True), expandable)
+    low, high = reach(e, "reserved", filled=True)
+    return Allocator(requested, seen["reserved_bytes"], low, high, expandable, undisturbed(e.scenario, catalog))
+
+
+def undisturbed(s: Scenario, catalog: Catalog) -> int:
+    """The bytes that a replay of a job without a limit reserves, as its estimate has asked; 0 where none is known."""
+    act = replay.act(Roles(s))
+    return replay.reserve(act, runtime.workspace(catalog.gpu(s.gpu).architecture)).undisturbed if act else 0
 
 
 def outside(e: Estimate, record: Mapping[str, Any]) -> Outside | None:

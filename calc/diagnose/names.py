@@ -59,10 +59,12 @@ def cards_named(text: str, catalog: Catalog) -> list[GPU]:
     kinds: dict[str, list[GPU]] = {}
     for gpu in catalog.gpus.values():
         kinds.setdefault(_kind(gpu.id), []).append(gpu)
+    folded = text.casefold()  # most kinds are not there at all, which costs less to see than that a pattern fails
     seen = [
         kind
         for kind in kinds
-        if re.search(rf"(?<![A-Za-z0-9]){_counted(kind)}{_spelled(kind)}(?![A-Za-z0-9])", text, re.IGNORECASE)
+        if _core(kind) in folded
+        and re.search(rf"(?<![A-Za-z0-9]){_counted(kind)}{_spelled(kind)}(?![A-Za-z0-9])", text, re.IGNORECASE)
     ]
     if len(seen) != 1:
         return []
@@ -92,18 +94,23 @@ def _kind(id: str) -> str:
     return id.partition("-")[0]
 
 
+def _core(kind: str) -> str:
+    """What every way of writing a kind of card has in it."""
+    return kind.removeprefix("ascend").removeprefix("rtx")
+
+
 def _spelled(kind: str) -> str:
     """A pattern for a kind of card: `rtx4090` is also written `RTX 4090` and `4090`; of several, `4090s`.
 
     Huawei numbers the bins of a chip: `Ascend910B3`.
     """
+    rest = re.escape(_core(kind))
     if kind.startswith("ascend"):
-        return rf"Ascend[ -]?{re.escape(kind.removeprefix('ascend'))}\d?"
+        return rf"Ascend[ -]?{rest}\d?"
     if kind.startswith("rtx"):
-        rest = re.escape(kind.removeprefix("rtx"))
         prefix = "(?:RTX[ -]?)?" if rest[0].isdigit() and not rest.endswith("ada") else "RTX[ -]?"
         return rf"{prefix}{rest}(?-i:s)?"
-    return rf"{re.escape(kind)}(?-i:s)?"
+    return rf"{rest}(?-i:s)?"
 
 
 def _counted(kind: str) -> str:

@@ -11,11 +11,17 @@ from calc.base.units import GiB
 from calc.catalog.catalog import Catalog, load
 from calc.estimate import verdict
 from calc.memory import runtime
+from calc.scenario.scenario import Scenario
 
 
 @pytest.fixture(scope="module")
 def catalog() -> Catalog:
     return load()
+
+
+@pytest.fixture(scope="module")
+def cached(catalog: Catalog) -> list[tuple[Scenario, float]]:
+    return list(calibration.caching(catalog))
 
 
 def test_what_is_held_back_is_what_the_messages_say(catalog: Catalog) -> None:
@@ -26,15 +32,15 @@ def test_what_is_held_back_is_what_the_messages_say(catalog: Catalog) -> None:
     assert len(calibration.at_the_edge(catalog)) >= 40
 
 
-def test_what_jobs_with_shards_cache_is_what_the_measured_ones_did(catalog: Catalog) -> None:
-    found = calibration.sharded_cache(catalog)
+def test_what_jobs_with_shards_cache_is_what_the_measured_ones_did(cached: list[tuple[Scenario, float]]) -> None:
+    found = calibration.sharded_cache(cached)
     print(f"{found:.3f} of what comes and goes")
     assert found == pytest.approx(runtime.CACHED_SHARDED, abs=0.006)
 
 
-def test_what_is_usually_cached_is_what_half_of_the_measured_jobs_did(catalog: Catalog) -> None:
+def test_what_is_usually_cached_is_what_half_of_the_measured_jobs_did(cached: list[tuple[Scenario, float]]) -> None:
     """No job under ZeRO was measured with expandable segments, so that FSDP's stand for it."""
-    found = calibration.usual_cache(catalog)
+    found = calibration.usual_cache(cached)
     print(found)
     assert ("zero", True) not in found
     for (family, expandable), share in runtime.USUALLY.items():

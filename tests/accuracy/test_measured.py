@@ -12,7 +12,9 @@ from calc.catalog.catalog import Catalog, load
 from calc.estimate.estimate import estimate
 from calc.memory import runtime
 from calc.memory.runtime import CONTEXT_HOPPER, WORKSPACE, WORKSPACE_HOPPER, WORKSPACES
+from calc.replay import replay
 from calc.resolve.parse import parse
+from calc.step.roles import Roles
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +116,13 @@ def test_the_verdict_is_of_the_named_cards_memory(catalog: Catalog) -> None:
 
 def test_the_allocators_own_figures_come_with_the_range_of_what_it_reserves(catalog: Catalog) -> None:
     found = residual(RECORD, catalog)
-    low, high = reach(estimate(parse(SCENARIO), as_run(RECORD, catalog)), "reserved", filled=True)
-    assert found.allocator == Allocator(requested=3900, reserved=5000, low=low, high=high, expandable=False)
+    s, on = parse(SCENARIO), as_run(RECORD, catalog)
+    low, high = reach(estimate(s, on), "reserved", filled=True)
+    act = replay.act(Roles(s))
+    assert act
+    whole = replay.Reserve(act, runtime.workspace(on.gpu(s.gpu).architecture)).undisturbed
+    assert low < whole < high
+    assert found.allocator == Allocator(3900, 5000, low, high, expandable=False, undisturbed=whole)
     assert found.error == found.predicted / 4000 - 1
     assert found.asked_error == found.predicted / 3900 - 1
     plain = residual({**RECORD, "observed": {}}, catalog)
@@ -124,7 +131,7 @@ def test_the_allocators_own_figures_come_with_the_range_of_what_it_reserves(cata
 
 @pytest.mark.parametrize(("reserved", "inside"), [(9, False), (10, True), (20, True), (21, False)])
 def test_a_range_holds_its_ends(reserved: int, inside: bool) -> None:
-    assert Allocator(requested=1, reserved=reserved, low=10, high=20, expandable=False).inside is inside
+    assert Allocator(1, reserved, low=10, high=20, expandable=False, undisturbed=15).inside is inside
 
 
 def test_beside_the_allocator_stands_the_context_alone(catalog: Catalog) -> None:
@@ -155,9 +162,9 @@ def test_kinds_of_jobs_load_different_kernels(given: dict[str, Any], kind: str) 
     assert loads(parse({**SCENARIO, **given})) == kind
 
 
-def test_the_allocators_replay_is_the_records(catalog: Catalog) -> None:
+def test_the_allocators_replay_is_the_records(residuals: list[Residual], catalog: Catalog) -> None:
     """`runtime.REPLAYED` follows from `measurements/`; half of what was reserved is met within a percent."""
-    found = calibration.replayed(catalog)
+    found = calibration.replayed(residuals, catalog)
     assert list(found) == pytest.approx(runtime.REPLAYED, abs=6e-5)
     errors = sorted(map(abs, found))
     assert errors[len(errors) // 2] <= 0.01

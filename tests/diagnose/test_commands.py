@@ -62,8 +62,9 @@ def test_every_command_is_read_back_into_its_scenario(framework: str) -> None:
 
 
 def test_commands_for_verls_megatron_engine_are_read_back() -> None:
+    """One job in 13: 13 divides no axis of the grid, and every two of its values still meet."""
     count = 0
-    for s in grid.accepted(grid.verl_megatron(), every=3):
+    for s in grid.accepted(grid.verl_megatron(), every=13):
         fields = stated(s)
         assert {"sharding", "tensor_parallel", "expert_parallel", "offload.optimizer"} <= set(fields)
         for place, value in fields.items():
@@ -74,8 +75,9 @@ def test_commands_for_verls_megatron_engine_are_read_back() -> None:
 
 
 def test_commands_of_slime_are_read_back() -> None:
+    """One job in 7: 7 divides no axis of the grid, and every two of its values still meet."""
     count = 0
-    for s in grid.accepted(grid.slime(), every=3):
+    for s in grid.accepted(grid.slime(), every=7):
         fields = stated(s)
         assert {"task", "tensor_parallel", "expert_parallel", "checkpointing", "global_batch"} <= set(fields)
         for place, value in fields.items():
