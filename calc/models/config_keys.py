@@ -67,7 +67,7 @@ _GPTJ = (
 CARRIED: Mapping[str, tuple[str, ...]] = {
     "llama": ("pretraining_tp",),
     "nemotron-nas": ("pretraining_tp",),
-    "llama4_text": (*_ROUTER, "attn_scale", "cache_implementation", "floor_scale", "for_llm_compressor", "moe_layers"),
+    "llama4_text": (*_ROUTER, "attn_scale", "cache_implementation", "floor_scale", "for_llm_compressor"),
     "llama4": (*_IMAGES, "boi_token_index", "eoi_token_index"),
     "mixtral": _ROUTER,
     "qwen2": _QWEN,

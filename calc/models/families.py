@@ -512,8 +512,8 @@ FAMILIES: dict[str, Family] = {
     "llama4_text": Family(
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, attention_bias=False,
              intermediate_size_mlp=16384, num_local_experts=16, num_experts_per_tok=1, interleave_moe_layer_step=1,
-             use_qk_norm=True, no_rope_layers=None, no_rope_layer_interval=4, attention_chunk_size=8192,
-             attn_temperature_tuning=True),
+             moe_layers=None, use_qk_norm=True, no_rope_layers=None, no_rope_layer_interval=4,
+             attention_chunk_size=8192, attn_temperature_tuning=True),
         dict(qk_norm_late=True, rotation="fp32", tuned=True, narrow_softmax="always", router="feed_forward.router",
              routing="all", experts_input_first=True, shared_experts=1,
              shared_name="feed_forward.shared_expert", names=Names(mlp="feed_forward")),

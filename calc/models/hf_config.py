@@ -988,6 +988,8 @@ def _moe(family: Family, read: Reader) -> dict[str, int]:
     name = "num_local_experts" if alias else family.experts
     if read.known("enable_moe_block") and not read.boolean("enable_moe_block"):
         return {}
+    if read.known("moe_layers") and not _moe_layers(read, read.integer("num_hidden_layers")):
+        return {}
     experts = read.integer(name, 0)
     if not experts or (experts == 1 and read.known("expert_layer_period")):  # Jamba's one expert is a dense MLP
         return {}
@@ -1017,6 +1019,17 @@ def _periodic(read: Reader, name: str, layers: int) -> Collection[int]:
     return range(offset, layers, period)
 
 
+def _moe_layers(read: Reader, layers: int) -> Collection[int]:
+    """The layers with experts of Llama 4: those listed, none of them in Llama Guard 4, or the last of each interval."""
+    listed = read.value("moe_layers")
+    if listed is None:
+        every = read.integer("interleave_moe_layer_step")
+        return range(every - 1, layers, every)
+    if not isinstance(listed, Sequence) or not all(type(n) is int and 0 <= n < layers for n in listed):
+        raise ConfigError("moe_layers", listed, f"a list of layers' numbers below num_hidden_layers = {layers}")
+    return listed
+
+
 def _dense_layers(read: Reader, layers: int) -> Collection[int]:
     """The layers of a model with experts that have none."""
     if read.known("expert_layer_period"):
@@ -1025,9 +1038,8 @@ def _dense_layers(read: Reader, layers: int) -> Collection[int]:
         return [n for n, routed in enumerate(sparse) if not routed]
     if read.known("first_k_dense_replace"):
         return range(read.integer("first_k_dense_replace", 0))
-    if read.known("interleave_moe_layer_step"):
-        every = read.integer("interleave_moe_layer_step")
-        return {n for n in range(layers) if (n + 1) % every}
+    if read.known("moe_layers"):
+        return {*range(layers)} - {*_moe_layers(read, layers)}
     if "decoder_sparse_step" not in read.defaults:
         return ()
     step, dense = read.integer("decoder_sparse_step"), read.value("mlp_only_layers") or ()
