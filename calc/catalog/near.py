@@ -149,12 +149,13 @@ UNMODELLED = _named(
         "qwen3-next-80b-a3b's, which are modelled",
         r"baichuan2?-13b": "slopes attention's scores by position (ALiBi) in code that lies beside its weights; "
         "bloom-7b1 and mpt-7b do so, too",
-        r"kimi[ _-]?k3|zaya[0-9]*|(?:ling|ring)[ _-]?3|laguna|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a "
+        r"kimi[ _-]?k3|zaya[0-9]*|(?:ling|ring)[ _-]?3|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a "
         "kind that is not modelled; deepseek-v3.2 and minimax-m2 are large MoE models that are",
         r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled; minimax-m2 is of like size",
         **{
             pattern: f"is of the family of {id}, but no file of the catalog describes it"
             for pattern, id in {
+                r"laguna": "laguna-xs-2.1",
                 r"codegen2?": "codegen-2b",
                 r"apriel": "apriel-1.6-15b",
                 r"granite[ _-]vision[ _-]3": "granite-vision-3.3-2b",

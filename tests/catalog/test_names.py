@@ -440,6 +440,9 @@ TYPED = {
     "kakaocorp/kanana-1.5-8b-instruct-2505": "kanana-1.5-8b",
     "meta-llama/Llama-Guard-4-12B": "llama-guard-4-12b",
     "llama guard 4": "llama-guard-4-12b",
+    "poolside/Laguna-XS.2": "laguna-xs.2",
+    "laguna xs 2.1": "laguna-xs-2.1",
+    "poolside/Laguna-S-2.1": "",
     "m-a-p/OpenCodeInterpreter-DS-6.7B": "deepseek-coder-6.7b",
 }
 
@@ -456,7 +459,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 419
+    assert len(TYPED) == 422
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
