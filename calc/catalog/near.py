@@ -149,13 +149,13 @@ UNMODELLED = _named(
         "qwen3-next-80b-a3b's, which are modelled",
         r"baichuan2?-13b": "slopes attention's scores by position (ALiBi) in code that lies beside its weights; "
         "bloom-7b1 and mpt-7b do so, too",
-        r"kimi[ _-]?k3|zaya[0-9]*|(?:ling|ring)[ _-]?3|laguna|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a "
+        r"kimi[ _-]?k3|zaya[0-9]*|(?:ling|ring)[ _-]?3|inkling|muse[ _-]?(?:glimmer|spark)": "has layers of a "
         "kind that is not modelled; deepseek-v3.2 and minimax-m2 are large MoE models that are",
         r"step[ _-]?3|step[ _-]?[0-9.]+-flash": "has layers of a kind that is not modelled; minimax-m2 is of like size",
         **{
             pattern: f"is of the family of {id}, but no file of the catalog describes it"
             for pattern, id in {
-                r"trinity[ _-]?large": "trinity-mini",
+                r"laguna": "laguna-xs-2.1",
                 r"codegen2?": "codegen-2b",
                 r"apriel": "apriel-1.6-15b",
                 r"granite[ _-]vision[ _-]3": "granite-vision-3.3-2b",
@@ -166,11 +166,8 @@ UNMODELLED = _named(
                 r"paligemma[ _-]?2[ _-]28b": "paligemma2-28b-224",
                 r"lfm2[ _-]24b": "lfm2-8b-a1b",
                 r"qwen3[._][678][ _-](?:max|plus|[0-9.]+t)": "qwen3.5-397b-a17b",
-                r"eurollm[ _-]22b": "eurollm-9b",
-                r"bielik[ _-][14][._]5b": "bielik-11b",
-                r"llama[ _-]guard[ _-]4": "llama-4-scout",
-                r"kanana": "llama-3.1-8b",
-                r"a\.x[ _-][34]": "qwen2.5-7b",
+                r"kanana": "kanana-1.5-8b",
+                r"a\.x[ _-][34]": "a.x-3.1-light",
                 r"qwen3guard[ _-]stream": "qwen3-8b",
                 r"biomedlm|cerebras[ _-]gpt": "gpt2-xl",
                 r"glm[ _-]edge": "glm-4-9b",
@@ -186,7 +183,6 @@ UNMODELLED = _named(
                 r"toolace": "llama-3.1-8b",
                 r"wizardmath[ _-]7b": "mistral-7b-v0.1",
                 r"hermes[ _-]?2[ _-]mixtral": "mixtral-8x7b",
-                r"sarvam-1": "llama-3.2-3b",
                 r"granite[ _-]4[.0-9]*[ _-](?:350m|1b)": "granite-4-micro",
             }.items()
         },

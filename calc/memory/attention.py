@@ -256,12 +256,26 @@ class Attention(Linears):
         attend = self.sloped if self.arch.slopes else self.eager if self.run.whole_scores else self.fused
         attend = self.mathematics if self.run.kernel == "math" else attend
         mixed = attend(q, k, v)
-        if self.arch.output_gate:
+        if self.arch.output_gate == "heads":
+            mixed = self.weighed_heads(x, mixed)
+        elif self.arch.output_gate:
             gate = self.tape.op("gate: sigmoid", [named[-1]], of(q=1), named[-1].b, saves_out=True)
             mixed = self.tape.op("gate: weigh", [mixed, gate], of(q=1), mixed.b, saves=[mixed, gate])
         y = self.block_output(self.linear(output_name(self.arch), mixed, WIDTH), "attention")
         self.tape.returns(x, q, k, v, *named)
         return y
+
+    def weighed_heads(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Each head's output times the softplus of a number in fp32, whose gradient is first as wide as the heads.
+
+        Transformers 5.23 `models/laguna/modeling_laguna.py`, `LagunaAttention.forward`.
+        """
+        numbers = self.cast(self.linear("g_proj", x, of(H=1)), 4, "gate: cast")
+        gate = self.tape.op("gate: softplus", [numbers], of(H=1), 4, saves=[numbers])
+        gate = self.cast(gate, mixed.b, "gate")
+        return self.tape.op(
+            "gate: weigh", [mixed, gate], of(q=1), mixed.b, saves=[mixed, gate], backward_scratch=of(q=mixed.b)
+        )
 
     def repeat(self, x: Tensor, width: Size, name: str) -> Tensor:
         """`repeat_kv`: a copy for every query head where heads share keys and values, a view where all share one.

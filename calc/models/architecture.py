@@ -205,8 +205,9 @@ class Architecture:
     # keys and values are copied for every query head, whichever kernel attends (torchtune, Transformers before 4.54)
     repeated: bool = False
     rotary_dim: int = 0  # of a head; the rest passes by and is joined again (Qwen3-Next); 0: all of it rotates
-    # the sigmoid of a gate weighs attention's output: joined to the queries' projection (Qwen3-Next), or with its own
-    output_gate: Literal["", "joined", "apart"] = ""
+    # the sigmoid of a gate weighs attention's output: joined to the queries' projection (Qwen3-Next), or with its own;
+    # heads: the softplus of one number a head does (Laguna)
+    output_gate: Literal["", "joined", "apart", "heads"] = ""
     rotary_tables: int = 0  # elements of cos and sin per position, where each layer repeats them for itself (GLM)
     cached_positions: int = 0  # positions whose cos and sin every layer has in buffers (Transformers until 4.44)
     cached_bytes: int = 0  # of an element of these; 0: as many as a weight's
@@ -496,7 +497,7 @@ def _seen(arch: Architecture, spec: LayerSpec) -> Architecture:
     alike = tuple([other for other in arch.specs if other.shapes == spec])
     width = spec.width or arch.intermediate * (2 if arch.doubled and spec.borrows else 1)
     own = replace(arch, broad=None, doubled=False, intermediate=width, specs=alike)
-    return replace(own, **arch.broad._asdict()) if arch.broad and spec.broad else own
+    return replace(own, **arch.broad.fields) if arch.broad and spec.broad else own
 
 
 @lru_cache(maxsize=1024)
@@ -685,6 +686,8 @@ def _layer(arch: Architecture, spec: LayerSpec) -> Iterable[Tensor]:
                 yield from linear(f"{a}.{names.v}", h, arch.kv_heads * width, arch.qkv_bias)
             if arch.output_gate == "apart":
                 yield from linear(f"{a}.gate_proj", h, queries)
+            elif arch.output_gate == "heads":
+                yield from linear(f"{a}.g_proj", h, heads)
         yield from linear(f"{a}.{names.output}".removeprefix("."), heads * width, h, arch.o_bias)
         if arch.qk_norm == "apart":
             for name, number in (names.q_norm, heads), (names.k_norm, arch.kv_heads):

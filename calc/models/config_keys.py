@@ -67,7 +67,7 @@ _GPTJ = (
 CARRIED: Mapping[str, tuple[str, ...]] = {
     "llama": ("pretraining_tp",),
     "nemotron-nas": ("pretraining_tp",),
-    "llama4_text": (*_ROUTER, "attn_scale", "cache_implementation", "floor_scale", "for_llm_compressor", "moe_layers"),
+    "llama4_text": (*_ROUTER, "attn_scale", "cache_implementation", "floor_scale", "for_llm_compressor"),
     "llama4": (*_IMAGES, "boi_token_index", "eoi_token_index"),
     "mixtral": _ROUTER,
     "qwen2": _QWEN,
@@ -190,6 +190,7 @@ CARRIED: Mapping[str, tuple[str, ...]] = {
         *_ROUTER, *_GROUPS, "first_last_k_dense_replace", "is_moe_layer", "mlp_layer_types", "mtp_loss_type",
         "mtp_share_layers", "scoring_func", "tokenizer_class", "topk_method",
     ),
+    "laguna": (*_ROUTER, "decoder_sparse_step", "gating_types", "mlp_only_layers", "moe_routed_scaling_factor"),
     "afmoe": (
         *_ROUTER, "n_group", "num_expert_groups", "num_limited_groups", "route_norm", "route_scale", "score_func",
         "topk_group", "use_grouped_mm",

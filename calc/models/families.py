@@ -16,13 +16,12 @@ class Family:
 
     `biases` names the config fields that give q, k and v, o, and the MLP their biases. `window` says which layers use
     the sliding window where `layer_types` does not: `all` (whatever `layer_types` says), `each`, `even`, `late`,
-    `even-early`, `period` (those whose number the period does not divide), `period-before-last`,
-    `period-after-first`, `after-fourths`, the
-    `unrotated`, or the `rotated` (Llama 4, whose windows are chunks: counted as windows of that length).
-    `unrotated` says which layers have no rotary positions: `all`, those that do `not-slide`, the `listed`, or all
-    `unless-rope` is the config's `position_embedding_type`. `experts` and
-    `expert_size` name the config fields with the number of routed experts and their width. `spelled` maps the usual
-    names of fields to the family's own.
+    `even-early`, `listed` (none without `layer_types`), `period` (those whose number the period does not divide),
+    `period-before-last`, `period-after-first`, `after-fourths`, the `unrotated`, or the `rotated` (Llama 4, whose
+    windows are chunks: counted as windows of that length). `unrotated` says which layers have no rotary positions:
+    `all`, those that do `not-slide`, the `listed`, or all `unless-rope` is the config's `position_embedding_type`.
+    `experts` and `expert_size` name the config fields with the number of routed experts and their width. `spelled` maps
+    the usual names of fields to the family's own.
     """
 
     defaults: Mapping[str, Any]
@@ -66,8 +65,8 @@ MXFP4 = ("gpt_oss",)
 CONVERTED = (
     "afmoe", "bailing_moe", "bailing_moe_lite", "deepseek", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1",
     "ernie4_5_moe", "exaone_moe",
-    "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "hy_v3", "kimi_linear", "mimo_v2_flash", "qwen3_next",
-    "solar_open",
+    "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "hy_v3", "kimi_linear", "laguna", "mimo_v2_flash",
+    "qwen3_next", "solar_open",
 )  # fmt: skip
 # families without a class that scores sequences (transformers 5.23 `models/auto/modeling_auto.py`,
 # MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
@@ -75,7 +74,7 @@ UNSCORED = (
     "afmoe", "apertus", "aya_vision", "bailing_moe", "bailing_moe_lite", "bamba", "codegen", "cohere", "cohere2",
     "deepseek", "deepseek_v32", "deepseek_v4", "dots1", "ernie4_5", "ernie4_5_moe", "exaone_moe", "falcon_h1",
     "gemma3n_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "glm4v", "glm4v_moe", "glm_moe_dsa", "glm_ocr",
-    "granite", "granitemoehybrid", "granitevision", "idefics3", "kimi_linear", "kimi_vl", "lfm2", "lfm2_moe",
+    "granite", "granitemoehybrid", "granitevision", "idefics3", "kimi_linear", "kimi_vl", "laguna", "lfm2", "lfm2_moe",
     "lighton_ocr", "llama4", "llama4_text", "llava", "llava_next", "llava_onevision", "mimo_v2_flash", "minicpmv",
     "minicpmv4_5", "minimax_m2", "mistral3", "mllama_text_model", "nemotron_h", "olmoe", "paddleocr_vl", "paligemma",
     "phi3_v", "pixtral", "qwen2_audio", "qwen2_vl", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen3_omni_moe_thinker",
@@ -512,8 +511,8 @@ FAMILIES: dict[str, Family] = {
     "llama4_text": Family(
         dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, attention_bias=False,
              intermediate_size_mlp=16384, num_local_experts=16, num_experts_per_tok=1, interleave_moe_layer_step=1,
-             use_qk_norm=True, no_rope_layers=None, no_rope_layer_interval=4, attention_chunk_size=8192,
-             attn_temperature_tuning=True),
+             moe_layers=None, use_qk_norm=True, no_rope_layers=None, no_rope_layer_interval=4,
+             attention_chunk_size=8192, attn_temperature_tuning=True),
         dict(qk_norm_late=True, rotation="fp32", tuned=True, narrow_softmax="always", router="feed_forward.router",
              routing="all", experts_input_first=True, shared_experts=1,
              shared_name="feed_forward.shared_expert", names=Names(mlp="feed_forward")),
@@ -1119,5 +1118,15 @@ FAMILIES: dict[str, Family] = {
         biases=_ATTENTION, window="period", unrotated="not-slide", experts="num_experts",
         spelled=dict(n_shared_experts="num_shared_experts", first_k_dense_replace="num_dense_layers",
                      sliding_window_pattern="global_attn_every_n_layers"),
+    ),
+    # heads of another number, half of which rotates, in layers without a window; a number weighs each head's output
+    "laguna": Family(
+        dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, attention_bias=False,
+             sliding_window=512, gating=True, num_attention_heads_per_layer=None, mlp_layer_types=None,
+             num_experts=256, num_experts_per_tok=8, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+             moe_router_logit_softcapping=0.0, moe_apply_router_weight_on_input=False),
+        dict(qk_norm="heads", output_gate="heads", shared_experts=1, shared_first=True),
+        biases=_ATTENTION, window="listed", experts="num_experts",
+        refused=("moe_router_logit_softcapping", "moe_apply_router_weight_on_input"),
     ),
 }  # fmt: skip

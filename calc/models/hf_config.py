@@ -204,6 +204,10 @@ def from_config(config: Mapping[str, Any], *, images: bool = False) -> Architect
     if read.known("swa_num_key_value_heads"):
         broad, kv_heads = _narrow(read, heads, kv_heads, head_dim)
         facts["value_dim"] = read.integer("v_head_dim")
+    if read.known("num_attention_heads_per_layer"):
+        broad, heads = _headed(read, layers, sliding, kv_heads, head_dim)
+        # halves are joined where all of a head rotates, too (`apply_rotary_pos_emb`)
+        facts["rotary_dim"] = int(head_dim * _own_share(read, "sliding_attention", 1.0))
     own = layers - _borrowing(read, layers)
     sparse = _sparse(read, layers) if read.known("activation_sparsity_pattern") else ()
     choosing = _choosing(read, layers) if read.known("index_topk_freq") else range(layers)
@@ -648,6 +652,36 @@ def _narrow(read: Reader, heads: int, kv_heads: int, head_dim: int) -> tuple[Bro
     return Broad(kv_heads, head_dim), given
 
 
+def _headed(
+    read: Reader, layers: int, sliding: Collection[int], kv_heads: int, head_dim: int
+) -> tuple[Broad | None, int]:
+    """Laguna's heads of layers that attend to all positions, which rotate by half, and the number of the others."""
+    if read.value("gating") not in (True, "per-head"):
+        raise ConfigError("gating", read.value("gating"), "true or per-head: others are not modelled")
+    usual = read.integer("num_attention_heads")
+    listed = read.value("num_attention_heads_per_layer") or [usual] * layers
+    if not isinstance(listed, Sequence) or len(listed) != layers or not all(type(n) is int and n > 0 for n in listed):
+        allowed = f"a list of num_hidden_layers = {layers} numbers"
+        raise ConfigError("num_attention_heads_per_layer", listed, allowed)
+    windowed = {heads for n, heads in enumerate(listed) if n in sliding}
+    whole = {heads for n, heads in enumerate(listed) if n not in sliding}
+    if len(windowed) > 1 or len(whole) > 1 or any(heads % kv_heads for heads in windowed | whole):
+        allowed = f"the same multiple of num_key_value_heads = {kv_heads} in all layers of a kind"
+        raise ConfigError("num_attention_heads_per_layer", listed, allowed)
+    heads = max(whole, default=usual)
+    rotated = int(head_dim * _own_share(read, "full_attention", 0.5))
+    return Broad(kv_heads, head_dim, heads=heads, rotary_dim=rotated), max(windowed, default=heads)
+
+
+def _own_share(read: Reader, kind: str, usual: float) -> float:
+    """The share of a head that is rotated in layers of a kind, whose rotation the config has by name."""
+    own = (read.value("rope_parameters") or {}).get(kind) or {}
+    value = own.get("partial_rotary_factor", usual)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ConfigError(f"rope_parameters.{kind}.partial_rotary_factor", value, "a number above 0, at most 1")
+    return value
+
+
 def _borrowing(read: Reader, layers: int) -> int:
     """The number of last layers that have no keys and values of their own."""
     number = read.integer("num_kv_shared_layers", 0) if read.known("num_kv_shared_layers") else 0
@@ -945,6 +979,7 @@ def _sliding_layers(rule: str, read: Reader, layers: int) -> tuple[int, ...]:
         "late": range(early, layers),
         "even-early": range(0, early, 2),
         "after-fourths": [layer for layer in range(layers) if layer % 4],
+        "listed": (),
     }
     return tuple(found[rule])
 
@@ -988,6 +1023,8 @@ def _moe(family: Family, read: Reader) -> dict[str, int]:
     name = "num_local_experts" if alias else family.experts
     if read.known("enable_moe_block") and not read.boolean("enable_moe_block"):
         return {}
+    if read.known("moe_layers") and not _moe_layers(read, read.integer("num_hidden_layers")):
+        return {}
     experts = read.integer(name, 0)
     if not experts or (experts == 1 and read.known("expert_layer_period")):  # Jamba's one expert is a dense MLP
         return {}
@@ -1017,6 +1054,27 @@ def _periodic(read: Reader, name: str, layers: int) -> Collection[int]:
     return range(offset, layers, period)
 
 
+def _moe_layers(read: Reader, layers: int) -> Collection[int]:
+    """The layers with experts of Llama 4: those listed, none of them in Llama Guard 4, or the last of each interval."""
+    listed = read.value("moe_layers")
+    if listed is None:
+        every = read.integer("interleave_moe_layer_step")
+        return range(every - 1, layers, every)
+    if not isinstance(listed, Sequence) or not all(type(n) is int and 0 <= n < layers for n in listed):
+        raise ConfigError("moe_layers", listed, f"a list of layers' numbers below num_hidden_layers = {layers}")
+    return listed
+
+
+def _typed_dense(read: Reader, layers: int) -> Collection[int]:
+    """The layers whose MLP is `dense` in `mlp_layer_types`, the first alone where the config has no such list."""
+    kinds = read.value("mlp_layer_types")
+    if kinds is None:
+        return (0,)
+    if not isinstance(kinds, Sequence) or len(kinds) != layers or not {*kinds} <= {*MLP_KINDS}:
+        raise ConfigError("mlp_layer_types", kinds, f"a list of num_hidden_layers = {layers} times dense or sparse")
+    return [n for n, kind in enumerate(kinds) if kind == "dense"]
+
+
 def _dense_layers(read: Reader, layers: int) -> Collection[int]:
     """The layers of a model with experts that have none."""
     if read.known("expert_layer_period"):
@@ -1025,9 +1083,10 @@ def _dense_layers(read: Reader, layers: int) -> Collection[int]:
         return [n for n, routed in enumerate(sparse) if not routed]
     if read.known("first_k_dense_replace"):
         return range(read.integer("first_k_dense_replace", 0))
-    if read.known("interleave_moe_layer_step"):
-        every = read.integer("interleave_moe_layer_step")
-        return {n for n in range(layers) if (n + 1) % every}
+    if read.known("moe_layers"):
+        return {*range(layers)} - {*_moe_layers(read, layers)}
+    if read.known("mlp_layer_types"):
+        return _typed_dense(read, layers)
     if "decoder_sparse_step" not in read.defaults:
         return ()
     step, dense = read.integer("decoder_sparse_step"), read.value("mlp_only_layers") or ()

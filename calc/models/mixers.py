@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +171,21 @@ class ShortConv(NamedTuple):
 class Broad(NamedTuple):
     """The heads of layers that attend to all positions, where they differ from those of layers with a window.
 
-    `keys_as_values`: one projection makes both (Gemma 4). `attention_sinks`: see Architecture (MiMo-V2-Flash).
+    `keys_as_values`: one projection makes both (Gemma 4). `attention_sinks`: see Architecture (MiMo-V2-Flash). `heads`:
+    of queries, and `rotary_dim`: see Architecture (Laguna); None: those of layers with a window.
     """
 
     kv_heads: int
     head_dim: int
     keys_as_values: bool = False
     attention_sinks: bool = False
+    heads: int | None = None
+    rotary_dim: int | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of Architecture that differ."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class LayerInputs(NamedTuple):

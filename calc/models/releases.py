@@ -57,6 +57,7 @@ BROUGHT: Mapping[str, tuple[str, ...]] = {
     "5.4.0": ("mistral4",),
     "5.5.0": ("gemma4", "gemma4_text"),
     "5.6.0": ("hy_v3",),
+    "5.7.0": ("laguna",),
     "5.8.0": ("deepseek_v4",),
     "5.9.0": ("hyperclovax",),
     "5.10.1": ("gemma4_unified", "gemma4_unified_text"),

@@ -121,6 +121,11 @@ def test_delta_attention_by_channel_is_met_within_a_percent(residuals: list[Resi
     met((r for r in residuals if r.id.startswith("traced/kimi-linear")), count=2, median=0.005, worst=0.01)
 
 
+def test_a_gate_for_each_head_is_met_within_a_tenth_of_a_percent(residuals: list[Residual]) -> None:
+    """Laguna, whose layers of two kinds have heads of two numbers: trained, adapted, run again, in eager attention."""
+    met((r for r in residuals if r.id.startswith("traced/laguna")), count=4, median=0.0001, worst=0.0005)
+
+
 def test_squares_of_images_are_met_within_half_a_percent(residuals: list[Residual]) -> None:
     """Idefics 3 and SmolVLM: trained, frozen and adapted towers. The tracer holds the pixels while Adam steps."""
     found = [r for r in residuals if r.id.startswith(("traced/idefics3", "traced/smolvlm"))]

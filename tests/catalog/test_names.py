@@ -197,7 +197,7 @@ TYPED = {
     "arcee-ai/Trinity-Mini": "trinity-mini",
     "trinity nano preview": "trinity-nano",
     "LGAI-EXAONE/K-EXAONE-236B-A23B": "k-exaone",
-    "arcee-ai/Trinity-Large-Preview": "",
+    "arcee-ai/Trinity-Large-Preview": "trinity-large",
     "deepseek-r1:7b": "qwen2.5-7b",
     "deepseek-r1:671b": "deepseek-v3",
     "ds-r1-distill-qwen-7b": "qwen2.5-7b",
@@ -251,7 +251,8 @@ TYPED = {
     "OpenGVLab/InternVL3_5-8B-MPO": "internvl3.5-8b",
     "OpenGVLab/InternVL3-14B-Pretrained": "internvl3-14b",
     "ibm-granite/granite-4.1-8b": "granite-4.1-8b",
-    "granite 4.2 3b": "granite-4.1-3b",
+    "granite 4.2 3b": "granite-4.2-3b",
+    "ibm-granite/granite-4.2-8b": "granite-4.1-8b",
     "unsloth/granite-4.0-350m-base-unsloth-bnb-4bit": "granite-4-350m",
     "granite-4.0-h-1b": "granite-4-h-1b",
     "CohereLabs/tiny-aya-water": "tiny-aya",
@@ -421,6 +422,27 @@ TYPED = {
     "hfl/chinese-alpaca-2-7b": "chinese-alpaca-2-7b",
     "t-tech/T-pro-it-2.0": "qwen3-32b",
     "FreedomIntelligence/HuatuoGPT-o1-8B": "llama-3.1-8b",
+    "TheDrummer/Rocinante-12B-v1.1": "mistral-nemo-12b",
+    "mlabonne/NeuralBeagle14-7B": "mistral-7b-v0.1",
+    "OpenPipe/mistral-ft-optimized-1227": "mistral-7b-v0.1",
+    "SakanaAI/TinySwallow-1.5B-Instruct": "qwen2.5-1.5b",
+    "katanemo/Arch-Function-3B": "qwen2.5-3b",
+    "tiiuae/Falcon3-Mamba-7B-Instruct": "falcon-mamba-7b",
+    "CYFRAGOVPL/Llama-PLLuM-8B-instruct": "llama-3.1-8b",
+    "CYFRAGOVPL/PLLuM-12B-chat": "mistral-nemo-12b",
+    "speakleash/Bielik-4.5B-v3.0-Instruct": "bielik-4.5b",
+    "Bielik-1.5B-v3.0-Instruct-AWQ": "bielik-1.5b",
+    "skt/A.X-3.1-Light": "a.x-3.1-light",
+    "skt/A.X-4.0-Light": "a.x-4.0-light",
+    "utter-project/EuroLLM-22B-Instruct-2512": "eurollm-22b",
+    "sarvamai/sarvam-1": "sarvam-1",
+    "h2oai/h2o-danube3-4b-chat": "h2o-danube3-4b",
+    "kakaocorp/kanana-1.5-8b-instruct-2505": "kanana-1.5-8b",
+    "meta-llama/Llama-Guard-4-12B": "llama-guard-4-12b",
+    "llama guard 4": "llama-guard-4-12b",
+    "poolside/Laguna-XS.2": "laguna-xs.2",
+    "laguna xs 2.1": "laguna-xs-2.1",
+    "poolside/Laguna-S-2.1": "",
     "m-a-p/OpenCodeInterpreter-DS-6.7B": "deepseek-coder-6.7b",
 }
 
@@ -437,7 +459,7 @@ def test_what_only_looks_alike_is_refused(name: str) -> None:
 
 
 def test_more_than_a_hundred_names_are_tried() -> None:
-    assert len(TYPED) == 400
+    assert len(TYPED) == 422
 
 
 def test_a_name_that_is_listed_as_unlike_is_told_why() -> None:
@@ -543,7 +565,8 @@ def test_a_quantised_checkpoint_of_an_unknown_model_is_unknown() -> None:
         ("intfloat/multilingual-e5-large", "is an encoder"),
         ("nvidia/Nemotron-Flash-1B", "has a state space or recurrence of another kind"),
         ("tiiuae/Falcon-E-3B-Base", "has weights of three values"),
-        ("speakleash/Bielik-4.5B-v3.0-Instruct", "is of the family of bielik-11b"),
+        ("kakaocorp/kanana-nano-2.1b-instruct", "is of the family of kanana-1.5-8b"),
+        ("skt/A.X-4.0", "is of the family of a.x-3.1-light"),
     ],
 )
 def test_a_model_that_is_not_modelled_is_refused_with_what_it_has(name: str, why: str) -> None:

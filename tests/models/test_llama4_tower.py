@@ -58,9 +58,33 @@ def test_adapters_stand_beside_the_towers_own_linears() -> None:
 def test_a_router_stands_against_adapters_beside_all_linears_where_there_is_one() -> None:
     """A dense model of the family, such as Llama Guard 4, has none."""
     dense = config()
-    dense["text_config"] = {**dense["text_config"], "interleave_moe_layer_step": 100}
+    dense["text_config"] = {**dense["text_config"], "moe_layers": []}
     assert "router" in unsuited(from_config(config(), images=True))
     assert unsuited(from_config(dense, images=True)) == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "routed"),
+    [
+        ({"moe_layers": [1, 2]}, [1, 2]),
+        ({"moe_layers": [1, 2], "interleave_moe_layer_step": 4}, [1, 2]),
+        ({"moe_layers": None, "interleave_moe_layer_step": 2}, [1, 3]),
+        ({"moe_layers": []}, []),
+        ({"moe_layers": [], "interleave_moe_layer_step": 0}, []),
+    ],
+)
+def test_layers_have_experts_where_the_config_lists_them(fields: dict[str, Any], routed: list[int]) -> None:
+    """`Llama4TextConfig`: the list where there is one, also an empty one, else the last layer of each interval."""
+    arch = from_config({**config()["text_config"], "model_type": "llama4_text", "num_hidden_layers": 4, **fields})
+    assert [n for n, spec in enumerate(arch.specs) if spec.mlp == "experts"] == routed
+    assert bool(arch.experts) == bool(routed)
+
+
+@pytest.mark.parametrize("listed", [[48], [True], 4])
+def test_a_list_of_layers_with_experts_names_layers(listed: object) -> None:
+    dense = {**config()["text_config"], "model_type": "llama4_text", "moe_layers": listed}
+    with pytest.raises(ConfigError, match=r"^moe_layers: given .*, allowed: a list of layers' numbers below"):
+        from_config(dense)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,8 @@ OWN: dict[str, dict[str, Any]] = {
                     "layer_types": ["linear_attention", "full_attention"] * 2},
     "mimo_v2_flash": {**ROUTED, "n_routed_experts": 8, "v_head_dim": 32, "sliding_window": 512, "n_group": 1,
                       "topk_group": 1, "layer_types": ["full_attention", *["sliding_attention"] * 3]},
+    "laguna": {**ROUTED, "num_experts": 8, "sliding_window": 512, "num_attention_heads_per_layer": [8, 16] * 2,
+               "layer_types": ["full_attention", "sliding_attention"] * 2, "shared_expert_intermediate_size": 768},
     "afmoe": {**ROUTED, "num_experts": 8, "num_shared_experts": 1, "sliding_window": 512, "mup_enabled": True},
     "nemotron": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
     "nemotron_h": {**ROUTED, "hybrid_override_pattern": "ME*-", "mamba_num_heads": 16, "mamba_head_dim": 64,
@@ -147,7 +149,7 @@ APART = (
     "minicpmv4_5",
 )
 # families that came since; each way of running is that of a place in the list
-LATE = ("mllama_text_model", "deepseek_v4", *HEARING, "codegen", "jamba", "mamba", "falcon_mamba")
+LATE = ("mllama_text_model", "deepseek_v4", *HEARING, "codegen", "jamba", "mamba", "falcon_mamba", "laguna")
 RUN = (*(family for family in FAMILIES if family not in (*APART, *LATE)), *LATE)
 TOWERED = tuple(family for family in SEEING if family not in APART)
 
