@@ -16,6 +16,7 @@ from calc.estimate import verdict
 from calc.estimate.estimate import estimate
 from calc.memory import runtime
 from calc.resolve.parse import parse
+from calc.scenario.scenario import Scenario
 
 # The largest share of the card that counts as a small request. Only a small one shows what is lost when memory runs
 # out: a large one fails before the card is full.
