@@ -35,7 +35,7 @@ class Unknown(NamedTuple):
     no replay has followed them. `least`: the length of the longest batch over the one that is counted, if data are as
     short as they may be. `usual`: the share of what comes and goes that PyTorch usually caches, 0 where a replay says
     what it has or nobody measured it. `compared`: cards of this maker are among the measured records, which tell a
-    replay's error.
+    replay's error. `shuffled`: a replay has followed batches of other lengths, in an order that nobody knows.
     """
 
     caching: runtime.Caching = "one length"
@@ -43,6 +43,7 @@ class Unknown(NamedTuple):
     least: float = 1.0
     usual: float = 0.0
     compared: bool = True
+    shuffled: bool = False
 
 
 FILLED = Unknown()
@@ -379,6 +380,7 @@ class GpuGroup:
             least=s.least_len / s.longest_len,
             usual=self.usual,
             compared=self.job.gpu.vendor == "NVIDIA",
+            shuffled=bool(self.act and self.act.others),
         )
 
     @property
@@ -460,6 +462,8 @@ def judged(
         high = min(high, usable)  # more of the paged states leave
     most = max([phase.moment.allocated_bytes for phase in phases])
     low = max(low, most) if unknown.compared else most  # no less than tensors take
+    if unknown.shuffled:
+        low = min(low, peak.device_bytes - peak.fragmentation)  # in another order all of them may fit cached blocks
     short = max([runtime.shorter(p.moment.lines, unknown.least) for p in phases]) if unknown.least < 1 else low
     # freed blocks that the allocator keeps include fragmentation, which the ledger has as a line
     cached = [(runtime.cached(p.moment.lines, unknown.caching, pools=unknown.pools), p.moment) for p in phases]

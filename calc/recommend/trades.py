@@ -140,7 +140,7 @@ def _smaller(problem: Problem, rung: Fields, search: Search, found: Found) -> Co
         runs = {} if "attention" in problem.job else {"attention": attention(s.architecture, gpu)}
         fitting = _leanly(problem, rung, _kept(problem, s) | {"gpu": gpu.id} | runs, limit)
         if fitting and (fitting[0].rated or not search.rated):
-            return configured(*fitting, f"less memory suffices: the {gpu.name} instead of the {card.name}")
+            return configured(*fitting, f"less memory suffices, so the {gpu.name} instead of the {card.name}")
     return None
 
 

@@ -204,6 +204,16 @@ def test_replays_were_compared_with_nvidias_cards_alone() -> None:
     assert not on_card(scenario(**{**ZERO, "gpu": "mi300x"})).unknown.compared
 
 
+def test_batches_of_several_lengths_may_come_in_an_order_that_caches_nothing() -> None:
+    """40 GiB, of 44 that a replay of one order reserves."""
+    lines = [line("weights", 40 * GiB)]
+    own = phase(*lines, runtime.replayed(lines, 44 * GiB, 44 * GiB))
+    assert group(own, shuffled=True).device_range[0] == 40 * GiB < group(own).device_range[0]
+    fields = {"model": "qwen2.5-0.5b", "micro_batch": 2}
+    assert on_card(scenario(**fields, lengths={"mean": 100, "longest": 300})).unknown.shuffled
+    assert not on_card(scenario(**fields, seq_len=300)).unknown.shuffled
+
+
 @pytest.mark.parametrize(
     ("probability", "word"), [(0.95, "fits"), (0.9499, "tight"), (0.5, "tight"), (0.2, "tight"), (0.1999, "oom")]
 )

@@ -824,7 +824,7 @@ ADVICE = {
     "adapters of 16 bits, which stay on the card": "16 位适配器，放在卡上",
     "states of 8 bits, which stay on the card": "8 位优化器状态，放在卡上",
     "paged states of 8 bits that step in backward": "分页的 8 位优化器状态，在反向传播中更新",
-    "less memory suffices: the {smaller} instead of the {larger}": "显存更小的卡就够：用 {smaller} 代替 {larger}",
+    "less memory suffices, so the {smaller} instead of the {larger}": "显存更小的卡就够：用 {smaller} 代替 {larger}",
     "{n#} GPUs instead of {many#}": "用 {n} 张卡代替 {many} 张",
     "{n#} GPU instead of {many#}": "用 {n} 张卡代替 {many} 张",
     "{percent#} % more GPU hours": "多用 {percent} % 的 GPU 小时",

@@ -212,8 +212,12 @@ class Lookups(Bound):
         return "\n\n".join(self._place(table) for table in made)
 
     def blind_tables(self) -> str:
-        """Published figures that were kept back: errors at first and today, every figure, and what no scenario says."""
-        return "\n\n".join(self._place(made()) for made in blind.TABLES)
+        """Published figures that were kept back: errors at first and today, verdicts, and every figure."""
+        return "\n\n".join(self._place(made()) for made in (blind.summary, blind.verdicts, blind.one_by_one))
+
+    def blind_unsaid(self) -> str:
+        """The jobs with figures that were kept back which no scenario says."""
+        return self._place(blind.unsaid())
 
     def blind(self, what: str) -> str:
         """A figure of what was kept back: see `blind.figure`."""

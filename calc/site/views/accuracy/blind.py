@@ -287,6 +287,3 @@ def unsaid() -> Table:
     ]
     rests_on = "Rows of measurements/blind/unsaid.yaml, of the same sources."
     return accuracy.table("blind-unsaid", "Kept-back jobs that no scenario describes", columns, rows, rests_on)
-
-
-TABLES = (summary, verdicts, one_by_one, unsaid)
