@@ -394,11 +394,7 @@ def counted(e: Estimate, metric: str, catalog: Catalog) -> int:
 
 def _reserved(e: Estimate, group: Group) -> int:
     """The most that PyTorch counts as reserved in a phase."""
-    if not _sleeps(e.scenario):
-        return max(_owned(e, phase.moment) for phase in group.phases)
-    return max(
-        phase.moment.allocated_bytes + phase.moment.fragmentation + unmapped for phase, unmapped in _unmapped(e, group)
-    )
+    return max(_owned(e, phase.moment) + unmapped for phase, unmapped in _unmapped(e, group))
 
 
 def _owned(e: Estimate, m: Moment) -> int:

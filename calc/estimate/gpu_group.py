@@ -468,7 +468,6 @@ def judged(
     # freed blocks that the allocator keeps include fragmentation, which the ledger has as a line
     cached = [(runtime.cached(p.moment.lines, unknown.caching, pools=unknown.pools), p.moment) for p in phases]
     kept = max(max(0, count - moment.fragmentation) for count, moment in cached)
-    usually = {p.name: runtime.usually_cached(p.moment.lines, unknown.usual, usable) for p in phases}
     return Group(
         name=name,
         gpus=gpus,
@@ -477,7 +476,7 @@ def judged(
         # cached blocks fill at most what the card has
         device_range=(min(low, short), max(high, min(high + kept + runtime.beyond(peak.lines), usable))),
         filled_low=low,
-        cached={name: line for name, line in usually.items() if name != "load" and line.bytes},
+        usual=unknown.usual,
         fit_probability=probability,
         verdict=word,
         verdict_phase="load" if refusal else _first_to_break(odds, word),

@@ -217,9 +217,9 @@ def _groups(e: Estimate) -> Iterator[str]:
         yield ""
         yield f"{group.name} at its peak, in {_instant(group.peak)}"
         yield from _lines(group.peak)
-        if group.cached:
-            shown = gib(group.shown_peak.moment.device_bytes)
-            yield f"a monitor usually shows {shown}: PyTorch caches freed blocks until memory is short"
+        shown = group.shown_peak.moment.device_bytes
+        if shown > group.peak.moment.device_bytes:
+            yield f"a monitor usually shows {gib(shown)}: PyTorch caches freed blocks until memory is short"
         yield ""
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from calc.base.ledger import Line, Phase, most
+from calc.base.ledger import Phase, most
 from calc.engines.rollout import Unstarted
 from calc.estimate.host_memory import HostMemory
 from calc.estimate.verdict import Verdict
+from calc.memory import runtime
 from calc.scenario.scenario import Scenario
 
 
@@ -21,8 +22,8 @@ class Group:
     phase that makes the verdict other than `fits`. `refusal` is the reason why vLLM does not start;
     `crowded`: the reason is a lack of free memory. Where vLLM starts, its KV cache holds `cache_tokens`, and
     `cache_sequences` of full length at once. `events` is what the replays of the allocator took, `notes` what they left
-    out. `provisional`: a replay that could move the verdict was left out. `cached`: by phase, the blocks that
-    PyTorch usually caches at its peak and gives back before memory is short.
+    out. `provisional`: a replay that could move the verdict was left out. `usual`: the share
+    of what comes and goes that PyTorch usually caches, and gives back before memory is short.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Group:
     notes: tuple[str, ...] = ()
     provisional: bool = False
     filled_low: int = 0
-    cached: Mapping[str, Line] = field(default_factory=dict)
+    usual: float = 0.0
 
     @property
     def peak(self) -> Phase:
@@ -51,16 +52,18 @@ class Group:
     @property
     def shown(self) -> tuple[Phase, ...]:
         """The phases as a monitor usually shows them: with what PyTorch caches besides."""
-        return tuple([_beside(p, self.cached[p.name]) if p.name in self.cached else p for p in self.phases])
+        return tuple([self._shown(phase) for phase in self.phases]) if self.usual else self.phases
 
     @property
     def shown_peak(self) -> Phase:
         """The phase with the largest peak as a monitor usually shows it."""
         return _largest(self.shown)
 
-
-def _beside(phase: Phase, line: Line) -> Phase:
-    return phase._replace(moment=replace(phase.moment, lines=(*phase.moment.lines, line)))
+    def _shown(self, phase: Phase) -> Phase:
+        line = runtime.usually_cached(phase.moment, self.usual, self.usable_bytes)
+        if phase.name == "load" or not line.bytes:
+            return phase
+        return phase._replace(moment=replace(phase.moment, lines=(*phase.moment.lines, line)))
 
 
 def _largest(phases: Iterable[Phase]) -> Phase:

@@ -6,10 +6,10 @@ None of these follows from the model. Each constant names its source; those mark
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from calc.base.ledger import Line, total
+from calc.base.ledger import Line, Moment
 from calc.base.units import GiB, MiB
 
 # Context and loaded kernels: 0.47 GiB on an A100 with lazy loading, torch 2.1.1 (stas00/ml-engineering
@@ -142,13 +142,13 @@ def fragmentation(lines: list[Line]) -> Line:
     return Line("fragmentation", "process", count, "f·B", values, "runtime#fragmentation", False)
 
 
-def usually_cached(lines: Sequence[Line], share: float, usable: int) -> Line:
+def usually_cached(m: Moment, share: float, usable: int) -> Line:
     """The freed blocks that PyTorch usually caches at an instant beyond fragmentation, as far as a card has room.
 
     A monitor shows them. They decide nothing: PyTorch gives them back before any of the `usable` bytes lacks.
     """
-    lost, taken = [sum([line.bytes for line in lines if line.component == "fragmentation"]), total(lines)]
-    values = {"c": share, "G": sum(coming(lines)), "F": lost, "U": usable, "A": taken}
+    lost, taken = m.fragmentation, m.device_bytes
+    values = {"c": share, "G": sum(coming(m.lines)), "F": lost, "U": usable, "A": taken}
     count, formula = min((int(share * values["G"]) - lost, "c·G - F"), (usable - taken, "U - A"))
     return Line("cache", "process", max(0, count), formula, values, "runtime#cached", False)
 
