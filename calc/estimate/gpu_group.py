@@ -25,6 +25,8 @@ from calc.step import placement
 from calc.step.roles import Job
 from calc.step.stages import Candidate, Stages, sums
 
+EMPTY = "no layers"  # the name of a group that holds no role
+
 PHASES = ("load", "rollout", "score", "forward", "backward", "step", "sync", "save")
 
 
@@ -74,9 +76,13 @@ class GpuGroup:
 
     @cached_property
     def process(self) -> list[Line]:
-        """The lines of all roles' processes, and of vLLM's own: all that is beside tensors and vLLM's pool."""
+        """The lines of all roles' processes, and of vLLM's own: all that is beside tensors and vLLM's pool.
+
+        A process that spreads layers over GPUs has a context on each, also on one that gets none (accelerate 1.10.0
+        `utils/modeling.py`, `get_max_memory`).
+        """
         around = placement.around(self.job.s, self.job.keeps, self.job.gpu) if self.engine else []
-        return [*self.processes(name for name in self.names if name in self.job.placed), *around]
+        return [*self.processes(name for name in self.names or self.job.placed if name in self.job.placed), *around]
 
     @cached_property
     def others(self) -> int:
@@ -113,7 +119,7 @@ class GpuGroup:
     @cached_property
     def replayable(self) -> bool:
         """True if the job's blocks are known, and a replay could let it fit."""
-        if self.engine or not replay.known(self.job.roles):
+        if self.engine or not self.names or not replay.known(self.job.roles):
             return False
         # this spares most jobs the work of finding their blocks
         return not any(verdict.hopeless(known, self.job.gpu.usable_bytes) for known in self.training)
@@ -359,7 +365,7 @@ class GpuGroup:
         """The group's phases and its verdict."""
         usable = self.job.gpu.usable_bytes
         found = judged(
-            "+".join(self.names),
+            "+".join(self.names) or EMPTY,
             self.gpus,
             self.phases(),
             usable,

@@ -88,6 +88,14 @@ def workspace(architecture: str) -> int:
     return WORKSPACE_HOPPER if architecture in HOPPER_OR_LATER else WORKSPACE
 
 
+def started() -> Line:
+    """The tensor of one element by which Accelerate starts CUDA on a GPU, in the smallest block that PyTorch gives.
+
+    accelerate 1.10.0 `utils/modeling.py`, `get_max_memory`; PyTorch's `kMinBlockSize`.
+    """
+    return Line("temporary", "process", 512, "b", {"b": 512}, "runtime#context")
+
+
 def process(
     architecture: str,
     communicators: int,

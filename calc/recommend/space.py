@@ -112,6 +112,7 @@ FREE: Mapping[str, tuple[Any, ...]] = {
     "logprob": ("log-softmax-fp32", "logsumexp", "selective"),
     "optimizer_impl": ("foreach", "fused"),
 }
+SPREAD = ("none", "ddp")  # the shardings of one process that spreads layers over its GPUs, and of several
 MEGATRON = "megatron"  # the sharding of its distributed optimizer
 LIKELY = ("pretrain", "sft")  # whose losses are likelihoods, so that parameters may step in backward
 # The fields of a choice on which it depends whether the value of a field is refused; others bar one choice alone.
@@ -575,7 +576,9 @@ def _choices(given: Fields, arch: Architecture) -> Iterator[dict[str, Any]]:
     """Every combination of the settings in which the branches of a job differ, except vLLM's tensor parallelism."""
     gpus = int(given.get("gpus", 1))
     may = _choices_of(given)
-    usual = (MEGATRON,) if may.sharding == MEGATRON else SHARDINGS if gpus > 1 else ALONE
+    usual: tuple[str, ...] = (MEGATRON,) if may.sharding == MEGATRON else SHARDINGS if gpus > 1 else ALONE
+    if given.get("device_map") == "auto":
+        usual = SPREAD
     options: dict[str, tuple[Any, ...]] = {"sharding": OWN_SHARDINGS.get(str(given.get("trainer")), usual)}
     if given["task"] in RL:
         options["rollout.engine"] = may.engines

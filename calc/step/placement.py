@@ -651,7 +651,10 @@ SERVING: Mapping[Generates, Callable[[Scenario, Rollout, Serving, GPU, Sequence[
 
 
 def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:
-    """The GPU groups: the roles that live on each, in the order in which they load, and its number of GPUs."""
+    """The GPU groups: the roles that live on each, in the order in which they load, and its number of GPUs.
+
+    GPUs on which a `device_map` puts no layer come last, with no role.
+    """
     if s.parts > 1:
         beside = ("rollout",) if s.placement == "colocated" else ()
         stages = [
@@ -660,7 +663,8 @@ def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:
         apart = [] if beside or "rollout" not in keeps.loading else [(("rollout",), s.gpus_of("rollout"))]
         own = s.gpus_of("actor") if apart else s.gpus
         each = s.data_parallel if s.devices > 1 else own // s.parts
-        return [*[(names, each) for names in stages], *apart]
+        empty = s.devices - s.parts if s.devices > 1 else 0
+        return [*[(names, each) for names in stages], *[((), empty * each)] * (empty > 0), *apart]
     if s.placement == "colocated":
         return [(keeps.loading, s.gpus)]
     found: dict[str, list[str]] = {}

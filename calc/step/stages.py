@@ -76,6 +76,8 @@ class Stages:
         self.gathered = self.frozen_roots()
         if serving is not False:
             yield from self.loading()
+        if not self.names:
+            yield Candidate("load", "the process", [runtime.started()])
         for stage in self.roles.keeps.stages:
             if stage.role in self.placed or (stage.role == "rollout" and self.serves):
                 if serving in (None, stage.does not in RESTING):

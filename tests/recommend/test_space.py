@@ -229,6 +229,15 @@ def test_on_one_gpu_sharding_is_asked_where_nothing_else_fits() -> None:
     )
 
 
+def test_layers_spread_over_gpus_have_a_configuration_whether_or_not_sharding_is_given() -> None:
+    """Once only with `--sharding none`: over several GPUs no branch had it."""
+    for gpus in (2, 8):
+        job = SFT | {"model": "llama-3-8b", "framework": "torch", "gpus": gpus, "device_map": "auto"}
+        fields = space.seed(job, load(), "job")
+        found = space.branches(fields, next(space.rungs(fields)), load())
+        assert {(branch.base.sharding, branch.base.devices) for branch in found} == {("none", gpus)}
+
+
 def test_inference_serves_a_models_own_weights_or_four_bits_of_each() -> None:
     assert list(space.rungs({"task": "inference"})) == list(space.SERVED)
     assert list(space.rungs({"task": "inference", "method": "qlora"})) == [space.SERVED[1]]

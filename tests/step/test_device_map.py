@@ -89,6 +89,16 @@ def test_processes_that_each_spread_their_layers_reduce_gradients_of_their_own()
     assert [group.gpus for group in estimate(s, replays=False).groups] == [2, 2]
 
 
+def test_a_gpu_without_layers_has_the_context_of_the_process_alone() -> None:
+    """Accelerate 1.10.0 `get_max_memory` starts CUDA on every GPU; MiniCPM-V 4.5 leaves the last of eight empty."""
+    s = parse(JOB | {"model": "minicpm-v-4.5", "method": "full", "gpus": 8, "device_map": "auto"})
+    *_, last, empty = estimate(s).groups
+    assert (s.parts, last.name, empty.name, empty.gpus) == (7, "stage 7", "no layers", 1)
+    assert [(p.name, {line.component for line in p.moment.lines}) for p in empty.phases] == [
+        ("load", {"context", "temporary"})
+    ]
+
+
 def test_more_gpus_never_need_more_on_any() -> None:
     peaks = []
     for gpus in (1, 2, 4, 8):

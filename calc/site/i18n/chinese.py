@@ -44,6 +44,8 @@ MOMENTS = {
     "process": "进程",
     "{one}+{other}": "{one}+{other}",
     "stage {n#}": "第 {n} 段",
+    "no layers": "没有层",
+    "the process": "进程",
     "all-to-all": "all-to-all",
     "all-to-all back": "all-to-all 送回",
     "permute": "按专家重排",
