@@ -464,12 +464,12 @@ def judged(
     probability = 0.0 if refusal else min(odds.values())
     word = verdict.word(probability)
     low, high = verdict.reach(peak)
+    if unknown.shuffled:
+        low = min(low, peak.device_bytes - peak.fragmentation)  # in another order all of them may fit cached blocks
     if peak.device_bytes <= usable and any(line.left for line in peak.lines):
         high = min(high, usable)  # more of the paged states leave
     most = max([phase.moment.allocated_bytes for phase in phases])
     low = max(low, most) if unknown.compared else most  # no less than tensors take
-    if unknown.shuffled:
-        low = min(low, peak.device_bytes - peak.fragmentation)  # in another order all of them may fit cached blocks
     short = max([runtime.shorter(p.moment.lines, unknown.least) for p in phases]) if unknown.least < 1 else low
     # freed blocks that the allocator keeps include fragmentation, which the ledger has as a line
     cached = [(runtime.cached(p.moment.lines, unknown.caching, pools=unknown.pools), p.moment) for p in phases]

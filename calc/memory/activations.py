@@ -768,6 +768,8 @@ class Program(ChannelDelta, Lightning, SelectiveScan, ExpertLoop, CompressedAtte
         self.norm(x, self.arch.names.final_norm)
         if self.arch.narrow:
             self.outer_linear(1)
+        if not self.tape.ops:  # the last layer's output goes to the head as it is
+            self.tape.op("view", [x], x.width, x.b, view=True)
         return self.tape
 
 

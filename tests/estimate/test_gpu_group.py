@@ -209,6 +209,9 @@ def test_batches_of_several_lengths_may_come_in_an_order_that_caches_nothing() -
     lines = [line("weights", 40 * GiB)]
     own = phase(*lines, runtime.replayed(lines, 44 * GiB, 44 * GiB))
     assert group(own, shuffled=True).device_range[0] == 40 * GiB < group(own).device_range[0]
+    fuller = [line("weights", 42 * GiB)]
+    later = phase(*fuller, runtime.replayed(fuller, 44 * GiB, 44 * GiB))
+    assert group(own, later, shuffled=True).filled_low == 42 * GiB  # tensors of either phase were there
     fields = {"model": "qwen2.5-0.5b", "micro_batch": 2}
     assert on_card(scenario(**fields, lengths={"mean": 100, "longest": 300})).unknown.shuffled
     assert not on_card(scenario(**fields, seq_len=300)).unknown.shuffled

@@ -8,7 +8,7 @@ import pytest
 from architectures import published, record, tiny
 
 from calc.base.plan import Path
-from calc.memory.activations import Program, below_layers
+from calc.memory.activations import Program, below_layers, final_norm
 from calc.memory.loss import head
 from calc.memory.run import Adapter, Run
 from calc.models.architecture import embedding_parameters, parameters, tensors
@@ -80,3 +80,10 @@ def test_the_head_reads_what_is_as_wide_as_the_embedding() -> None:
         head(Run(opt(word_embed_proj_dim=width)), Path("scalar"))[0].saved.bytes(1000, 0) for width in (512, 1024)
     )
     assert (narrow, wide) == (1000 * 2 * 512, 1000 * 2 * 1024)
+
+
+def test_layers_whose_last_output_goes_to_the_head_as_it_is_keep_it_once() -> None:
+    """Norms behind the blocks and no narrower embedding: nothing lies between, and the head keeps what it reads."""
+    run = Run(opt(word_embed_proj_dim=1024), training=True)
+    assert not Program(run).final_norm().saved()
+    assert [shot.saved.tokens for shot in final_norm(run).backward] == [0]
