@@ -96,7 +96,7 @@ class Hosts:
     def checkpoints(self, name: str, ranks: int) -> list[Line]:
         """Host memory of the checkpoints of a role's `ranks` ranks, if they leave the GPU."""
         placed = self.job.placed.get(name)
-        if not placed or not placed.engine.replica.streams:
+        if not placed or not placed.role.streams or not placed.trained:
             return []
         r = placed.engine.replica
         batch = self.job.roles.batch(placed.s, placed.role.rows)

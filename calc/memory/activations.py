@@ -945,7 +945,7 @@ def layer(
     return _layer(run.alone(spec), spec, first, counted, received, selective, reentrant)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _layer(
     run: Run, spec: LayerSpec, first: bool, counted: bool, received: bool, selective: bool, reentrant: bool
 ) -> Segment:

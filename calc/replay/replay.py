@@ -352,7 +352,7 @@ class Reserve:
         return True
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def reserve(a: Act, workspace: int) -> Reserve:
     """The reserve for `a`, cached: a search and the estimates after it ask for the same one."""
     return Reserve(a, workspace)

@@ -89,7 +89,7 @@ class Stack(NamedTuple):
     dims: dict[str, int]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def stack(
     run: Run,
     path: Path,

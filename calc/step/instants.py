@@ -379,7 +379,8 @@ class Plan:
         return self.layout.embedding(self.layout.stack.embedding_scratch, sorting=True)
 
 
-@lru_cache(maxsize=4096)
+# Entries take 0.2 MB each; neither a search nor the records of a model ask again for one so many others later.
+@lru_cache(maxsize=1024)
 def plan(
     run: Run,
     path: Path,
