@@ -138,7 +138,7 @@ class Writer:
         """
         if not course and scratch:
             whole, most = self._bytes(scratch), max([self._bytes(t.size) for t in storages], default=0)
-            pieces = -(-whole // most) if whole <= FEW * most else 1
+            pieces = -(-whole // most) if 0 < whole <= FEW * most else 1
             course = (*[scratch * (1 / pieces)] * pieces, None)
         passing: dict[int, int] = {}  # the slots of temporaries that are still there, by their order
         free = PASSING

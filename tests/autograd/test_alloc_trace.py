@@ -227,6 +227,14 @@ def product(scratch: float) -> Tape:
     return tape
 
 
+def test_what_rounds_to_no_byte_takes_nothing() -> None:
+    """A fifth of a byte a token in a batch of one token: once a division by zero."""
+    tape = Tape()
+    tape.op("mask", [], of(h=0.002), 1, scratch=of(h=0.002))
+    tape.op("product", [Tensor(of(h=1), 1)], of(h=1), 1)
+    assert [size for _, size in by_hand(tape, 1, 1).forward().steps if size] == [100]
+
+
 @pytest.mark.parametrize(
     ("scratch", "pieces"), [(1, [300]), (2, [300] * 2), (4, [300] * 4), (4.5, [1350]), (5, [1500])]
 )
