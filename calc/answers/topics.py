@@ -222,7 +222,7 @@ def _answered(topic: Topic, known: Answers, *, pending: bool = False) -> Found:
 
 def _compute(every: Sequence[Topic], kept: Sequence[Mapping[Hashable, Any]]) -> list[dict[Hashable, Any]]:
     """All answers of each topic by key, including those `kept`."""
-    gc.freeze()  # the answers on earlier models stay, so the collector need not scan them
+    gc.collect()  # searches for earlier models have left cycles, which the collector, run rarely, has not met
     found = []
     for topic, known in zip(every, kept, strict=True):
         asked = Answers(answers.catalog(), known)
