@@ -185,9 +185,7 @@ _MEGATRON = {
 }  # fmt: skip
 
 
-# Of the parts that run again, those that keep their inputs alone: what lets outputs go (`CheckpointWithoutOutput`)
-# leaves tensors behind on fake storages that nobody has explained yet.
-_PARTS = ("core_attn", "mlp", "moe", "shared_experts")
+_PARTS = ("core_attn", "mlp", "moe", "shared_experts", "layernorm", "moe_act", "mla_up_proj")
 
 
 def _megatron(flat: Mapping[str, Any]) -> None:

@@ -183,18 +183,24 @@ class Ledger(TorchDispatchMode):
             self._begin(key, replace(block, bytes=rounded(storage.nbytes())), storage)
 
     def __enter__(self) -> "Ledger":
-        self._resize = torch.UntypedStorage.resize_
+        self._resize, self._copy = torch.UntypedStorage.resize_, torch.UntypedStorage.copy_
 
         def resize(storage: torch.UntypedStorage, size: int) -> None:
             self._resize(storage, size)
             self._resized(storage)
 
+        def copy(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> torch.UntypedStorage:
+            """Nothing is copied, as by an operator: the cache of fake tensors would hold both storages from then on."""
+            return storage
+
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
+        torch.UntypedStorage.copy_ = copy  # type: ignore[method-assign,assignment]
         super().__enter__()
         return self
 
     def __exit__(self, *args: Any) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        torch.UntypedStorage.copy_ = self._copy  # type: ignore[method-assign]
         super().__exit__(*args)
 
     # -- operators ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from tests.trace.test_trace import SMALL, answers, run, stored
 CASES = (
     "traced/llama-3.2-1b/sft/s2048/mb2/attn=fa2/prec=mixed/megatron=True/ranks=2",
     "traced/qwen3-0.6b/sft/s1024/mb4/attn=fa2/prec=mixed/megatron=True/ranks=4",
+    # lets outputs go, and fills their storages again
+    "traced/deepseek-v2-lite/sft/s4096/mb1/ckpt=selective/attn=fa2/prec=mixed/ep=8/megatron=True/again=moe_act/ranks=8",
 )
 RANKS, TOKENS, LAYERS = 2, 2 * 256, 3
 # fused queries, keys and values of 4, 2 and 2 heads of 64; their output; gate and up; down
@@ -78,8 +80,8 @@ def test_stored_records_are_traced_again_to_the_byte(case: str) -> None:
         ({"pipeline_parallel": 2}, "pipeline_parallel: 2 cannot be traced with sharding megatron; allowed: 1"),
         ({"loss": "fused"}, "loss: 'fused' cannot be traced with sharding megatron; allowed: full"),
         (
-            {"checkpointing": "selective", "recompute_modules": ["moe_act"]},
-            "recompute_modules: 'moe_act' cannot be traced; allowed: core_attn, mlp, moe, shared_experts",
+            {"checkpointing": "selective", "recompute_modules": ["gdn_norm_out"]},
+            "recompute_modules: 'gdn_norm_out' cannot be traced; allowed: core_attn, mlp, moe, shared_experts",
         ),
         ({"model": "gemma-2-2b"}, "model: family 'gemma2' cannot be traced here; allowed: llama, "),
     ],
