@@ -663,8 +663,8 @@ def groups(s: Scenario, keeps: Keeps) -> list[tuple[tuple[str, ...], int]]:
         apart = [] if beside or "rollout" not in keeps.loading else [(("rollout",), s.gpus_of("rollout"))]
         own = s.gpus_of("actor") if apart else s.gpus
         each = s.data_parallel if s.devices > 1 else own // s.parts
-        empty = s.devices - s.parts if s.devices > 1 else 0
-        return [*[(names, each) for names in stages], *[((), empty * each)] * (empty > 0), *apart]
+        left = own - each * s.parts
+        return [*[(names, each) for names in stages], *([((), left)] if left else []), *apart]
     if s.placement == "colocated":
         return [(keeps.loading, s.gpus)]
     found: dict[str, list[str]] = {}

@@ -76,8 +76,6 @@ class Stages:
         self.gathered = self.frozen_roots()
         if serving is not False:
             yield from self.loading()
-        if not self.names:
-            yield Candidate("load", "the process", [runtime.started()])
         for stage in self.roles.keeps.stages:
             if stage.role in self.placed or (stage.role == "rollout" and self.serves):
                 if serving in (None, stage.does not in RESTING):
@@ -123,6 +121,8 @@ class Stages:
 
     def loading(self) -> Candidates:
         """The instants of loading: models arrive one after another, and stay unless they move to the host."""
+        if not self.names:
+            yield Candidate("load", "the process", [runtime.started()])
         there: list[Line] = []
         before: list[Line] = []
         engine: State = ""

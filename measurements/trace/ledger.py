@@ -190,7 +190,7 @@ class Ledger(TorchDispatchMode):
             self._resized(storage)
 
         def copy(storage: torch.UntypedStorage, other: torch.UntypedStorage) -> torch.UntypedStorage:
-            """Nothing is copied, as by an operator: the cache of fake tensors would hold both storages from then on."""
+            """Copies nothing; PyTorch's own is an operator, and the cache of fake tensors would hold both storages."""
             return storage
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
