@@ -6,7 +6,6 @@ kept between builds under those (`calc.answers.kept`), and a change of one GPU a
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -222,7 +221,6 @@ def _answered(topic: Topic, known: Answers, *, pending: bool = False) -> Found:
 
 def _compute(every: Sequence[Topic], kept: Sequence[Mapping[Hashable, Any]]) -> list[dict[Hashable, Any]]:
     """All answers of each topic by key, including those `kept`."""
-    gc.collect()  # searches for earlier models have left cycles, which the collector, run rarely, has not met
     found = []
     for topic, known in zip(every, kept, strict=True):
         asked = Answers(answers.catalog(), known)
