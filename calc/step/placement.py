@@ -372,6 +372,13 @@ def wide_elements(s: Scenario, arch: Architecture) -> int:
     return max(0, weights.left_wide(arch, parameters(arch), s.checkpoint_gb * GB, experts=experts, nested=nested))
 
 
+def four_bit_elements(s: Scenario, arch: Architecture) -> int:
+    """Elements of the job's model that are in four bits."""
+    if s.method != "qlora" or s.load_in_8bit:
+        return 0
+    return weights.quantised_elements(arch, experts=four_bit_experts(s)) - wide_elements(s, arch)
+
+
 def reading(s: Scenario, run: Run, length: int) -> Run:
     """The settings of a model whose layers attend to the patches of images, beside sequences of `length`."""
     arch = run.arch

@@ -16,7 +16,7 @@ from calc.models.lora import adapted, megatron_linears
 from calc.models.slices import part
 from calc.scenario.scenario import Scenario
 from calc.scenario.words import TRAINED_ROLES, Loss, Sharding
-from calc.step.placement import architecture, masked, precision_aware, run_of, wide_elements
+from calc.step.placement import architecture, four_bit_elements, masked, precision_aware, run_of
 from calc.throughput import traffic, work
 from calc.throughput.rates import CPU_ADAM, CPU_CORES, Rates
 from calc.throughput.terms import Constant, Term
@@ -134,16 +134,17 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
         read = tokens * (1 + len(s.architecture.depths))
         computed.append(work.vocabulary(read, s.architecture.vocab, per_logit, n, r.memory))
     if s.method == "qlora":
-        packed = c.layers - wide_elements(s, s.architecture) + (c.experts - c.routed if s.quantize_moe_experts else 0)
+        packed = four_bit_elements(s, s.architecture)
         computed.append(work.dequantised(packed / n, load.micro, p, *unpacking(s, r)))
     there, back = layers.kernels
     computed.append(work.starts(work.operations((there, there, back), p), load.micro))
     beside = a.elements * s.lora.count if s.lora else 0
     elements = parameters(s.architecture, head=head) + beside
+    four = four_bit_elements(s, s.architecture) / elements
     changed = beside if s.lora else elements
     given = c.layers + beside if s.lora and s.lora.units == "layer" else changed  # elements with a gradient
     if s.shards > 1 and s.sharding not in ("ddp", "megatron"):  # these reduce buckets in place, once a step
-        computed.append(repacked(s, r, load, elements / n, given / n, p))
+        computed.append(repacked(s, r, load, elements / n, given / n, four, p))
     here = held(s, n)
     if s.sharded.family == "megatron" and p.inputs:
         computed.append(accumulated(s, r, load, given * here))
@@ -163,7 +164,7 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
     if s.pipeline_parallel > 1:
         flushed = load.micro / load.steps  # the pipeline drains for each optimizer step
         computed.append(traffic.bubble(s.pipeline_parallel, s.virtual_pipeline, flushed, busy))
-    moved = list(sharded(s, r, load, elements * here, given * here, p))
+    moved = list(sharded(s, r, load, elements * here, given * here, four, p))
     exchanged = sum([t.seconds for t in moved])
     if exchanged:
         moved.append(traffic.hidden(exchanged, OVERLAP[s.sharding], busy))
@@ -176,9 +177,13 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
         yield orthogonalized(s, r, load)
     if s.offload.parameters and s.sharded.gathers:
         # for frozen models too: every pass of every micro batch copies the weights up, as they are stored
-        stored = PACKED if s.method == "qlora" else 2
-        up = traffic.copied(elements / n, stored * load.micro * (1 + p.inputs), s.shards, r.pcie)
+        up = traffic.copied(elements / n, stored(2, four) * load.micro * (1 + p.inputs), s.shards, r.pcie)
         yield up._replace(name="parameters")
+
+
+def stored(b: float, four: float) -> float:
+    """The mean bytes of a model's elements, of which a share of `four` is in four bits and the rest in `b` bytes."""
+    return b - (b - PACKED) * four
 
 
 def unpacking(s: Scenario, r: Rates) -> tuple[float, float]:
@@ -229,8 +234,10 @@ def held(s: Scenario, n: int) -> float:
     return (1 - share) / n + share / spread(s, n)
 
 
-def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p: work.Passes) -> Iterator[Term]:
-    """The collectives of sharding, by ZeRO stage: in 16 bits, or in fp32 under autocast.
+def sharded(
+    s: Scenario, r: Rates, load: Load, elements: float, given: float, four: float, p: work.Passes
+) -> Iterator[Term]:
+    """The collectives of sharding, by ZeRO stage: in 16 bits, or in fp32 under autocast, but a share of `four` in four.
 
     Stage 3 and FSDP gather all weights, frozen or not, for forward and for backward of every micro batch, whatever its
     length; a layer recomputed for its backward stays gathered (DeepSpeed's `max_reuse_distance`). Stages of a pipeline
@@ -242,10 +249,9 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p:
     bus, b = r.link(ranks, s.tensor_parallel), 4 if s.layout == "autocast" else 2
     staged = s.pipeline_parallel > 1
     if s.gathers:
-        gathered = PACKED if s.method == "qlora" else b
         again = 0 if s.reshard_after_forward == "never" else p.inputs
         often = load.steps if staged else load.micro * (1 + again)
-        yield traffic.collective("gather", elements, gathered, often, ranks, bus)
+        yield traffic.collective("gather", elements, stored(b, four), often, ranks, bus)
     if not p.inputs:
         return
     reduced = 4 if s.grad_dtype == "fp32" and s.sharded.family in ("fsdp", "megatron") else b
@@ -268,7 +274,7 @@ def sharded(s: Scenario, r: Rates, load: Load, elements: float, given: float, p:
         yield traffic.collective("gather", given, b, load.steps, ranks, bus)
 
 
-def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float, p: work.Passes) -> Term:
+def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float, four: float, p: work.Passes) -> Term:
     """Copies on the GPU into and out of the buffers of collectives, each time these run.
 
     FSDP2 copies every gather out of its buffer and gradients into theirs, which casts them
@@ -279,7 +285,7 @@ def repacked(s: Scenario, r: Rates, load: Load, elements: float, changed: float,
     b = 4 if s.layout == "autocast" else 2
     gathered, given = 0.0, 2 * b
     if s.sharded.family == "fsdp":
-        gathered = 2 * (PACKED if s.method == "qlora" else b)
+        gathered = 2 * stored(b, four)
         given = b + (4 if s.grad_dtype == "fp32" else b)
     often = load.steps if s.pipeline_parallel > 1 else load.micro
     gathers = 1 if s.reshard_after_forward == "never" else 1 + p.inputs
