@@ -221,6 +221,8 @@ def _agreement(reading: Reading, e: Estimate, group: Group, at: Phase, *, host: 
     if host:
         lacks = e.host_peak > e.host_memory.bytes
         beside = "other processes, page cache in /dev/shm, or less memory than assumed"
+        if reading.node:
+            beside = "other processes, or page cache in /dev/shm"
         said = "agrees" if lacks else f"finds that enough: {beside}"
         yield f"host memory: {gb(e.host_peak)} needed of {gb(e.host_memory.bytes)}; the estimate {said}"
     elif reading.error and e.verdict == "fits":
@@ -229,6 +231,7 @@ def _agreement(reading: Reading, e: Estimate, group: Group, at: Phase, *, host: 
             "such as other processes on the card, longer data than the caps say, another release, an evaluation step, "
             "or fragmentation"
         )
+    yield from _node(reading)
     if reading.figures and not host:
         yield from _figures(reading.figures, group, at)
     if reading.tracked:
@@ -276,7 +279,15 @@ def _figures(stated: Mapping[str, int], group: Group, at: Phase) -> Iterator[str
 def _alone(reading: Reading) -> tuple[str, ...]:
     """The lines about a message that need no estimate."""
     stated = reading.figures or {}
-    return tuple(_held(stated, stated["total_bytes"])) if stated.get("total_bytes") else ()
+    held = _held(stated, stated["total_bytes"]) if stated.get("total_bytes") else ()
+    return (*_node(reading), *held)
+
+
+def _node(reading: Reading) -> Iterator[str]:
+    """What Ray's message shows of a node's memory."""
+    if reading.node:
+        used, whole = reading.node
+        yield f"the node: {gb(used)} of {gb(whole)} were in use when Ray ended a worker (what Ray prints as GB are GiB)"
 
 
 def _held(stated: Mapping[str, int], card: int) -> Iterator[str]:

@@ -11,7 +11,8 @@ from calc.base.reading import parse_yaml
 from calc.base.schema import InputError
 from calc.diagnose.pasted import Line
 
-_FIELD = re.compile(r"(\s*)(?:- )?['\"]?[A-Za-z_][\w.-]*['\"]?\s*:(?:\s.*)?")
+# an exception's last line, `torch.OutOfMemoryError: CUDA out of memory`, is no field
+_FIELD = re.compile(r"(\s*)(?:- )?['\"]?(?![\w.]*(?:Error|Exception)\s*:)[A-Za-z_][\w.-]*['\"]?\s*:(?:\s.*)?")
 _ITEM = re.compile(r"\s*(?:- .*|-)")
 _LEAST = 2  # fields of a mapping, to be one and not a line of a log
 

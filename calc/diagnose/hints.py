@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from calc.base.units import GiB
 from calc.catalog.catalog import Catalog
 
 LARGEST_NODE = 16  # cards
@@ -80,6 +81,11 @@ NUMBERS: tuple[tuple[str, str], ...] = (
     ("host_memory", r"\b(\d{2,5}) ?Gi?B? (?:of )?(?:cpu|host|system) (?:memory|ram)\b"),
     ("host_memory", r"(?<!GPU)(?<!显卡)内存[为是有共只]{0,2}[:： (（]?(\d{2,5}) ?Gi?B?\b"),
 )
+# A node's memory, used and whole, as Ray prints it where it ends a worker. Its GB are GiB: of a node with 1081 GB it
+# says 1006.84GB.
+RAY_NODE = re.compile(
+    r"([\d.]{1,9}) ?GB / ([\d.]{1,9}) ?GB \([01]\.\d{1,9}\),\s{0,9}which exceeds the memory usage threshold"
+)
 _NUMBERS = tuple((name, re.compile(pattern, re.IGNORECASE | re.ASCII)) for name, pattern in NUMBERS)
 _COUNTS = {
     "单": 1,
@@ -123,6 +129,12 @@ def fields(text: str) -> Iterator[tuple[str, Any]]:
         seen = {next(group for group in match.groups() if group) for match in number.finditer(text[:LONGEST])}
         if len(seen) == 1 and (value := _integer(seen.pop())):
             yield name, value
+
+
+def node(text: str) -> tuple[int, int] | None:
+    """The bytes in use and in all of the node on which Ray ended a worker, by its message; None if there is none."""
+    found = RAY_NODE.search(text)
+    return (round(float(found[1]) * GiB), round(float(found[2]) * GiB)) if found else None
 
 
 def _integer(given: str) -> int:

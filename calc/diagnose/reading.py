@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from calc.base.schema import InputError
+from calc.base.units import GB
 from calc.catalog import oom_message
 from calc.catalog.catalog import Catalog
 from calc.diagnose import (
@@ -76,6 +77,8 @@ TASKS: tuple[tuple[str, str], ...] = (
     (r"rm_trainer\.py|train_rm|\breward[_ ]?trainer|/rm/workflow\.py", "rm"),
     (r"/pt/workflow\.py", "pretrain"),
     (r"\b\w+ModelRayActor\b", "ppo"),
+    (r"\bCriticWorker\b|\bupdate_critic\b|\bcompute_values\b", "ppo"),
+    (r"\bWorkerDict\b|/verl/trainer/(?:main_)?ppo", "grpo"),
     (r"sft_trainer\.py|train_sft|/sft/workflow\.py|in run_sft\b|finetun|/sft\.py", "sft"),
 )
 _RANK = re.compile(r"rank(\d+)|local_rank[=:] ?(\d+)")
@@ -126,8 +129,8 @@ class Reading:
     """A text as read: `fields` by dotted key, and everything said about them.
 
     `parts` names what the text holds; `flags` are the settings of the command that was read, `project` whose it is.
-    `tracked` are the bytes of a table of MemTracker,
-    `accumulation` the micro batches of a step.
+    `tracked` are the bytes of a table of MemTracker, `node` those in use and in all of a node, by Ray's message;
+    `accumulation` are the micro batches of a step.
     `unread` are settings that may matter and are not understood, `variables` those whose value the text does not show.
     """
 
@@ -141,6 +144,7 @@ class Reading:
     told: Told | None = None
     figures: dict[str, int] | None = None
     tracked: dict[str, int] | None = None
+    node: tuple[int, int] | None = None
     cards: list[str] = field(default_factory=list)
     flags: Flags | None = None
     accumulation: int | None = None
@@ -161,6 +165,7 @@ def read(text: str, catalog: Catalog) -> Reading:
     found.error = errors.error(lines)
     found.figures = oom_message.stated(pasted.joined(lines))
     found.tracked = tracker.largest(lines)
+    found.node = hints.node(pasted.joined(lines))
     found.told = frames.phase(lines, beside_code="a Python script" in found.parts)
     if found.error:
         found.parts.append("an error message")
@@ -174,6 +179,8 @@ def read(text: str, catalog: Catalog) -> Reading:
         return found
     _framework(found, text)
     _in_passing(found, text, stated=found.flags is not None or "a scenario" in found.parts)
+    if found.node and "host_memory" not in found.fields:
+        _assume(found, "host_memory", round(found.node[1] / GB), "Ray's message states it")
     _served(found)
     _evaluated(found, text)
     if "model" not in found.fields and len(named := hints.models(text, catalog)) == 1:

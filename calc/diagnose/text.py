@@ -24,14 +24,17 @@ def text(d: Diagnosis, catalog: Catalog) -> str:
 
 def _lines(d: Diagnosis, catalog: Catalog) -> Iterator[str]:
     yield f"recognised: {', '.join(d.reading.parts)}"
-    if d.reading.fields:
-        yield f"  {', '.join(f'{name} {value}' for name, value in d.reading.fields.items() if value != {})}"
+    assumed = d.job.assumed if d.job else tuple(d.reading.assumed)
+    unsaid = {each.field for each in assumed}
+    said = [f"{name} {value}" for name, value in d.reading.fields.items() if value != {} and name not in unsaid]
+    if said:
+        yield f"  {', '.join(said)}"
     if d.reading.error:
         yield f"error: {d.reading.error.row.means}"
     if d.reading.told:
         yield f"died in: {d.reading.told.phase}, by `{d.reading.told.line}`"
+    yield from (f"assumed: {each.field} {each.value}, {each.why}" for each in assumed)
     if d.job:
-        yield from (f"assumed: {each.field} {each.value}, {each.why}" for each in d.job.assumed)
         yield from (f"left out: {line}" for line in d.job.left_out)
     yield from (f"not understood: {name}" for name in d.reading.unread)
     yield from (

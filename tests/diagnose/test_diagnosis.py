@@ -228,6 +228,36 @@ def test_what_cannot_be_told_is_asked_once() -> None:
     assert found.reading.fields["gpu"]
 
 
+RAY = (
+    "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n"
+    "Memory on the node (IP: 10.0.0.5) where the task (actor ID: 1f, name=WorkerDict.__init__, pid=33, memory used="
+    "92.41GB) was running was 957.55GB / 1006.84GB (0.951040), which exceeds the memory usage threshold of 0.95."
+)
+
+
+def test_rays_message_tells_the_nodes_memory_and_that_its_workers_do_reinforcement_learning() -> None:
+    """Ray divides by 1024³ and writes GB: 1006.84 of them are 1081 GB, which is what such a node was sold with."""
+    found = diagnose(RAY)
+    assert found.reading.fields["host_memory"] == 1081 and found.reading.fields["task"] == "grpo"
+    assert found.agrees[0].startswith("the node: 1,028 GB of 1,081 GB were in use")
+    whole = diagnose(RAY, {"model": "qwen2.5-7b", "gpu": "h100-sxm", "gpus": 8})
+    assert whole.estimate and whole.estimate.scenario.host_memory == 1081
+    assert diagnose(RAY, {"host_memory": 512, "model": "qwen2.5-7b", "gpu": "h100-sxm"}).job.scenario.host_memory == 512
+    critic = diagnose(RAY.replace("__init__", "critic_compute_values") + "\n  in compute_values")
+    assert critic.reading.fields["task"] == "ppo"
+
+
+def test_what_nobody_said_is_told_as_assumed_and_not_as_recognised(run: Callable[..., Run]) -> None:
+    """Once `task sft` stood under what was recognised; and an exception's name was a setting not understood."""
+    settings = "per_device_train_batch_size: 4\nbf16: true"
+    said = run("diagnose", "-", "--model", "llama-3-8b", stdin=f"{ERROR}\n{settings}").out
+    recognised = said.partition("error:")[0]
+    assert "micro_batch 4" in recognised and "task" not in recognised
+    assert "assumed: task sft, nothing says what is trained" in said and "not understood" not in said
+    nothing = run("diagnose", "-", stdin=RAY).out
+    assert "task" not in nothing.partition("error:")[0] and "assumed: task grpo" in nothing
+
+
 def test_options_complete_what_the_text_leaves_open(run: Callable[..., Run]) -> None:
     found = run("diagnose", "-", "--model", "llama-3-8b", "--json", stdin=ERROR)
     answer = json.loads(found.out)

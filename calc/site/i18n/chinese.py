@@ -1675,6 +1675,11 @@ DIAGNOSIS = {
     "or less memory than assumed": (
         "主机内存：需要 {size}，共有 {limit}；估算认为够用：可能有其他进程、/dev/shm 中的页缓存，或内存比假设的少"
     ),
+    "host memory: {size!} needed of {limit!}; the estimate finds that enough: other processes, or page cache in "
+    "/dev/shm": "主机内存：需要 {size}，共有 {limit}；估算认为够用：可能有其他进程，或 /dev/shm 中的页缓存",
+    "the node: {used!} of {limit!} were in use when Ray ended a worker (what Ray prints as GB are GiB)": (
+        "该节点：Ray 终止进程时，{limit} 中已用 {used}（Ray 显示的 GB 实为 GiB）"
+    ),
     "the estimate says that this job fits, with probability {p#}: then something differs, such as other processes on "
     "the card, longer data than the caps say, another release, an evaluation step, or fragmentation": (
         "估算认为这个任务放得下，概率 {p}：那么必有不同之处，例如卡上有其他进程、"
@@ -1724,6 +1729,7 @@ DIAGNOSIS = {
     ),
     "{name@} {value!}: what Unsloth patches and loads by default": "{name} {value}：Unsloth 默认修补和加载的",
     "{name@} {value!}: the error is vLLM's": "{name} {value}：报错来自 vLLM",
+    "{name@} {value!}: Ray's message states it": "{name} {value}：Ray 的报错中写明",
     "{name@} {value!}: the error states it": "{name} {value}：报错中写明",
     "{name@} {value!}: one GPU unless said": "{name} {value}：未说明时按一张卡",
     "{name@} {value!}: the newest release with flags of this age": "{name} {value}：有这些参数的最新版本",
