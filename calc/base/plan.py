@@ -210,7 +210,8 @@ class Role:
     PyTorch's operations unpack them (torchao's NF4Tensor). `ends`: under FSDP 2 the embedding is a unit of its own, and
     so are the final norm and the head, which stay gathered after forward (`kept`) or do not (`freed`). `masks`: the
     loader makes a mask of every pair of a sequence's positions. `hooks`: checkpointing is switched on by Transformers,
-    which makes input embeddings require a gradient then, and a vision tower's patches.
+    which makes input embeddings require a gradient then, and a vision tower's patches. `patched`: a library's kernels
+    take the place of the model's own operations, where the job has them.
 
     `keeps_originals`: modules of which copies are trained beside adapters stay on the GPU themselves. `upcasts`: the
     copies are made fp32. `untrained`: modules whose adapters are there and get no gradients.
@@ -269,6 +270,7 @@ class Role:
     caches: bool = False
     handed: int = 1
     hooks: bool = True
+    patched: bool = True
     keeps_originals: bool = True
     untrained: tuple[str, ...] = ()
     adapts_first: bool = False

@@ -56,6 +56,7 @@ def _model(flags: Flags, where: str) -> dict[str, Any]:
         "packing": flags.switch(f"{where}.use_remove_padding"),
         "attention": spelled.get(flags.text(f"{where}.override_config.attn_implementation") or ""),
         "loss": "fused" if flags.on(f"{where}.use_fused_kernels") else None,
+        "kernels": "liger" if flags.on(f"{where}.use_liger") else None,
         "method": "lora" if rank else None,
         "lora.rank": rank,
         "lora.targets": (targets if targets == "all-linear" else listed(targets)) if rank and targets else None,
@@ -140,8 +141,9 @@ def _rl(flags: Flags) -> dict[str, Any]:
         **_rollout(flags, machine["gpus"], dynamic=bool(dynamic)),
         **_reference(flags, machine["gpus"], dated=dated, config="megatron" if megatron else "fsdp_config"),
     }
-    if found["rollout.micro_batch"] == found["micro_batch"]:
-        found["rollout.micro_batch"] = None
+    for place in ("micro_batch", "max_tokens_per_gpu"):  # scoring has the update's, unless it has its own
+        if found[f"rollout.{place}"] == found[place]:
+            found[f"rollout.{place}"] = None
     if task == "ppo":
         found |= _critic(flags, machine["gpus"], megatron=megatron)
     return found
@@ -218,6 +220,7 @@ def _critic(flags: Flags, gpus: int | None, *, megatron: bool) -> dict[str, Any]
         "micro_batch": _micro(flags, "critic", "ppo_micro_batch_size", gpus),
         "max_tokens_per_gpu": _dynamic(flags, "critic"),
         "loss": None,
+        "kernels": None,  # of the actor and the reference alone
     }
     if own["max_tokens_per_gpu"]:
         own["micro_batch"] = None

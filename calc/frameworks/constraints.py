@@ -16,6 +16,8 @@ from calc.scenario.words import DEEPSPEED, FSDP, OWN_SHARDINGS, SHARDINGS, Gener
 
 ON_PEFT = ("transformers", "llamafactory", "axolotl", "ms-swift", "unsloth")  # trainers that call PEFT
 ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a model's own operations were read
+# frameworks with a switch for Liger's kernels, of which the refusals of each say more
+ON_LIGER = (*ON_KERNELS, "openrlhf", "verl")
 # frameworks and trainers with which a share of Megatron-core's hybrid device optimizer was read
 HYBRID = ("verl", "megatron", "megatron-swift")
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
@@ -283,8 +285,9 @@ def kernels_fault(s: Scenario) -> Refusal | None:
     """
     if s.kernels == "eager":
         return None
-    if s.framework not in ON_KERNELS:
-        return Refusal("kernels", f"{s.kernels!r} with {s.framework}", "eager; not modelled there")
+    if s.framework not in (ON_LIGER if s.kernels == "liger" else ON_KERNELS):
+        allowed = "eager, liger" if s.framework in ON_LIGER else "eager; not modelled there"
+        return Refusal("kernels", f"{s.kernels!r} with {s.framework}", allowed)
     if s.kernels == "automodel" and (s.framework, s.trainer) != ("torch", "own"):
         return Refusal("kernels", f"'automodel' with {_loop(s)}", "eager, liger")
     if s.tensor_parallel > 1:

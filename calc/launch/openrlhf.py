@@ -77,6 +77,7 @@ def shared(s: Scenario) -> Iterator[Words]:
     yield option("--ds.grad_accum_dtype", s.grad_dtype)
     yield from switch("--ds.adam_offload", s.offload.optimizer)
     yield option("--ds.attn_implementation", ATTENTION[s.attention])
+    yield from switch("--ds.use_liger_kernel", s.kernels == "liger")
     yield from switch("--ds.packing_samples", s.packing)
     if s.context_parallel > 1:
         yield option("--ds.ring_attn_size", s.context_parallel)

@@ -51,6 +51,7 @@ def keys(s: Scenario) -> Iterator[Words]:
         yield from batched(ACTOR, actor)
     else:
         yield from model(MODEL, actor, shell.role_model(s, "actor"))
+        yield key(f"{MODEL}.use_liger", actor.kernels == "liger")
         yield key(f"{MODEL}.use_fused_kernels", False)
         yield from trained(ACTOR, "fsdp_config", actor)
     yield key(f"{ACTOR}.ppo_mini_batch_size", prompts(actor, "global_batch", "verl"))

@@ -218,6 +218,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
     """The settings with which the layers of `arch`, a rank's part of the model of `role`, run."""
     trained = trained and s.optimizer != "none"
     adapter = adapter_of(s, role) if trained and s.lora else None
+    library = replaced(s.kernels if role.patched else "eager", arch.family)
     wide_stream = role.forced or (arch.wide_stream and TAPES[s.layout] == "bf16")
     precision: Format = "wide-stream" if wide_stream else TAPES[s.layout]
     if role.wrapped and precision == "bf16":
@@ -225,7 +226,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         wide = adapter is not None and EMBEDDING in adapter.saved and upcasts(s, role)
         # nor does it square, exponentiate or run LayerNorm in bf16, and a 4-bit linear returns the type it is given
         # (bitsandbytes 0.50.2 nn/modules.py, Linear4bit.forward: inp_dtype), to be added to the stream
-        widens = arch.activation in WIDENING and "activation" not in replaced(s.kernels, arch.family)
+        widens = arch.activation in WIDENING and "activation" not in library
         wide |= s.method == "qlora" and (widens or arch.norm == "layer" or (adapter is not None and adapter.widens))
         precision = "autocast-wide" if wide else "autocast-bf16"
     return Run(
@@ -252,7 +253,7 @@ def run_of(s: Scenario, role: Role, arch: Architecture, *, trained: bool) -> Run
         looped=arch.experts > 0 and experts_apart(s, arch),
         padded=s.experts_implementation == "torchtitan",
         dispatched=s.experts_implementation == "automodel",
-        replaced=replaced(s.kernels, arch.family),
+        replaced=library,
         compiled=trained and s.compile in ("model", "model-and-loss"),
         narrow=NARROW.get(s.float8, "") if trained and s.sharding != "megatron" else "",
         recipe=RECIPES.get(s.float8, "") if s.sharding == "megatron" else "",

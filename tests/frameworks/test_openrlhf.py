@@ -11,6 +11,7 @@ from jobs import job
 
 from calc.base.plan import Path
 from calc.base.versions import numbers
+from calc.estimate.estimate import estimate
 from calc.frameworks.openrlhf import openrlhf
 from calc.resolve.parse import parse
 from calc.scenario.scenario import Scenario, ScenarioError
@@ -670,3 +671,46 @@ def test_every_release_that_knows_a_task_says_what_it_keeps(task: str) -> None:
         assert {role.name for role in keeps.roles} == set(keeps.loading) - {"rollout"}
         assert {stage.role for stage in keeps.stages} == set(keeps.loading)
         assert ("rollout" in keeps.loading) == (keeps.serving is not None)
+
+
+def kept(s: Scenario) -> int:
+    """The bytes of activations at the end of a forward whose layers keep all that backward needs."""
+    moments = [p.moment for g in estimate(s).groups for p in g.phases if p.name == "forward"]
+    return sum(line.bytes for moment in moments for line in moment.lines if line.component == "activations")
+
+
+def test_ligers_kernels_run_the_language_models_that_actor_loads() -> None:
+    """`use_liger_kernel` of `Actor` (models/actor.py:78 of 0.8.7): what a layer keeps is what plain PyTorch's keeps."""
+    fields = {"model": "llama-3.1-8b", "task": "sft", "gpus": 8, "sharding": "zero3", "attention": "flash"}
+    fields |= {"seq_len": 1024, "micro_batch": 1, "global_batch": 8, "checkpointing": "none", "precision": "mixed"}
+    saved = [
+        kept(job(**fields, framework=name)) - kept(job(**fields, framework=name, kernels="liger"))
+        for name in ("openrlhf==0.8.7", "torch")
+    ]
+    # RMSNorm's fp32 input and what it scales, for 16 bits of input: 4 bytes of 4096, twice; SiLU's 16 bits of 14,336
+    assert saved[0] == pytest.approx(1024 * 32 * (2 * 4 * 4096 + 2 * 14_336), rel=0.1)
+    assert saved[0] == pytest.approx(saved[1], rel=0.03)
+
+
+def test_ligers_kernels_leave_other_models_alone() -> None:
+    """train_dpo's reference (cli/train_dpo.py:32 of 0.8.7, one of two) and scalar heads have none."""
+    for task, name in (("dpo", "reference"), ("ppo", "critic"), ("ppo", "reward")):
+        roles = {role.name: role.patched for role in run("0.8.7", task=task, gpus=8, kernels="liger").keeps.roles}
+        assert roles["actor"] and not roles[name]
+    assert {r.name: r.patched for r in run("0.8.7", task="ppo", gpus=8, kernels="liger").keeps.roles}["reference"]
+
+
+@pytest.mark.parametrize(
+    ("version", "fields", "words"),
+    [
+        ("0.6.1", {"task": "sft"}, "kernels: given 'liger', allowed with openrlhf 0.6.1: eager; liger from 0.6.2 on"),
+        (
+            "0.8.7",
+            {"task": "rm"},
+            "kernels: given 'liger' for rm, allowed with openrlhf: eager; train_rm has no switch",
+        ),
+    ],
+)
+def test_ligers_kernels_are_refused_where_no_switch_is(version: str, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ScenarioError, match=re.escape(words)):
+        run(version, kernels="liger", **fields)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from jobs import job
 
 from calc.base.plan import Keeps, Path
 from calc.estimate.estimate import estimate
@@ -643,3 +644,12 @@ def test_one_release_reduces_gradients_once_a_step(version: str, once: bool) -> 
     assert run(version).no_sync is once
     with pytest.raises(ScenarioError, match=f"no_sync: given {not once}, allowed with verl {version}: {once}".lower()):
         run(version, no_sync=not once)
+
+
+def test_ligers_kernels_run_actor_and_reference_of_models_from_transformers() -> None:
+    """`actor_rollout_ref.model.use_liger`, "only valid when we use hf model definition"; a critic has its own."""
+    fields = {"framework": "verl==0.7.0", "task": "ppo", "gpus": 8, "kernels": "liger", "roles": {"reference": {}}}
+    assert {r.name: r.patched for r in job(**fields).keeps.roles} == {"actor": True, "reference": True, "critic": False}
+    for other in ({"sharding": "megatron"}, {"framework": "easyr1"}):
+        with pytest.raises(ScenarioError, match=r"^scenario: kernels: given 'liger'"):
+            job(**fields | other | ({"task": "grpo"} if "framework" in other else {}))

@@ -59,6 +59,7 @@ def joined(framework: str, task: str, *axes: tuple[dict[str, Any], ...]) -> Iter
         yield {**BASE, "framework": framework, "task": task} | dict(itertools.chain(*[d.items() for d in chosen]))
 
 
+KERNELS: tuple[dict[str, Any], ...] = ({}, {"kernels": "liger"})
 LENGTHS = ({"prompt_len": 512, "response_len": 1536},)
 SLEEPS: tuple[dict[str, Any], ...] = ({"rollout.sleep": True}, {"rollout.sleep": False})
 ROLLOUTS = tuple(
@@ -87,12 +88,14 @@ def openrlhf() -> Iterator[dict[str, Any]]:
     """OpenRLHF's jobs."""
     usual = (METHODS, ZERO, SWITCHES, ATTENTIONS, GRADIENTS, MACHINES)
     yield from supervised(OPENRLHF, ("pretrain", "sft", "rm", "dpo"), *usual)
-    yield from supervised(OPENRLHF, ("sft", "rm", "dpo"), METHODS[:2], ZERO[2:], SWITCHES[:2], SHARED, MACHINES[1:])
+    yield from supervised(
+        OPENRLHF, ("sft", "rm", "dpo"), METHODS[:2], ZERO[2:], SWITCHES[:2], SHARED, KERNELS, MACHINES[1:]
+    )
     n = ({"rollout.n": 4, "rollout.micro_batch": 4},)
     for task in ("ppo", "grpo", "reinforce++"):
         held = (ZERO[1:], SWITCHES[:2], ATTENTIONS[:3], GRADIENTS, BATCHES, LENGTHS)
         yield from joined(OPENRLHF, task, *held, ROLLOUTS, ROLES, n, MACHINES[1:])
-        yield from joined(OPENRLHF, task, ZERO[3:], BATCHES[:1], LENGTHS, ROLLOUTS, DYNAMIC, MACHINES[1:])
+        yield from joined(OPENRLHF, task, ZERO[3:], BATCHES[:1], LENGTHS, ROLLOUTS, DYNAMIC, KERNELS, MACHINES[1:])
         yield from joined(OPENRLHF, task, *held, ROLLOUTS[2:], APART, n, ({"placement": "separate"},))
 
 
@@ -102,14 +105,14 @@ def verl() -> Iterator[dict[str, Any]]:
     steps = ({}, {"optimizer_impl": "fused"}, {"optimizer_impl": "single"})
     usual = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, (ATTENTIONS[1], *SHARED), steps, MACHINES)
     yield from supervised(VERL, ("sft",), *usual)
-    yield from supervised(VERL, ("sft",), METHODS[:2], DYNAMIC[:1], MACHINES)
+    yield from supervised(VERL, ("sft",), METHODS[:2], DYNAMIC[:1], KERNELS, MACHINES)
     for task in ("ppo", "grpo", "reinforce++"):
         held = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, ATTENTIONS, steps, BATCHES, LENGTHS)
         roles = (*ROLES[:3], ROLES[-1], *(critics[1:] if task == "ppo" else ()))
         yield from joined(VERL, task, *held, ROLLOUTS, roles, ({"rollout.n": 4},), MACHINES[1:])
         layered = {**ROLLOUTS[0], "rollout.layered_summon": True, "rollout.micro_batch": 4}
         yield from joined(VERL, task, METHODS[:2], BATCHES, LENGTHS, ROLLOUTS, roles, DYNAMIC, MACHINES[1:])
-        few = (METHODS[:2], SWITCHES[:1], SHARED, BATCHES, LENGTHS, (ROLLOUTS[0], layered))
+        few = (METHODS[:2], SWITCHES[:1], SHARED, KERNELS, BATCHES, LENGTHS, (ROLLOUTS[0], layered))
         yield from joined(VERL, task, *few, roles, ({"rollout.n": 4},), MACHINES[1:])
 
 

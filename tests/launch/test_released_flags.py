@@ -114,6 +114,7 @@ def check_openrlhf(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
         "grad_dtype": said["ds.grad_accum_dtype"],
         "attention": ATTENTION[said["ds.attn_implementation"]],
         "packing": said["ds.packing_samples"],
+        "kernels": "liger" if said.get("ds.use_liger_kernel") else "eager",  # train_rm has none
         "context_parallel": said["ds.ring_attn_size"],
         "seq_len": said["data.max_len"],
         "precision": {"bf16": "mixed"}[said["ds.param_dtype"]],
@@ -237,6 +238,7 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
         "prompt_len": said["data.max_prompt_length"],
         "response_len": said["data.max_response_length"],
         "rollout.batch": said["data.train_batch_size"],
+        "kernels": "liger" if said[f"{model}.use_liger"] else "eager",
         "rollout.engine": said[f"{rollout}.name"],
         "rollout.n": said[f"{rollout}.n"],
         "rollout.tensor_parallel": said[f"{rollout}.tensor_model_parallel_size"],
@@ -357,6 +359,7 @@ def check_verl_sft(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
         "max_tokens_per_gpu": said["data.max_token_len_per_gpu"] if dynamic else None,
         "context_parallel": said["engine.ulysses_sequence_parallel_size"],
         "packing": said["model.use_remove_padding"],
+        "kernels": "liger" if said["model.use_liger"] else "eager",
     }
     if not dynamic:
         fields["micro_batch"] = said["data.micro_batch_size_per_gpu"]

@@ -111,6 +111,8 @@ def refuse(s: Scenario) -> Refusal | None:
         return Refusal("checkpointing", "'selective'", "none, full", "with openrlhf")
     if s.loss != "full":
         return Refusal("loss", repr(s.loss), "full", "with openrlhf")
+    if fault := _liger(s):
+        return fault
     if s.images and s.task not in rl.TASKS:  # datasets/{sft,reward}_dataset.py of 0.11.2 have text alone
         return Refusal("images", f"{s.images.size!r} for {s.task}", "none", f"with openrlhf {version}")
     if method == "qlora" and s.sharding == "zero3":  # zero.Init skips 4-bit models: modeling_utils.py:3760 of 4.43.1
@@ -165,10 +167,26 @@ def keeps(s: Scenario) -> Keeps:
         found = rl.keeps(s, path, deepspeed)
     else:
         own = path(s.rows)
-        reference = Role("reference", own, own, s.rows, s.rows, exchange=EXCHANGE) if s.has("reference") else None
+        # train_dpo passes `use_liger_kernel` to the trained model alone (cli/train_dpo.py:32 of 0.8.7)
+        frozen = Role("reference", own, own, s.rows, s.rows, exchange=EXCHANGE, patched=False)
+        reference = frozen if s.has("reference") else None
         trained = "reward" if s.task == "rm" else "actor"
         found = supervised(trained, own, s.rows, scored=reference, exchange=EXCHANGE, deepspeed=deepspeed)
     return replace(found, notes=(*found.notes, *_in_vain(s)))
+
+
+def _liger(s: Scenario) -> Refusal | None:
+    """The reason why Liger's kernels cannot run the model: `use_liger_kernel` is of `Actor` alone, since 0.6.2."""
+    if s.kernels == "eager":
+        return None
+    version = s.framework_version
+    if not at_least(version, "0.6.2"):
+        return Refusal("kernels", "'liger'", "eager; liger from 0.6.2 on", f"with openrlhf {version}")
+    if s.task == "rm":
+        return Refusal("kernels", "'liger' for rm", "eager; train_rm has no switch for it", "with openrlhf")
+    if s.images:  # models/actor.py:130 of 0.11.2
+        return Refusal("kernels", "'liger' with images", "eager; it raises", "with openrlhf")
+    return None
 
 
 def _in_vain(s: Scenario) -> list[str]:

@@ -93,7 +93,9 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
             logits = replace(logits, entropy="compiled")  # models/actor.py:14 and :167 of 0.8.0
         # reloaded for its own update alone: trainer/ray/ppo_actor.py:130-156 of 0.6.1; asleep from loading on, :383
         leaves = frozenset[Leaves]({"states"} if sleeping and name in TRAINED else ())
-        return Role(name, logits, scores, own.rows, scored, leaves, process="trainer" if alone else name)
+        # scalar heads are on classes of OpenRLHF's own, which Liger's loader does not make (models/model.py)
+        process = "trainer" if alone else name
+        return Role(name, logits, scores, own.rows, scored, leaves, patched=language, process=process)
 
     # strategy.prepare: ppo.py:189 of 0.3.8. Ray starts actor, reference and reward model together and the critic after
     # them, ray.py:128-155 of 0.3.8.

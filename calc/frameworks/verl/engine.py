@@ -40,6 +40,7 @@ def refuse(s: Scenario) -> Refusal | None:
         "reentrant": (False,),  # workers/engine/fsdp/transformer_impl.py:336
         "attention": ("flash", "sdpa", "eager") if free and not s.packing else ("flash",),
         "loss": ("full",),
+        "kernels": ("eager",) if forked(version) else ("eager", "liger"),
         "logprob": ("logsumexp",),
     } | (easyr1.fixed(s) if forked(version) else {})
     uncut = whole_layers(s, "its FSDP trainer does not cut layers: take sharding megatron")
@@ -99,6 +100,7 @@ def role(
         reduce_bytes=4,  # MixedPrecision(reduce_dtype=torch.float32), in every release
         root_stays=_root_stays(s),
         shares=shares,
+        patched=name in ("actor", "reference"),  # actor_rollout_ref.model.use_liger; a critic's model has its own
         exchange="all-to-all",  # Ulysses, in every release (models/transformers/monkey_patch.py)
     )
 
