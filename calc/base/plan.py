@@ -12,6 +12,7 @@ LossKind = Literal[
     "cross-entropy", "log-softmax", "selective", "logsumexp", "rows", "flash", "chunked", "chunked-logits",
     "chunked-views", "ahead", "fused", "fused-rows", "cut", "tiled", "pieces", "divergence", "scalar", "vocab-parallel",
     "vocab-parallel-compiled", "vocab-parallel-te", "vocab-parallel-softmax", "vocab-chunked", "linear-entropy",
+    "chunked-entropy",
 ]  # fmt: skip
 Scaled = Literal["", "view", "in-place", "copy"]
 Cut = Literal["", "slice", "unpad"]
@@ -64,8 +65,9 @@ class Path:
     `scalar` (a value head, no vocabulary), `vocab-chunked` (prime-rl's log-probabilities and entropies, from logits of
     some of the vocabulary at a time), `vocab-parallel` (Megatron-core's, in fp32 over a rank's part of the vocabulary),
     `vocab-parallel-compiled` (the same as compiled kernels), `vocab-parallel-te` (Transformer Engine's kernel),
-    `vocab-parallel-softmax` (slime's, log-probabilities and entropies of one softmax) and `linear-entropy` (verl's
-    kernels, which make both from the head's input).
+    `vocab-parallel-softmax` (slime's, log-probabilities and entropies of one softmax), `linear-entropy` (verl's
+    kernels, which make both from the head's input) and `chunked-entropy` (the same in PyTorch's operations, some tokens
+    at a time).
 
     `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `uncast`: a `cross-entropy` reads them in
     the type that they have. `scaled`: a temperature divides the logits,
@@ -82,7 +84,8 @@ class Path:
     after the head, or before the head (`tiled`). `tile` is the number of tokens whose logits `tiled`, `fused-rows` or
     `chunked` has at once (0: an eighth of all), whose gradients `pieces` has, of which a `fused` loss that is no kernel
     makes gradients in forward, of which a `flash` loss that is no kernel makes them in backward, or which `divergence`
-    compares at once, 0 for all. `turns`: the number of such tiles of `divergence`. `chunks`: Unsloth's `fused` counts
+    compares at once, 0 for all. `turns`: the number of such tiles of `divergence` and `chunked-entropy`, which has
+    `tensors` in fp32 of a tile's logits in forward. `chunks`: Unsloth's `fused` counts
     them by the memory that is free on the card, see `calc.memory.loss_chunks`; then `buffer` has the bytes that one
     takes. For `ahead` `summed` has the bytes of an element of the head's gradients so far, and `copied` says that
     chunks are copies; for a `vocab-parallel` entropy, for `rows`, `selective` and `divergence`, that the loss reads a
@@ -111,6 +114,7 @@ class Path:
     kept: float = 1.0
     tile: int = 0
     turns: int = 0
+    tensors: int = 0
     chunks: Chunks = ""
     buffer: int = 0
     summed: int = 0
@@ -140,6 +144,7 @@ class Path:
                 | "vocab-parallel-softmax"
                 | "vocab-chunked"
                 | "linear-entropy"
+                | "chunked-entropy"
             ):
                 return True
             case (

@@ -150,9 +150,9 @@ def _rl(flags: Flags) -> dict[str, Any]:
 
 
 def _on_fsdp(flags: Flags) -> dict[str, Any]:
-    """The fields of an actor on FSDP; in RL fused kernels make log-probabilities without whole logits, another loss."""
+    """The fields of an actor on FSDP."""
     own = _model(flags, MODEL) | _engine(flags, f"{ACTOR}.fsdp_config", f"{ACTOR}.optim", f"{ACTOR}.strategy")
-    return own | {"loss": None, "context_parallel": flags.integer(f"{ACTOR}.ulysses_sequence_parallel_size")}
+    return own | {"context_parallel": flags.integer(f"{ACTOR}.ulysses_sequence_parallel_size")}
 
 
 def _on_megatron(flags: Flags) -> dict[str, Any]:

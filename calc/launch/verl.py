@@ -52,7 +52,7 @@ def keys(s: Scenario) -> Iterator[Words]:
     else:
         yield from model(MODEL, actor, shell.role_model(s, "actor"))
         yield key(f"{MODEL}.use_liger", actor.kernels == "liger")
-        yield key(f"{MODEL}.use_fused_kernels", False)
+        yield key(f"{MODEL}.use_fused_kernels", actor.loss == "fused")
         yield from trained(ACTOR, "fsdp_config", actor)
     yield key(f"{ACTOR}.ppo_mini_batch_size", prompts(actor, "global_batch", "verl"))
     yield key(f"{ACTOR}.entropy_coeff", f"{s.entropy_coeff:g}")

@@ -38,7 +38,7 @@ def keys(s: Scenario) -> Iterator[Words]:
         return
     yield from model("model", s, shell.model_name(s.model))
     yield key("model.use_liger", s.kernels == "liger")
-    yield key("model.use_fused_kernels", False)
+    yield key("model.use_fused_kernels", s.loss == "fused")
     yield key("engine.strategy", STRATEGIES[s.sharding])
     yield key("engine.ulysses_sequence_parallel_size", s.context_parallel)
     yield from engine("engine", "optim", s)

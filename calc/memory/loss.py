@@ -125,6 +125,8 @@ class Head(Program):
                 return self.of_entries()
             case "linear-entropy":
                 return self.linear_entropy()
+            case "chunked-entropy":
+                return self.chunked_entropy(path)
             case other:
                 assert_never(other)
 
@@ -450,6 +452,27 @@ class Head(Program):
         weight = self.elements["lm_head"] if self.run.trained else 0
         tape.op("lm_head, loss and entropy", [x], ONE * 2, 4, saves=[x, Tensor(ONE, 3 * 4)], scratch=partial,
                 backward_scratch=piece, weight=weight)  # fmt: skip
+        return tape
+
+    def chunked_entropy(self, path: Path) -> Tape:
+        """verl's fused head in PyTorch's operations: log-probabilities and entropies of some tokens after others.
+
+        Forward has `tensors` in fp32 of a tile's logits at once: them, their softmax, a log-softmax, and in passing an
+        exponential or a product. Backward makes the logits again; beside them and their softmax are the labels' ones,
+        what these differ by from the softmax, and the gradient; with the entropy's, a log-softmax and another product.
+        The gradient in 16 bits then makes one of the whole head, frozen or not, beside their sum, while variables still
+        name those of the tile before. verl 0.4.1 to 0.9.1 `utils/experimental/torch_functional.py:FusedLinearForPPO`.
+        """
+        tape, c = self.tape, self.c
+        x = self.gathered(self.input, "lm_head")
+        tile, before = Size({}, {"V": path.tile}), path.turns > 1
+        made = Size({}, {"W_lm_head": c, "h": path.tile * c})
+        logits = tile * ((7 if path.entropy else 5) * 4) + made * before
+        products = tile * ((4 if path.entropy else 3) * 4 + 2) + made * (1 + before)
+        most = max(logits, products, key=lambda size: amount(size, head_dimensions(self.run)).fixed)
+        weight = self.elements["lm_head"] if self.run.trained else 0
+        tape.op("lm_head, loss and entropy", [x], ONE * 2, 4, saves=[x, Tensor(ONE, 8)],
+                scratch=tile * (4 * path.tensors), backward_scratch=most, weight=weight)  # fmt: skip
         return tape
 
     def of_entries(self) -> Tape:

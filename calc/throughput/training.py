@@ -27,6 +27,10 @@ from calc.throughput.terms import Constant, Term
 # the vocabulary: casts of a product made twice (12), nine numbers in fp32 that forward reads or writes (36), and
 # fifteen of backward (60).
 PER_LOGIT: Mapping[Loss, float] = {"full": 44.0, "chunked": 36.0, "fused": 12.0, "cut": 0.0, "vocab-chunked": 108.0}
+# verl's head in PyTorch's operations: forward, and backward which makes the logits again (`FusedLinearForPPO`), in the
+# order of their statements: product and division 6, cast 6, softmax 12, log-softmax 12, logsumexp 24, entropy 16; then
+# 6, 6, 12, labels' ones 4, their difference 12, its product 8, a copy 8, a cast 6, a division 4, and two products 4.
+IN_TURNS = 76 + 70
 SCORED = 18.0  # log-probabilities without gradient: cast, log-softmax, gather
 _HIDES = "share of its collectives that it can hide behind computation"
 _PREFETCH = "it gathers ahead, as far as buckets of modules allow"
@@ -130,7 +134,8 @@ def update(s: Scenario, role: Role, r: Rates, load: Load, head: Head, *, trained
         computed.append(work.cast(cast / n, load.micro, p, r.memory))
     if head == "lm":
         # chunks of PyTorch's operations make each product once, as a loss over all tokens does
-        per_logit = PER_LOGIT["full" if s.loss_chunk_size else s.loss] if trained else SCORED
+        usual = IN_TURNS if role.path.kind == "chunked-entropy" else PER_LOGIT["full" if s.loss_chunk_size else s.loss]
+        per_logit = usual if trained else SCORED
         read = tokens * (1 + len(s.architecture.depths))
         computed.append(work.vocabulary(read, s.architecture.vocab, per_logit, n, r.memory))
     if s.method == "qlora":

@@ -14,7 +14,7 @@ def test_a_loss_runs_inside_the_model_unless_its_outputs_are_kept_for_a_turn() -
     inside = {kind for kind in get_args(LossKind) if Path(kind).inside}
     # Megatron-core's, and verl's on it
     own = {"vocab-parallel", "vocab-parallel-compiled", "vocab-parallel-te", "vocab-parallel-softmax", "linear-entropy",
-           "vocab-chunked"}  # fmt: skip
+           "vocab-chunked", "chunked-entropy"}  # fmt: skip
     assert inside == {
         "cross-entropy",
         "chunked",

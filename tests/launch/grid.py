@@ -60,6 +60,7 @@ def joined(framework: str, task: str, *axes: tuple[dict[str, Any], ...]) -> Iter
 
 
 KERNELS: tuple[dict[str, Any], ...] = ({}, {"kernels": "liger"})
+LOSSES: tuple[dict[str, Any], ...] = ({}, {"loss": "fused", "kernels": "liger"})
 LENGTHS = ({"prompt_len": 512, "response_len": 1536},)
 SLEEPS: tuple[dict[str, Any], ...] = ({"rollout.sleep": True}, {"rollout.sleep": False})
 ROLLOUTS = tuple(
@@ -105,14 +106,14 @@ def verl() -> Iterator[dict[str, Any]]:
     steps = ({}, {"optimizer_impl": "fused"}, {"optimizer_impl": "single"})
     usual = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, (ATTENTIONS[1], *SHARED), steps, MACHINES)
     yield from supervised(VERL, ("sft",), *usual)
-    yield from supervised(VERL, ("sft",), METHODS[:2], DYNAMIC[:1], KERNELS, MACHINES)
+    yield from supervised(VERL, ("sft",), METHODS[:2], DYNAMIC[:1], LOSSES, MACHINES)
     for task in ("ppo", "grpo", "reinforce++"):
         held = (METHODS[:3], shardings("fsdp1", "fsdp2"), SWITCHES, ATTENTIONS, steps, BATCHES, LENGTHS)
         roles = (*ROLES[:3], ROLES[-1], *(critics[1:] if task == "ppo" else ()))
         yield from joined(VERL, task, *held, ROLLOUTS, roles, ({"rollout.n": 4},), MACHINES[1:])
         layered = {**ROLLOUTS[0], "rollout.layered_summon": True, "rollout.micro_batch": 4}
         yield from joined(VERL, task, METHODS[:2], BATCHES, LENGTHS, ROLLOUTS, roles, DYNAMIC, MACHINES[1:])
-        few = (METHODS[:2], SWITCHES[:1], SHARED, KERNELS, BATCHES, LENGTHS, (ROLLOUTS[0], layered))
+        few = (METHODS[:2], SWITCHES[:1], SHARED, LOSSES, BATCHES, LENGTHS, (ROLLOUTS[0], layered))
         yield from joined(VERL, task, *few, roles, ({"rollout.n": 4},), MACHINES[1:])
 
 
@@ -199,7 +200,6 @@ def trl() -> Iterator[dict[str, Any]]:
 
 
 ON_TRANSFORMERS = ("llamafactory", "axolotl", "ms-swift")
-LOSSES: tuple[dict[str, Any], ...] = ({}, {"loss": "fused", "kernels": "liger"})
 
 
 def trainer(name: str) -> Iterator[dict[str, Any]]:

@@ -230,7 +230,6 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
     assert said["algorithm.adv_estimator"].replace("gae", "ppo").replace("_plus_plus", "++") == s.task
     assert (said["data.train_files"], said["data.val_files"]) == ("${TRAIN_FILES}", "${VAL_FILES}")
     assert said["data.filter_overlong_prompts"]  # else a long prompt is an error (data.truncation)
-    assert said[f"{model}.use_fused_kernels"] is False  # loss: full
     asked = said[f"{actor}.use_kl_loss"] or said["algorithm.use_kl_in_reward"]
     assert asked == s.has("reference")
     fields = {
@@ -239,6 +238,7 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
         "response_len": said["data.max_response_length"],
         "rollout.batch": said["data.train_batch_size"],
         "kernels": "liger" if said[f"{model}.use_liger"] else "eager",
+        "loss": "fused" if said[f"{model}.use_fused_kernels"] else "full",
         "rollout.engine": said[f"{rollout}.name"],
         "rollout.n": said[f"{rollout}.n"],
         "rollout.tensor_parallel": said[f"{rollout}.tensor_model_parallel_size"],
@@ -351,7 +351,6 @@ def check_verl_sft(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
     assert said["trainer.nnodes"] * said["trainer.n_gpus_per_node"] == s.gpus
     assert said["model.path"] == hf(s)
     assert said["data.train_files"] == "${TRAIN_FILES}"
-    assert said["model.use_fused_kernels"] is False
     dynamic = said["data.use_dynamic_bsz"]
     fields = {
         "seq_len": said["data.max_length"],
@@ -360,6 +359,7 @@ def check_verl_sft(packages: Packages, s: Scenario, found: Launch) -> dict[str, 
         "context_parallel": said["engine.ulysses_sequence_parallel_size"],
         "packing": said["model.use_remove_padding"],
         "kernels": "liger" if said["model.use_liger"] else "eager",
+        "loss": "fused" if said["model.use_fused_kernels"] else "full",
     }
     if not dynamic:
         fields["micro_batch"] = said["data.micro_batch_size_per_gpu"]

@@ -6,7 +6,7 @@ Files are named as in `calc.frameworks.verl.verl`.
 from __future__ import annotations
 
 from calc.base.optimizers import OPTIMIZERS
-from calc.base.plan import HostCopies, Leaves, Loads, Path, Role, Scaled, Stage
+from calc.base.plan import Entropy, HostCopies, Leaves, Loads, Path, Role, Scaled, Stage
 from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.base.versions import at_least
@@ -19,6 +19,10 @@ from calc.scenario.words import FSDP
 
 # parts of a trained model that its offload flags move to the host between its phases
 MOVED: tuple[Leaves, ...] = ("weights", "states")
+
+
+FUSED = "0.4.1"  # model.use_fused_kernels with the backend `torch`, its default (config/ppo_trainer.yaml)
+TILE = 512  # tokens of which it has logits at once (utils/experimental/torch_functional.py, `FusedLinearForPPO`)
 
 
 def refuse(s: Scenario) -> Refusal | None:
@@ -39,7 +43,7 @@ def refuse(s: Scenario) -> Refusal | None:
         "checkpointing": ("none", "full"),
         "reentrant": (False,),  # workers/engine/fsdp/transformer_impl.py:336
         "attention": ("flash", "sdpa", "eager") if free and not s.packing else ("flash",),
-        "loss": ("full",),
+        "loss": ("full", "fused") if reached(version, FUSED) and not forked(version) else ("full",),
         "kernels": ("eager",) if forked(version) else ("eager", "liger"),
         "logprob": ("logsumexp",),
     } | (easyr1.fixed(s) if forked(version) else {})
@@ -59,6 +63,9 @@ def refuse(s: Scenario) -> Refusal | None:
             with_packing = " with packing" if place == "attention" and free else ""
             given, words = show(getattr(s, place)), ", ".join(map(show, allowed))
             return Refusal(place, given, words, f"with verl {version}{with_packing}")
+    if s.loss == "fused" and s.kernels == "liger" and not reached(version, "0.8.0"):
+        # until then Liger's own forward takes the place of the one that returns log-probabilities
+        return Refusal("loss", "'fused' with kernels liger", "full; both from 0.8.0 on", f"with verl {version}")
     if s.no_sync is not (once := stated(s.task, shared(version), DEFAULTS)["no_sync"]):
         return Refusal("no_sync", str(s.no_sync).lower(), str(once).lower(), f"with verl {version}")
     return None
@@ -142,6 +149,12 @@ def loss_path(s: Scenario, rows: int, *, entropy: bool) -> Path:
     positions.
     """
     version = s.framework_version
+    if s.loss == "fused":
+        tokens = s.max_tokens_per_gpu or -(-rows * s.seq_len // s.context_parallel)
+        # the log-probabilities of flash-attn's kernel, which makes no log-softmax, since 0.8.0 (torch_functional.py:40)
+        tensors, tile = 3 if reached(version, "0.8.0") else 4, min(TILE, tokens)
+        asked: Entropy = "eager" if entropy else ""
+        return Path("chunked-entropy", tile=tile, turns=-(-tokens // tile), tensors=tensors, entropy=asked)
     early, padded = not reached(version, "0.4.0"), not s.packing
     later = reached(version, "0.8.0")
     divided: Scaled = "copy" if version == "0.9.0" else "in-place" if padded else "view"
