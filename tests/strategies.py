@@ -220,6 +220,7 @@ NAMED: dict[str, st.SearchStrategy[Any]] = {
     "expected_len": LENGTHS,
     "micro_batch": st.one_of(st.integers(1, 4), st.integers(1, 64), st.integers(1, 1_000_000)),
     "entropy_coeff": st.sampled_from((0, 0.001)),
+    "entropy_from_logits_with_chunking": st.booleans(),
     "max_model_len": st.sampled_from((1024, 8192, 65_536)),
     "max_num_seqs": st.sampled_from((1, 64, 1024)),
     "max_num_batched_tokens": st.sampled_from((512, 8192, 65_536)),

@@ -17,7 +17,7 @@ LossKind = Literal[
 Scaled = Literal["", "view", "in-place", "copy"]
 Cut = Literal["", "slice", "unpad"]
 Empties = Literal["", "leaving", "each"]
-Entropy = Literal["", "compiled", "eager", "vocab-parallel", "softmax"]
+Entropy = Literal["", "compiled", "eager", "chunked", "vocab-parallel", "softmax"]
 Lasting = Literal["step", "next", "turn"]  # outputs outlive their own backward
 Held = Literal["forward", "inside", "backward", Lasting]
 Chunks = Literal["", "gib", "nearest", "capped", "chain", "rows"]
@@ -70,28 +70,28 @@ class Path:
     at a time).
 
     `head_fp32`: logits are cast to fp32 at once, the 16-bit ones dropped. `uncast`: a `cross-entropy` reads them in
-    the type that they have. `scaled`: a temperature divides the logits,
+    the type that they have. `rows_fp32`: `selective` casts row by row. `scaled`: a temperature divides the logits,
     `view` in place through a view, `in-place`, or `copy`. `upcast`: the loss casts the logits, and meanwhile the
     model's own stay referenced. `cut`: a `slice`, whose backward makes a gradient of all logits, or `unpad`, a copy of
     the real tokens whose backward still needs all logits. `shift_copy`: logits without the last position are copied.
     `in_place`: `flash` writes its gradient over the logits. `entropy`: the entropy of every position is computed beside
-    the log-probability, in a `compiled` kernel, `eager`, under autocast, or `vocab-parallel`, by verl's own function
-    for a rank's part of the vocabulary; or of the same `softmax` as that.
+    the log-probability, in a `compiled` kernel, `eager`, under autocast, `chunked`, `pieces` tokens at a time, or
+    `vocab-parallel`, by verl's own function for a rank's part of the vocabulary; or of the same `softmax` as that.
 
     `held`: how long the caller's variables keep the outputs: to the end of `forward`, of another model's forward
     `inside` it, of `backward`, the `step`, the `next` forward, or, in a step of several micro-batches, of the `turn`
     after their own. `kept` is the share of the positions that enter the loss, where the others are cut off by a slice
     after the head, or before the head (`tiled`). `tile` is the number of tokens whose logits `tiled`, `fused-rows` or
     `chunked` has at once (0: an eighth of all), whose gradients `pieces` has, of which a `fused` loss that is no kernel
-    makes gradients in forward, of which a `flash` loss that is no kernel makes them in backward, or which `divergence`
-    compares at once, 0 for all. `turns`: the number of such tiles of `divergence` and `chunked-entropy`, which has
-    `tensors` in fp32 of a tile's logits in forward. `chunks`: Unsloth's `fused` counts
-    them by the memory that is free on the card, see `calc.memory.loss_chunks`; then `buffer` has the bytes that one
-    takes. For `ahead` `summed` has the bytes of an element of the head's gradients so far, and `copied` says that
-    chunks are copies; for a `vocab-parallel` entropy, for `rows`, `selective` and `divergence`, that the loss reads a
-    copy of the logits; `apart` says that the entropy reads another. `compiled`: the loss runs in kernels that
-    `torch.compile` has fused. `nll` is the share of the rows that enter a cross entropy of their own, beside their
-    log-probabilities; `shift_copy` then says whether that copies them.
+    makes gradients in forward, of which a `flash` loss that is no kernel makes them in backward, which `divergence`
+    compares at once, or `selective` (0: those of a sequence), 0 for all. `turns`: the number of such tiles of
+    `divergence` and `chunked-entropy`, which has `tensors` in fp32 of a tile's logits in forward. `chunks`: Unsloth's
+    `fused` counts them by the memory that is free on the card, see `calc.memory.loss_chunks`; then `buffer` has the
+    bytes that one takes. For `ahead` `summed` has the bytes of an element of the head's gradients so far, and `copied`
+    says that chunks are copies; for a `vocab-parallel` entropy, for `rows`, `selective` and `divergence`, that the loss
+    reads a copy of the logits; `apart` says that the entropy reads another. `compiled`: the loss runs in kernels that
+    `torch.compile` has fused. `nll` is the share of the rows that enter a cross entropy of their own, beside their log-
+    probabilities; `shift_copy` then says whether that copies them.
 
     `picked`: positions that do not enter the loss are cut off before the head, so that their logits never exist.
     `aside` and `metrics` are bytes for each logit of the loss: those of further tensors that the caller's variables
@@ -104,12 +104,14 @@ class Path:
     kind: LossKind
     head_fp32: bool = False
     uncast: bool = False
+    rows_fp32: bool = False
     scaled: Scaled = ""
     upcast: bool = False
     cut: Cut = ""
     shift_copy: bool = False
     in_place: bool = False
     entropy: Entropy = ""
+    pieces: int = 0
     held: Held = "forward"
     kept: float = 1.0
     tile: int = 0

@@ -14,6 +14,7 @@ from calc.scenario.rules import flatten
 from calc.scenario.scenario import Scenario, ScenarioError
 from calc.scenario.words import RL
 
+ENTROPY = ("entropy_coeff", "entropy_from_logits_with_chunking")
 NEEDED = ("model", "gpu", "task")
 # The fields whose defaults decide most of the memory, and so are named where the text does not say them.
 SHOWN = (
@@ -95,7 +96,7 @@ def _fitting(given: dict[str, Any]) -> None:
     for place in list(given):
         head = place.partition(".")[0]
         if (
-            (task not in RL and (head in ("rollout", "prompt_len", "response_len", "entropy_coeff", "placement")))
+            (task not in RL and (head in ("rollout", "prompt_len", "response_len", *ENTROPY, "placement")))
             or (task in RL and place == "seq_len")
             or (head == "lora" and given.get("method") not in ("lora", "qlora"))
         ):

@@ -138,6 +138,7 @@ def _rl(flags: Flags) -> dict[str, Any]:
         "max_tokens_per_gpu": dynamic,
         "micro_batch": None if dynamic else _micro(flags, ACTOR, "ppo_micro_batch_size", machine["gpus"]),
         "entropy_coeff": flags.number(f"{ACTOR}.entropy_coeff"),
+        "entropy_from_logits_with_chunking": flags.on(f"{ACTOR}.entropy_from_logits_with_chunking") or None,
         **_rollout(flags, machine["gpus"], dynamic=bool(dynamic)),
         **_reference(flags, machine["gpus"], dated=dated, config="megatron" if megatron else "fsdp_config"),
     }

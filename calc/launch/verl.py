@@ -56,6 +56,7 @@ def keys(s: Scenario) -> Iterator[Words]:
         yield from trained(ACTOR, "fsdp_config", actor)
     yield key(f"{ACTOR}.ppo_mini_batch_size", prompts(actor, "global_batch", "verl"))
     yield key(f"{ACTOR}.entropy_coeff", f"{s.entropy_coeff:g}")
+    yield key(f"{ACTOR}.entropy_from_logits_with_chunking", s.entropy_from_logits_with_chunking)
     yield from reference(s)
     yield from rollout(s)
     if s.has("critic"):

@@ -44,8 +44,8 @@ def model(where: str, s: Scenario, name: str) -> Iterator[Words]:
 
 
 def unsaid(s: Scenario) -> tuple[str, ...]:
-    """The fields of adapters that no key sets: FSDP's have no dropout."""
-    return ("lora.dtype",) if s.sharding == "megatron" else ("lora.dtype", "lora.dropout")
+    """The fields that no key sets: FSDP's adapters have no dropout; flash-attn makes log-probabilities if it can."""
+    return ("lora.dtype",) if s.sharding == "megatron" else ("lora.dtype", "lora.dropout", "logprob")
 
 
 def engine(where: str, optim: str, s: Scenario) -> Iterator[Words]:

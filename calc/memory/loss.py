@@ -269,7 +269,9 @@ class Head(Program):
 
         Compiled, its kernels compute each probability where they read a logit, so that none is a tensor on a GPU, and
         backward writes one gradient (torch `_inductor/ir.py`, `should_realize_on_reuse`: a CPU alone keeps an
-        exponential that is read twice). Eager, autocast casts the logits for the softmax and for the logsumexp, whose
+        exponential that is read twice). In `pieces` it is compiled anew for each number of tokens, and so runs as it is
+        written from the ninth on (torch._dynamo.config.recompile_limit); in backward each piece makes a gradient of all
+        logits, beside the sum so far. Eager, autocast casts the logits for the softmax and for the logsumexp, whose
         cast is kept beside the probabilities; backward makes the product's gradients in fp32, then the logsumexp's as
         `logsumexp` here does, then the softmax's.
         """
@@ -290,6 +292,13 @@ class Head(Program):
                     "entropy: product", [p, x], ONE, 4, saves=[p, x], scratch=wide, backward_scratch=uncast
                 )
                 parts = [total, product]
+            case "chunked":
+                piece = Size({}, {"V": path.pieces})
+                kept = Tensor(
+                    x.width, 8
+                )  # softmax and cast of all pieces; those of one, and an exponential, in passing
+                parts = [tape.op("entropy in pieces", [x], ONE, 4, saves=[kept] if self.grad else [],
+                                 scratch=piece * (4 if self.grad else 12), backward_scratch=x.size)]  # fmt: skip
             case "vocab-parallel":
                 raise AssertionError("computed before the loss: see `beside_entropy`")
             case other:
@@ -391,14 +400,15 @@ class Head(Program):
 
         Backward holds a row's two gradients beside what it has not released yet, then all rows' and their stack.
         """
-        tape, row = self.tape, Size({}, {"V·S": path.kept})
+        tape, row = self.tape, Size({}, {"V": path.tile} if path.tile else {"V·S": path.kept})
         x = self.contiguous(x, path)
+        b = 4 if path.rows_fp32 else x.b
         rows = tape.op("logits: rows", [x], x.width, x.b, view=True)
         if self.grad:
-            kept = Tensor(x.width, x.b, apart=True)
-            tape.op("log-softmax", [rows], ONE, x.b, saves=[kept], backward_scratch=row * (2 * x.b), rowwise=True)
+            kept = Tensor(x.width, b, apart=True)
+            tape.op("log-softmax", [rows], ONE, b, saves=[kept], backward_scratch=row * (2 * b), rowwise=True)
         else:
-            tape.op("log-softmax", [rows], row, x.b)
+            tape.op("log-softmax", [rows], row, b)
 
     def logsumexp(self, x: Tensor, path: Path) -> None:
         """`gather(logits) - logsumexp(logits)`: keeps the logits, backward makes one gradient for each half."""
@@ -461,7 +471,7 @@ class Head(Program):
         exponential or a product. Backward makes the logits again; beside them and their softmax are the labels' ones,
         what these differ by from the softmax, and the gradient; with the entropy's, a log-softmax and another product.
         The gradient in 16 bits then makes one of the whole head, frozen or not, beside their sum, while variables still
-        name those of the tile before. verl 0.4.1 to 0.9.1 `utils/experimental/torch_functional.py:FusedLinearForPPO`.
+        name those of the tile before. verl 0.5.0 to 0.9.1 `utils/experimental/torch_functional.py:FusedLinearForPPO`.
         """
         tape, c = self.tape, self.c
         x = self.gathered(self.input, "lm_head")

@@ -37,6 +37,7 @@ RL_FIELDS = ("prompt_len", "response_len", "rollout")
 # Settings that some releases lack, and the value that holds without them. A release that has one has a default for it.
 ABSENT: Mapping[str, Any] = {
     "entropy_coeff": 0,
+    "entropy_from_logits_with_chunking": False,
     "max_tokens_per_gpu": None,
     "padding_free": False,
     "rollout.micro_batch": None,

@@ -260,6 +260,7 @@ class Scenario:
     reshard_after_forward: Resharding
     logprob: Logprob
     entropy_coeff: float
+    entropy_from_logits_with_chunking: bool
     micro_batch: int
     max_tokens_per_gpu: int | None
     global_batch: int

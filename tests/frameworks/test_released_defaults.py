@@ -272,6 +272,7 @@ VERL = (
     Row("rollout.gpu_memory_utilization", {"0.2": f"{ROLLOUT}.gpu_memory_utilization"}),
     Row("rollout.sleep", {"0.2": f"{ROLLOUT}.free_cache_engine"}),
     Row("entropy_coeff", {"0.2": f"{ACTOR}.entropy_coeff"}),
+    Row("entropy_from_logits_with_chunking", {"0.5.0": f"{ACTOR}.entropy_from_logits_with_chunking"}),
     Row("rollout.max_model_len", {"0.4.0": f"{ROLLOUT}.max_model_len"}),
     Row("rollout.max_num_seqs", {"0.6.0": f"{ROLLOUT}.max_num_seqs"}),  # until then not passed
     Row("rollout.max_num_batched_tokens", {"0.2": f"{ROLLOUT}.max_num_batched_tokens"}),

@@ -573,9 +573,10 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "selective checkpointing": ("0.9.1", {"checkpointing": "selective"}, "checkpointing"),
     "other attention before 0.6.1": ("0.6.0", {"attention": "sdpa", "packing": False}, "attention"),
     "other attention with packing": ("0.9.1", {"attention": "eager", "packing": True}, "attention"),
-    "a fused loss before 0.4.1": ("0.4.0", {"loss": "fused"}, "loss"),
+    "a fused loss before 0.5": ("0.4.0", {"loss": "fused"}, "loss"),
     "a fused loss below Liger's forward": ("0.7.0", {"loss": "fused", "kernels": "liger"}, "loss"),
-    "other log-probabilities": ("0.9.1", {"logprob": "selective"}, "logprob"),
+    "other log-probabilities": ("0.9.1", {"logprob": "log-softmax-fp32"}, "logprob"),
+    "log-probabilities of a fused loss": ("0.9.1", {"logprob": "selective", "loss": "fused"}, "logprob"),
     "a critic's precision": ("0.9.1", {"task": "ppo", "roles": {"critic": {"precision": "fp32"}}}, "roles.critic.pre"),
     "a rollout in halves": ("0.9.1", {"rollout": {"batch": 5, "n": 2}, "global_batch": 8}, "rollout.batch"),
     "layers of a model without adapters": ("0.9.1", {"rollout": {"layered_summon": True}}, "rollout.layered_summon"),
@@ -654,3 +655,37 @@ def test_ligers_kernels_run_actor_and_reference_of_models_from_transformers() ->
     for other in ({"sharding": "megatron"}, {"framework": "easyr1"}):
         with pytest.raises(ScenarioError, match=r"^scenario: kernels: given 'liger'"):
             job(**fields | other | ({"task": "grpo"} if "framework" in other else {}))
+
+
+def test_sdpa_tells_the_sequences_of_a_row_apart_by_a_mask() -> None:
+    """Rows without padding have positions and no mask; Transformers makes one of all pairs since 4.53, none before."""
+    new, old = ({"transformers": version} for version in ("4.56", "4.52"))
+    fields = {"framework": "verl==0.7.0", "task": "grpo", "gpus": 8, "attention": "sdpa"}
+    apart = job(**fields, versions=new).architecture
+    assert apart.masked and apart.end_to_end
+    padded = job(**fields, versions=new, packing=False).architecture
+    assert not padded.masked and not padded.end_to_end
+    for wrong in ({"versions": old}, {"versions": new, "context_parallel": 2}):
+        with pytest.raises(ScenarioError, match=r"^scenario: attention: given 'sdpa'"):
+            job(**fields, **wrong)
+
+
+def test_log_probabilities_without_flash_attns_kernel_go_row_by_row() -> None:
+    """`logprobs_from_logits_v2`: a sequence at a time, or without padding a token, in fp32 under autocast."""
+    fields = {"framework": "verl==0.7.0", "task": "grpo", "gpus": 8, "logprob": "selective"}
+    path = job(**fields).keeps.role("actor").path
+    assert (path.kind, path.rows_fp32, path.tile, path.in_place) == ("selective", True, 1, False)
+    assert job(**fields, packing=False).keeps.role("actor").path.tile == 0
+    old = job(**fields | {"framework": "verl==0.4.0"}, versions={"transformers": "4.45"}).keeps.role("actor").path
+    assert (old.kind, old.head_fp32) == ("rows", True)
+
+
+def test_entropies_in_pieces_are_those_of_rows_without_padding() -> None:
+    """`compute_entropy_from_logits` is not called where padding stays (workers/actor/dp_actor.py:304 of 0.7.0)."""
+    fields = {"framework": "verl==0.7.0", "task": "grpo", "gpus": 8, "entropy_from_logits_with_chunking": True}
+    actor = job(**fields, max_tokens_per_gpu=16_384).keeps.role("actor")
+    assert (actor.scoring.entropy, actor.scoring.pieces, actor.path.entropy) == ("chunked", 2048, "")
+    assert job(**fields, packing=False).keeps.role("actor").scoring.entropy == "eager"
+    for other in ({"framework": "verl==0.4.0"}, {"sharding": "megatron"}, {"framework": "trl", "task": "dpo"}):
+        with pytest.raises(ScenarioError, match=r"^scenario: entropy_from_logits_with_chunking: given"):
+            job(**fields | other)

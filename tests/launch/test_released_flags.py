@@ -245,6 +245,7 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
         "rollout.gpu_memory_utilization": said[f"{rollout}.gpu_memory_utilization"],
         "rollout.sleep": said[f"{rollout}.free_cache_engine"],
         "entropy_coeff": said[f"{actor}.entropy_coeff"],
+        "entropy_from_logits_with_chunking": said[f"{actor}.entropy_from_logits_with_chunking"],
         "rollout.max_model_len": said.get(f"{rollout}.max_model_len"),
         "rollout.max_num_seqs": said[f"{rollout}.max_num_seqs"],
         "rollout.max_num_batched_tokens": said[f"{rollout}.max_num_batched_tokens"],

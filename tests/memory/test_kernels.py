@@ -168,7 +168,7 @@ def test_the_blocks_of_a_vision_tower_have_the_norms_that_liger_patches_and_no_m
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"framework": "verl"}, "kernels: given 'liger' with verl, allowed: eager; not modelled there"),
+        ({"framework": "slime"}, "kernels: given 'liger' with slime, allowed: eager; not modelled there"),
         (
             {"gpus": 2, "tensor_parallel": 2, "micro_batch": 1},
             "kernels: given 'liger' with tensor_parallel = 2, allowed: eager",

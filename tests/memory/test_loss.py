@@ -911,6 +911,33 @@ def test_verls_head_in_pytorchs_operations_has_the_logits_of_a_few_tokens(
     assert made.saved().tokens == {"h": 2, "": 8}
 
 
+def test_verls_log_probabilities_in_turn_for_each_token() -> None:
+    """`logprobs_from_logits_v2` on a view that was divided in place, whose storages were counted as it ran on the CPU.
+
+    Forward: logits 2 and log-softmaxes 4; these alone are kept, as nothing saves the logits. In backward their
+    gradients take the place of the log-softmaxes; then their stack, a copy of it and what the division makes are there.
+    """
+    forward, kept, backward, alone = peaks(Path("selective", scaled="view", rows_fp32=True, tile=1))
+    assert (forward, kept, backward, alone) == (6, 4, 8, 2)
+    [row] = [op for op in tape(Path("selective", rows_fp32=True, tile=1), grad=False).ops if op.name == "log-softmax"]
+    assert row.outs[0].width.fixed == {"V": 1}
+
+
+def test_verls_entropies_in_pieces() -> None:
+    """`entropy_from_logits_with_chunking`, whose storages were counted as it ran on the CPU on an eighth at a time.
+
+    Without a gradient 12 bytes for each logit of a piece: the cast, its softmax and an exponential. With one a softmax
+    and a cast of all pieces are kept, 8, and backward has 12 at once: these, the gradient so far and a piece's own of
+    all logits.
+    """
+    path = Path("flash", entropy="chunked", pieces=2048)
+    [alone] = [op for op in tape(path, grad=False).ops if op.name == "entropy in pieces"]
+    assert (alone.scratch.fixed, alone.saves) == ({"V": 2048 * 12}, ())
+    made = tape(path)
+    assert made.saved().tokens["V"] == 2 + 8
+    assert logits(backward_of(made))["entropy in pieces"] == 2 + 8 + 2 + 2  # the kernel keeps the logits, too
+
+
 # --- divergences ---
 
 

@@ -181,9 +181,9 @@ def _liger(s: Scenario) -> Refusal | None:
         return None
     version = s.framework_version
     if not at_least(version, "0.6.2"):
-        return Refusal("kernels", "'liger'", "eager; liger from 0.6.2 on", f"with openrlhf {version}")
+        return Refusal("kernels", "'liger'", "eager; it came with 0.6.2", f"with openrlhf {version}")
     if s.task == "rm":
-        return Refusal("kernels", "'liger' for rm", "eager; train_rm has no switch for it", "with openrlhf")
+        return Refusal("kernels", "'liger' for rm", "eager; it has no switch for it", "with openrlhf")
     if s.images:  # models/actor.py:130 of 0.11.2
         return Refusal("kernels", "'liger' with images", "eager; it raises", "with openrlhf")
     return None

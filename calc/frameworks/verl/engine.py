@@ -6,7 +6,7 @@ Files are named as in `calc.frameworks.verl.verl`.
 from __future__ import annotations
 
 from calc.base.optimizers import OPTIMIZERS
-from calc.base.plan import Entropy, HostCopies, Leaves, Loads, Path, Role, Scaled, Stage
+from calc.base.plan import Entropy, HostCopies, Leaves, Loads, LossKind, Path, Role, Scaled, Stage
 from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.base.versions import at_least
@@ -21,7 +21,8 @@ from calc.scenario.words import FSDP
 MOVED: tuple[Leaves, ...] = ("weights", "states")
 
 
-FUSED = "0.4.1"  # model.use_fused_kernels with the backend `torch`, its default (config/ppo_trainer.yaml)
+FUSED = "0.5.0"  # model.use_fused_kernels with the backend `torch`, its default (config/ppo_trainer.yaml:94)
+PIECES = 2048  # tokens whose entropies it makes at once (`entropy_from_logits_with_chunking`)
 TILE = 512  # tokens of which it has logits at once (utils/experimental/torch_functional.py, `FusedLinearForPPO`)
 
 
@@ -42,10 +43,10 @@ def refuse(s: Scenario) -> Refusal | None:
         "grad_dtype": ("bf16",) if s.precision == "bf16" else ("fp32",),
         "checkpointing": ("none", "full"),
         "reentrant": (False,),  # workers/engine/fsdp/transformer_impl.py:336
-        "attention": ("flash", "sdpa", "eager") if free and not s.packing else ("flash",),
+        "attention": _attention(s, free=free),
         "loss": ("full", "fused") if reached(version, FUSED) and not forked(version) else ("full",),
         "kernels": ("eager",) if forked(version) else ("eager", "liger"),
-        "logprob": ("logsumexp",),
+        "logprob": ("logsumexp",) if forked(version) or s.loss == "fused" else ("logsumexp", "selective"),
     } | (easyr1.fixed(s) if forked(version) else {})
     uncut = whole_layers(s, "its FSDP trainer does not cut layers: take sharding megatron")
     if reason := uncut or context_fault(s) or own_units(s) or hybrid_fault(s):
@@ -69,6 +70,25 @@ def refuse(s: Scenario) -> Refusal | None:
     if s.no_sync is not (once := stated(s.task, shared(version), DEFAULTS)["no_sync"]):
         return Refusal("no_sync", str(s.no_sync).lower(), str(once).lower(), f"with verl {version}")
     return None
+
+
+def told_apart(transformers: str) -> bool:
+    """True if Transformers makes a mask of the sequences that lie end to end in a row, by their positions."""
+    return at_least(transformers, "4.53")
+
+
+def _attention(s: Scenario, *, free: bool) -> tuple[str, ...]:
+    """The kinds of attention, of which all but FlashAttention came with `free` choice.
+
+    On rows without padding SDPA needs a mask. verl patches FlashAttention alone where ranks share a sequence, and the
+    attention of vision-language models always (models/transformers/monkey_patch.py:360-407 of 0.8.0).
+    """
+    if not free:
+        return ("flash",)
+    if not s.packing:
+        return ("flash", "sdpa", "eager")
+    alone = s.context_parallel == 1 and not s.architecture.vision
+    return ("flash", "sdpa") if alone and told_apart(s.versions["transformers"]) else ("flash",)
 
 
 def full_length(tokens: int, s: Scenario) -> Refusal | None:
@@ -149,24 +169,32 @@ def loss_path(s: Scenario, rows: int, *, entropy: bool) -> Path:
     positions.
     """
     version = s.framework_version
+    tokens = s.max_tokens_per_gpu or -(-rows * s.seq_len // s.context_parallel)
     if s.loss == "fused":
-        tokens = s.max_tokens_per_gpu or -(-rows * s.seq_len // s.context_parallel)
         # the log-probabilities of flash-attn's kernel, which makes no log-softmax, since 0.8.0 (torch_functional.py:40)
         tensors, tile = 3 if reached(version, "0.8.0") else 4, min(TILE, tokens)
         asked: Entropy = "eager" if entropy else ""
         return Path("chunked-entropy", tile=tile, turns=-(-tokens // tile), tensors=tensors, entropy=asked)
     early, padded = not reached(version, "0.4.0"), not s.packing
+    in_pieces = s.entropy_from_logits_with_chunking and not padded and entropy
     later = reached(version, "0.8.0")
+    # where flash-attn's cross entropy is not installed: `logprobs_from_logits_v2` (utils/torch_functional.py), in turn
+    # for each sequence, or where there is no padding for each token; of fp32 logits a logsumexp
+    fp32 = not at_least(s.versions["transformers"], "4.46")
+    kind: LossKind = "flash" if s.logprob == "logsumexp" else "rows" if fp32 else "selective"
     divided: Scaled = "copy" if version == "0.9.0" else "in-place" if padded else "view"
     return Path(
-        "flash",
-        head_fp32=not at_least(s.versions["transformers"], "4.46"),
+        kind,
+        head_fp32=fp32,
+        rows_fp32=kind == "selective",  # under autocast
+        tile=0 if padded or kind == "flash" else 1,
         scaled="" if reached(version, "0.9.1") else divided,
         cut=("unpad" if later else "slice") if padded else "",
         shift_copy=padded and not later and rows > 1,
         # inplace_backward, unless the entropy needs the logits as they were (dp_actor.py:158-165 of 0.4.0)
-        in_place=not early and not entropy,
-        entropy=("eager" if padded else "compiled") if early or entropy else "",
+        in_place=kind == "flash" and not early and not entropy,
+        entropy=("eager" if padded else "chunked" if in_pieces else "compiled") if early or entropy else "",
+        pieces=min(PIECES, tokens) if in_pieces else 0,
         kept=s.response_len / s.seq_len if padded and not later else 1.0,
     )
 

@@ -96,6 +96,7 @@ def refuse(s: Scenario) -> Refusal | None:
         "checkpointing": ("none", "full", "selective") if reached(version, PARTS) else ("none", "full"),
         "packing": (True,),
         "no_sync": (False,),
+        "entropy_from_logits_with_chunking": (False,),
         "kernels": ("eager",),  # use_liger is "only valid when we use hf model definition" (config/model/hf_model.yaml)
         "reentrant": megatron_core.reruns(s),
     }

@@ -142,6 +142,7 @@ DEFAULTS = Table(
 RL = Table(
     Default("entropy_coeff", FORK, 0.001, "actor.entropy_coeff, ppo_trainer.yaml:31 of 0.2"),
     Default("entropy_coeff", "0.4.0", 0, "actor.entropy_coeff, ppo_trainer.yaml:56 of 0.4.0"),
+    Default("entropy_from_logits_with_chunking", "0.5.0", False, "actor/dp_actor.yaml:27 of 0.5.0"),
     Default("roles.critic.packing", "0.7.0", False, "critic/dp_critic.yaml:44 of 0.7.1", ("ppo",)),
     Default(
         "roles.critic.packing", "0.8.0", GONE, "critic/dp_critic.yaml, which became the actor's in 0.8.0", ("ppo",)

@@ -9,6 +9,7 @@ memory; one in between behaves as the one before it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from calc.base.plan import Awake, Back, Empties, Holds, Keeps, Leaves, Path, Role, Serving, Stage
@@ -45,9 +46,15 @@ TASKS = ("ppo", "grpo", "reinforce++")
 
 
 def modelled(architecture: Architecture, values: Mapping[str, Any]) -> Architecture:
-    """The model as Megatron-core has it where that trains, else as Transformers has it."""
+    """The model as Megatron-core has it where that trains, else as Transformers has it.
+
+    Without padding it gets positions and no mask, by which Transformers tells the sequences of a row apart since 4.53
+    (`masking_utils.py`, find_packed_sequence_indices; workers/actor/dp_actor.py:200 of 0.7.0): SDPA gets a mask then.
+    """
     if values["sharding"] != "megatron":
-        return as_published(architecture, values)
+        published = as_published(architecture, values)
+        joined = values["packing"] and engine.told_apart(values["versions.transformers"])
+        return replace(published, masked=True, end_to_end=True) if joined else published
     return megatron.modelled(architecture, values["version"])
 
 

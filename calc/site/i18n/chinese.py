@@ -2220,6 +2220,9 @@ REFUSALS = {
     "none; generation is not modelled there": "none；那里没有模拟生成",
     "full, or with trainer torchtitan its chunks": "full，或用 trainer torchtitan 的分块",
     "false; it has no switch for it": "false；它没有这个开关",
+    "eager; it has no switch for it": "eager；它没有这个开关",
+    "eager; it raises": "eager；它会报错",
+    "full; both from {version} on": "full；二者自 {version} 起可以同用",
     "transformers; read for {families!}": "transformers；只读过 {families} 的代码",
     "1, or with experts_implementation torchtitan, automodel": (
         "1，或与 experts_implementation torchtitan、automodel 一起"
@@ -2361,6 +2364,7 @@ REFUSALS = {
     "full, lora; this Transformers cannot move a 4-bit model": "full、lora；这个版本的 Transformers 不能移动 4 位模型",
     "false; packing for {task} came with {version}": "false；{task} 的序列打包自 {version} 起才有",
     "false; RL got it with {version}": "false；强化学习自 {version} 起才有",
+    "eager; it came with {version}": "eager；自 {version} 起才有",
     "0; it came with {version}": "0；自 {version} 起才有",
     "false; it came with {version}": "false；自 {version} 起才有",
     "false, until {version}": "{version} 之前须为 false",
