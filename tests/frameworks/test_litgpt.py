@@ -39,6 +39,28 @@ def test_logits_are_pieces_of_128_positions_of_every_row() -> None:
     assert short.path.tile == 300
 
 
+def test_without_adapters_the_loss_takes_pieces_of_all_logits() -> None:
+    """`chunked_cross_entropy` on a tensor; fine-tuning shifts, which is a view of one row and a copy of several."""
+    [one], [two] = (job(method="full", micro_batch=rows).keeps.roles for rows in (1, 2))
+    assert one.path == Path("selective", head_fp32=True, held="next", cut="slice", tile=128, outside=True)
+    assert two.path == Path("selective", head_fp32=True, held="next", cut="slice", copied=True, tile=128, outside=True)
+    pretrained = job(method="full", task="pretrain", gpus=2, micro_batch=2)
+    assert pretrained.keeps.roles[0].path == Path("selective", head_fp32=True, held="next", tile=128, outside=True)
+    assert (pretrained.checkpointing, pretrained.optimizer_impl) == ("none", "fused")
+
+
+def test_logits_are_cast_beside_those_of_the_batch_before() -> None:
+    """Llama 2 7B, 4,096 tokens: those of before in fp32, which the loop still names, these in 16 bits and in fp32.
+
+    Beside them the head keeps its input, in 16 bits.
+    """
+    fields = {"method": "full", "task": "pretrain", "gpu": "h200", "micro_batch": 2, "seq_len": 2048}
+    lines = next(p for p in estimate(job(**fields)).groups[0].phases if p.name == "forward").moment.lines
+    assert (
+        sum(line.bytes for line in lines if line.component == "logits") == (4 + 2 + 4) * 4096 * 32_000 + 2 * 4096 * 4096
+    )
+
+
 def test_layers_are_never_run_again_by_reentrant_checkpointing() -> None:
     """lightning `fabric/strategies/fsdp.py`: CheckpointImpl.NO_REENTRANT, whatever Transformers does."""
     assert not job(gpus=2, **{"versions.transformers": "4.40"}).reentrant
@@ -62,9 +84,8 @@ def test_four_bits_hold_the_head_and_come_back_twice() -> None:
     [
         ({"model": "qwen2.5-7b"}, "trainer: given 'litgpt', allowed: own, transformers for the family qwen2; "
          "litgpt's code is read for llama, mistral, falcon"),
-        ({"task": "dpo"}, "trainer: given 'litgpt' for dpo, allowed: own; modelled for sft, inference"),
-        ({"method": "full"}, "method: given 'full' with trainer litgpt, allowed: lora, qlora; "
-         "the loss of its full fine-tuning is not modelled"),
+        ({"task": "dpo"}, "trainer: given 'litgpt' for dpo, allowed: own; modelled for pretrain, sft, inference"),
+        ({"task": "pretrain"}, "method: given 'lora' for pretrain with trainer litgpt, allowed: full"),
         ({"sharding": "zero3", "gpus": 2}, "sharding: given 'zero3' with trainer litgpt, allowed: none, ddp, fsdp1"),
         ({"sharding": "fsdp2", "gpus": 2}, "sharding: given 'fsdp2' with trainer litgpt, allowed: none, ddp, fsdp1"),
         ({"precision": "autocast"}, "precision: given 'autocast' with trainer litgpt, allowed: bf16, fp32"),
