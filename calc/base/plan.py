@@ -85,13 +85,14 @@ class Path:
     `chunked` has at once (0: an eighth of all), whose gradients `pieces` has, of which a `fused` loss that is no kernel
     makes gradients in forward, of which a `flash` loss that is no kernel makes them in backward, which `divergence`
     compares at once, or `selective` (0: those of a sequence), 0 for all. `turns`: the number of such tiles of
-    `divergence` and `chunked-entropy`, which has `tensors` in fp32 of a tile's logits in forward. `chunks`: Unsloth's
-    `fused` counts them by the memory that is free on the card, see `calc.memory.loss_chunks`; then `buffer` has the
-    bytes that one takes. For `ahead` `summed` has the bytes of an element of the head's gradients so far, and `copied`
-    says that chunks are copies; for a `vocab-parallel` entropy, for `rows`, `selective` and `divergence`, that the loss
-    reads a copy of the logits; `apart` says that the entropy reads another. `compiled`: the loss runs in kernels that
-    `torch.compile` has fused. `nll` is the share of the rows that enter a cross entropy of their own, beside their log-
-    probabilities; `shift_copy` then says whether that copies them.
+    `divergence`, of `selective` with `rows_fp32`, and of `chunked-entropy`, which has `tensors` in fp32 of a tile's
+    logits in forward. `chunks`: Unsloth's `fused` counts them by the memory that is free on the card, see
+    `calc.memory.loss_chunks`; then `buffer` has the bytes that one takes. For `ahead` `summed` has the bytes of an
+    element of the head's gradients so far, and `copied` says that chunks are copies; for a `vocab-parallel` entropy,
+    for `rows`, `selective` and `divergence`, that the loss reads a copy of the logits; `apart` says that the entropy
+    reads another. `compiled`: the loss runs in kernels that `torch.compile` has fused. `nll` is the share of the rows
+    that enter a cross entropy of their own, beside their log- probabilities; `shift_copy` then says whether that copies
+    them.
 
     `picked`: positions that do not enter the loss are cut off before the head, so that their logits never exist.
     `aside` and `metrics` are bytes for each logit of the loss: those of further tensors that the caller's variables

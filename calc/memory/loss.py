@@ -398,17 +398,21 @@ class Head(Program):
     def selective(self, x: Tensor, path: Path) -> None:
         """Row by row: keeps every row's log-softmax, without grad one row's at a time.
 
-        Backward holds a row's two gradients beside what it has not released yet, then all rows' and their stack.
+        Backward holds a row's two gradients beside what it has not released yet, then all rows' and their stack. Under
+        autocast a row is cast first; without grad the log-softmax of the row before is a name of the loop until then
+        (verl 0.7.0 `utils/torch_functional.py`, `logprobs_from_logits_v2`).
         """
         tape, row = self.tape, Size({}, {"V": path.tile} if path.tile else {"V·S": path.kept})
         x = self.contiguous(x, path)
         b = 4 if path.rows_fp32 else x.b
+        cast = row * b if path.rows_fp32 else NOTHING
         rows = tape.op("logits: rows", [x], x.width, x.b, view=True)
         if self.grad:
             kept = Tensor(x.width, b, apart=True)
-            tape.op("log-softmax", [rows], ONE, b, saves=[kept], backward_scratch=row * (2 * b), rowwise=True)
+            tape.op("log-softmax", [rows], ONE, b, saves=[kept], scratch=cast, backward_scratch=row * (2 * b),
+                    rowwise=True)  # fmt: skip
         else:
-            tape.op("log-softmax", [rows], row, b)
+            tape.op("log-softmax", [rows], row, b, scratch=cast if path.turns == 1 else cast * 2)
 
     def logsumexp(self, x: Tensor, path: Path) -> None:
         """`gather(logits) - logsumexp(logits)`: keeps the logits, backward makes one gradient for each half."""
@@ -508,7 +512,9 @@ class Head(Program):
         self.tape.op("logsumexp of rows", [x], ONE, x.b, saves=[x], backward_scratch=x.size)
 
     def contiguous(self, x: Tensor, path: Path) -> Tensor:
-        """A copy of the positions that enter the loss, where the caller asks for one."""
+        """A copy of the positions that enter the loss, where the caller asks for one, or cuts padding off."""
+        if path.cut == "unpad":
+            return self.shifted(x, path)
         own = [x] if sliced(path) else []
         if not path.copied:
             return x

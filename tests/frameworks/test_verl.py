@@ -675,7 +675,10 @@ def test_log_probabilities_without_flash_attns_kernel_go_row_by_row() -> None:
     fields = {"framework": "verl==0.7.0", "task": "grpo", "gpus": 8, "logprob": "selective"}
     path = job(**fields).keeps.role("actor").path
     assert (path.kind, path.rows_fp32, path.tile, path.in_place) == ("selective", True, 1, False)
-    assert job(**fields, packing=False).keeps.role("actor").path.tile == 0
+    padded = job(**fields, packing=False).keeps.role("actor").path
+    assert (padded.tile, padded.turns, padded.cut) == (0, 1, "slice")
+    joined = job(**fields | {"framework": "verl==0.8.0"}, packing=False).keeps.role("actor").path
+    assert (joined.tile, joined.cut) == (1, "unpad")  # engine.py:1212, `logits_rmpad = torch.cat(...)`
     old = job(**fields | {"framework": "verl==0.4.0"}, versions={"transformers": "4.45"}).keeps.role("actor").path
     assert (old.kind, old.head_fp32) == ("rows", True)
 
@@ -685,6 +688,8 @@ def test_entropies_in_pieces_are_those_of_rows_without_padding() -> None:
     fields = {"framework": "verl==0.7.0", "task": "grpo", "gpus": 8, "entropy_from_logits_with_chunking": True}
     actor = job(**fields, max_tokens_per_gpu=16_384).keeps.role("actor")
     assert (actor.scoring.entropy, actor.scoring.pieces, actor.path.entropy) == ("chunked", 2048, "")
+    short = job(**fields, micro_batch=2, prompt_len=2000, response_len=2000, expected_len=600).keeps.role("actor")
+    assert short.scoring.pieces == 1200  # of two sequences without padding, whatever their cap
     assert job(**fields, packing=False).keeps.role("actor").scoring.entropy == "eager"
     for other in ({"framework": "verl==0.4.0"}, {"sharding": "megatron"}, {"framework": "trl", "task": "dpo"}):
         with pytest.raises(ScenarioError, match=r"^scenario: entropy_from_logits_with_chunking: given"):

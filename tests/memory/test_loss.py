@@ -923,6 +923,27 @@ def test_verls_log_probabilities_in_turn_for_each_token() -> None:
     assert row.outs[0].width.fixed == {"V": 1}
 
 
+@pytest.mark.parametrize(("rows", "alone"), [(1, 8), (5, 12)])
+def test_verls_log_probabilities_of_padded_sequences_hold_up_to_three_of_one(rows: int, alone: int) -> None:
+    """Bytes for a logit of a sequence: its cast to fp32 and its log-softmax, 4 each, and that of the sequence before.
+
+    Storages of `logprobs_from_logits_v2` as it ran on the CPU, with autocast's cast written out, in sequences of fp32:
+    2 for one row, 3 for several; with a gradient all log-softmaxes and the cast.
+    """
+    path = Path("selective", cut="slice", rows_fp32=True, turns=rows, kept=0.5)
+    made = {s.name: s.passing.fixed for s in without_grad_of(tape(path, grad=False))}
+    assert made["log-softmax"] == {"V·S": 0.5 * alone}
+    trained = {s.name: s.passing.fixed for s in forward_of(tape(path))}
+    assert trained["log-softmax"] == {"V·S": 0.5 * 4}
+
+
+def test_verls_log_probabilities_read_a_copy_where_padding_is_cut_off() -> None:
+    """verl 0.8.0 joins the real tokens of padded rows, `torch.cat`: the logits and their copy, 2 each, without grad."""
+    path = Path("selective", cut="unpad", rows_fp32=True, tile=1, turns=9)
+    assert peaks(path)[3] == 4
+    assert max(logits(without_grad_of(tape(replace(path, cut=""), grad=False))).values()) == 2
+
+
 def test_verls_entropies_in_pieces() -> None:
     """`entropy_from_logits_with_chunking`, whose storages were counted as it ran on the CPU on an eighth at a time.
 

@@ -179,7 +179,10 @@ def loss_path(s: Scenario, rows: int, *, entropy: bool) -> Path:
     in_pieces = s.entropy_from_logits_with_chunking and not padded and entropy
     later = reached(version, "0.8.0")
     # where flash-attn's cross entropy is not installed: `logprobs_from_logits_v2` (utils/torch_functional.py), in turn
-    # for each sequence, or where there is no padding for each token; of fp32 logits a logsumexp
+    # for each sequence, or for each token where there is no padding, or it is cut off before (engine.py:1212 of 0.8.0);
+    # of fp32 logits a logsumexp
+    held = -(-rows * s.held_len(rows) // s.context_parallel)
+    by_token = not padded or later
     fp32 = not at_least(s.versions["transformers"], "4.46")
     kind: LossKind = "flash" if s.logprob == "logsumexp" else "rows" if fp32 else "selective"
     divided: Scaled = "copy" if version == "0.9.0" else "in-place" if padded else "view"
@@ -187,14 +190,15 @@ def loss_path(s: Scenario, rows: int, *, entropy: bool) -> Path:
         kind,
         head_fp32=fp32,
         rows_fp32=kind == "selective",  # under autocast
-        tile=0 if padded or kind == "flash" else 1,
+        tile=1 if by_token and kind != "flash" else 0,
+        turns=(held if by_token else rows) if kind == "selective" else 0,
         scaled="" if reached(version, "0.9.1") else divided,
         cut=("unpad" if later else "slice") if padded else "",
         shift_copy=padded and not later and rows > 1,
         # inplace_backward, unless the entropy needs the logits as they were (dp_actor.py:158-165 of 0.4.0)
         in_place=kind == "flash" and not early and not entropy,
         entropy=("eager" if padded else "chunked" if in_pieces else "compiled") if early or entropy else "",
-        pieces=min(PIECES, tokens) if in_pieces else 0,
+        pieces=min(PIECES, held) if in_pieces else 0,
         kept=s.response_len / s.seq_len if padded and not later else 1.0,
     )
 
