@@ -91,7 +91,7 @@ class Path:
     element of the head's gradients so far, and `copied` says that chunks are copies; for a `vocab-parallel` entropy,
     for `rows`, `selective` and `divergence`, that the loss reads a copy of the logits; `apart` says that the entropy
     reads another. `compiled`: the loss runs in kernels that `torch.compile` has fused. `nll` is the share of the rows
-    that enter a cross entropy of their own, beside their log- probabilities; `shift_copy` then says whether that copies
+    that enter a cross entropy of their own, beside their log-probabilities; `shift_copy` then says whether that copies
     them.
 
     `picked`: positions that do not enter the loss are cut off before the head, so that their logits never exist.
