@@ -54,6 +54,7 @@ OPTIONAL: dict[str, st.SearchStrategy[Any]] = {
     "lora.dropout": st.sampled_from((0, 0.0, 0.05, 0.5)),
     "lora.dtype": st.sampled_from(("fp32", "bf16")),
     "lora.dora": st.booleans(),
+    "lora.ref_adapter": st.booleans(),
     "versions.transformers": st.sampled_from(("4.44", "4.48", "4.57")),
 }
 

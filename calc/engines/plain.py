@@ -28,6 +28,8 @@ class Plain(Holder):
         r = self.replica
         own = r.packed() if r.quantised else weights.weights(r.role, r.parameters, r.weight_bytes)
         adapter = [weights.adapter(r.role, r.adapter, r.adapter_bytes)] if r.adapter else []
+        if r.ref_bytes:
+            adapter.append(weights.adapter("reference", r.adapter, r.ref_bytes))
         saved = [weights.saved(r.role, r.saved, r.saved_bytes)] if r.saved else []
         return [own, *adapter, *saved, *self.tables()]
 

@@ -46,7 +46,8 @@ class Replica:
     element that FSDP gathers of a layer, 0 for the compute type's. `saved`: elements trained whole beside adapters.
     `untrained`: matrices of adapters that get no gradients.
     `groups`: see `calc.base.plan.Role`.
-    `init`: the decomposition from which adapters start on the card, if any. `keeps_gathered`: what FSDP 2 gathers for
+    `init`: the decomposition from which adapters start on the card, if any. `ref_bytes`: bytes of an element of the
+    adapters' frozen copy, 0 without one. `keeps_gathered`: what FSDP 2 gathers for
     a forward stays until its own backward. `keeps_last`: that of the last layer alone.
     """
 
@@ -88,6 +89,7 @@ class Replica:
     saved: int = 0
     untrained: tuple[Tensor, ...] = ()
     init: Literal["", "pissa", "olora"] = ""
+    ref_bytes: int = 0
     mask_positions: int = 0
     keeps_gathered: bool = False
     keeps_last: bool = False

@@ -20,6 +20,8 @@ ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a mode
 ON_LIGER = (*ON_KERNELS, "openrlhf", "verl")
 # frameworks and trainers with which a share of Megatron-core's hybrid device optimizer was read
 HYBRID = ("verl", "megatron", "megatron-swift")
+# the first releases of TRL whose trainers keep a frozen copy of an adapter that they train on (`add_adapter("ref", …)`)
+REF_ADAPTER: Mapping[str, str] = {"dpo": "0.29.0", "grpo": "0.27.0", "kto": "1.8.0"}
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
 # trainers that run PEFT's own linears, with which 8 bits and DoRA are modelled: Unsloth has kernels of its own
 PLAIN_PEFT = ("own", *[name for name in ON_PEFT if name != "unsloth"])
@@ -999,6 +1001,28 @@ def rounding_fault(s: Scenario) -> Refusal | None:
         return fault
     barred = {"images": s.images is not None, "routed experts": s.architecture.experts > 0}
     return _barred("qat_scheme", s.qat_scheme, "none", barred)
+
+
+def ref_adapter_fault(s: Scenario) -> Refusal | None:
+    """The reason why no copy of adapters is the reference, or is not modelled so, in one line, or None."""
+    if not s.lora or not s.lora.ref_adapter:
+        return None
+    fixed: dict[str, tuple[str | int, ...]] = {
+        "framework": ("trl",), "trainer": ("transformers",), "task": tuple(REF_ADAPTER), "sharding": ("none", "ddp"),
+    }  # fmt: skip
+    if fault := _beside(s, "lora.ref_adapter", "true", "false", fixed):
+        return fault
+    if not at_least(s.framework_version, REF_ADAPTER[s.task]):
+        allowed = f"false; it came with {REF_ADAPTER[s.task]}"
+        return Refusal("lora.ref_adapter", "true", allowed, f"with trl {s.framework_version}")
+    other = s.role("reference")
+    barred = {
+        "no reference": other is None,
+        "roles.reference.model": other is not None and other.model != s.model,
+        "lora.modules_to_save": bool(s.lora.modules_to_save),
+        "experts that get adapters": adapts_experts(s.architecture, s.lora.modules),
+    }
+    return _barred("lora.ref_adapter", "true", "false", barred)
 
 
 def ia3_fault(s: Scenario) -> Refusal | None:

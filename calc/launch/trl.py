@@ -297,7 +297,7 @@ def notes(s: Scenario, trainer: Scenario, files: Iterable[str]) -> Iterator[str]
 
 def unsaid(s: Scenario) -> Iterator[str]:
     """The fields that no flag of this job sets."""
-    yield from ("lora.dtype", "lora.init")
+    yield from ("lora.dtype", "lora.init", "lora.ref_adapter")
     if s.sharded.family != "zero":
         yield "grad_dtype"
     if s.optimizer_impl not in OPTIMIZERS[s.optimizer].spelled.trl:

@@ -110,6 +110,7 @@ NEUTRAL: Mapping[str, Any] = {
     "lora.dora": False,
     "lora.ia3": False,
     "lora.count": 1,
+    "lora.ref_adapter": False,
     "optimizer_in_backward": False,
     "use_precision_aware_optimizer": False,
     "main_params_dtype": "fp32",
@@ -413,6 +414,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.dora_fault(scenario)
         or constraints.tower_fault(scenario)
         or constraints.ia3_fault(scenario)
+        or constraints.ref_adapter_fault(scenario)
         or constraints.rounding_fault(scenario)
         or constraints.chosen_fault(scenario)
         or constraints.implementation_fault(scenario)
@@ -545,5 +547,5 @@ def _lora(values: Mapping[str, Any], architecture: Architecture) -> Lora | None:
         return None
     targets = rules.adapters(architecture, values["lora.rank"], values["lora.targets"])
     how = values["lora.dtype"], values["lora.units"], tuple(values["lora.modules_to_save"]), values["lora.init"]
-    beside = values["lora.dora"], values["lora.count"], values["lora.ia3"]
+    beside = values["lora.dora"], values["lora.count"], values["lora.ia3"], values["lora.ref_adapter"]
     return Lora(values["lora.rank"], targets, float(values["lora.dropout"]), *how, *beside)

@@ -76,6 +76,7 @@ class Lora:
     `modules_to_save`: modules of which copies are trained whole. `init`: what adapters start from. `dora`: each row of
     an adapted weight has a magnitude, which is trained, too. `count`: adapters beside each linear, one for each token.
     `ia3`: a vector weighs the outputs of each linear, or the inputs of an MLP's last one, in place of both matrices.
+    `ref_adapter`: a frozen copy of the adapters is the reference.
     """
 
     rank: int
@@ -88,6 +89,7 @@ class Lora:
     dora: bool = False
     count: int = 1
     ia3: bool = False
+    ref_adapter: bool = False
 
     @property
     def modules(self) -> str | tuple[str, ...]:
@@ -594,6 +596,7 @@ class Scenario:
                 "rank": self.lora.rank, "targets": targets, "dropout": self.lora.dropout, "dtype": self.lora.dtype,
                 "units": self.lora.units, "modules_to_save": list(self.lora.modules_to_save),
                 "init": self.lora.init, "dora": self.lora.dora, "count": self.lora.count, "ia3": self.lora.ia3,
+                "ref_adapter": self.lora.ref_adapter,
             }  # fmt: skip
         for name in ("pipeline_layers", "recompute_modules"):
             data[name] = list(data[name]) if data[name] else None

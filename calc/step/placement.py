@@ -186,6 +186,18 @@ def adapter_bytes(s: Scenario) -> int:
     return 2 if s.lora.dtype == "bf16" and own else 4
 
 
+def ref_adapter_bytes(s: Scenario) -> int:
+    """Bytes of an element of the frozen copy of adapters that TRL adds as the reference, 0 without one.
+
+    Beside four bits it is made in fp32, and stays so; beside others PEFT casts it to the type of the weight, and since
+    0.19 back to fp32 (peft `peft_model.py:add_adapter`, `tuners/tuners_utils.py:cast_adapter_dtype`).
+    """
+    if not s.lora or not s.lora.ref_adapter:
+        return 0
+    widened = s.method == "qlora" or at_least(s.versions["peft"], "0.19")
+    return 4 if widened else FORMATS[s.layout][0]
+
+
 def upcasts(s: Scenario, role: Role) -> bool:
     """True if copies of modules are fp32; DeepSpeed makes all of a model bf16 (0.19.2 `runtime/engine.py:1570`)."""
     return role.upcasts and s.sharded.family != "zero"
@@ -455,6 +467,7 @@ def replica(s: Scenario, role: Role, *, trained: bool) -> Replica:
         saved=saved,
         untrained=untrained,
         init=s.lora.init if run.adapter and s.lora and s.lora.init != "random" else "",
+        ref_bytes=ref_adapter_bytes(s) if run.adapter else 0,
         vision_adapter=vision,
         adapter_bytes=each,
         trainable=(elements - idle or count) if trained else 0,

@@ -789,3 +789,41 @@ def test_rows_without_padding_are_one_row_as_packs_are() -> None:
     assert free.held_len(8) == packed.held_len(8) < run(**real).held_len(8) == 900
     assert free.architecture.end_to_end and free.architecture == packed.architecture
     assert "--padding_free True" in launch(free).command
+
+
+def test_an_adapter_that_is_trained_on_has_a_frozen_copy() -> None:
+    """`model.add_adapter("ref", …)` (trainer/dpo_trainer.py:632 of 1.7.1): fp32 beside four bits, or with PEFT 0.19.
+
+    Qwen2.5 0.5B, rank 8 beside q_proj and v_proj: 24 · 8 · (896 + 896 + 896 + 128) elements.
+    """
+    fields = {"model": "qwen2.5-0.5b", "task": "dpo", "gpus": 1, "framework": "trl==1.7.1", "lora__rank": 8,
+              "lora__targets": ["q_proj", "v_proj"], "roles": {"reference": {}}}  # fmt: skip
+    elements = 24 * 8 * (896 + 896 + 896 + 128)
+
+    def copies(**more: Any) -> list[int]:
+        """The bytes of the reference's adapters in the phase in which the job peaks."""
+        lines = estimate(run(**fields, lora__ref_adapter=True, **more)).groups[0].peak.moment.lines
+        return [line.bytes for line in lines if (line.component, line.role) == ("adapter", "reference")]
+
+    assert copies(method="qlora") == [4 * elements]
+    assert copies(method="lora", precision="bf16", versions={"peft": "0.19"}) == [4 * elements]
+    assert copies(method="lora", precision="bf16", versions={"peft": "0.18"}) == [2 * elements]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"framework": "trl==0.27.0"},
+            "lora.ref_adapter: given true, allowed with trl 0.27.0: false; it came with 0.29.0",
+        ),
+        ({"task": "sft", "roles": {}}, "lora.ref_adapter: given true with task sft"),
+        ({"roles": {"reference": "none"}}, "lora.ref_adapter: given true with no reference, allowed: false"),
+        ({"sharding": "zero2", "gpus": 2}, "lora.ref_adapter: given true with sharding zero2"),
+    ],
+)
+def test_a_copy_of_adapters_is_refused_where_none_is_made(fields: dict[str, Any], message: str) -> None:
+    usual = {"task": "dpo", "method": "lora", "roles": {"reference": {}}, "lora__ref_adapter": True}
+    with pytest.raises(ScenarioError) as caught:
+        run(**usual | fields)
+    assert message in str(caught.value)

@@ -287,6 +287,7 @@ NOT_CHANGED = {
     "host_memory", "offload.fraction", "offload.masters",
     "use_precision_aware_optimizer", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
     "loss", "lora.units", "lora.count", "lora.ia3", "qat_scheme", "quantize_moe_experts", "checkpoint_gb",
+    "lora.ref_adapter",
     "vision_tower",
     "apply_rope_fusion",
     "cp_comm_type", "cross_entropy_fusion_impl",
