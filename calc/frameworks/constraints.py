@@ -20,6 +20,11 @@ ON_KERNELS = ("torch", "trl")  # frameworks for which kernels in place of a mode
 ON_LIGER = (*ON_KERNELS, "openrlhf", "verl")
 # frameworks and trainers with which a share of Megatron-core's hybrid device optimizer was read
 HYBRID = ("verl", "megatron", "megatron-swift")
+# the sizes of buckets in DeepSpeed's configuration, and the shardings that read them
+BUCKETS: Mapping[str, tuple[str, ...]] = {
+    "reduce_bucket_size": DEEPSPEED, "stage3_prefetch_bucket_size": ("zero3",),
+    "stage3_param_persistence_threshold": ("zero3",),
+}  # fmt: skip
 # the first releases of TRL whose trainers keep a frozen copy of an adapter that they train on (`add_adapter("ref", …)`)
 REF_ADAPTER: Mapping[str, str] = {"dpo": "0.29.0", "grpo": "0.27.0", "kto": "1.8.0"}
 COMPILES = ("own", "torchtitan", "torchtune")  # trainers whose torch.compile is modelled: a layer at a time
@@ -757,6 +762,19 @@ def zero_fault(s: Scenario) -> Refusal | None:
     for field, size in sizes.items():
         if size is not None:
             return Refusal(field, f"{size} {where}", "none, or a size with torch and zero3")
+    return None
+
+
+def bucket_fault(s: Scenario) -> Refusal | None:
+    """The reason why sizes of buckets of DeepSpeed's configuration cannot be used, in one line, or None."""
+    for field, shardings in BUCKETS.items():
+        size = getattr(s, field)
+        if size is None:
+            continue
+        if s.framework not in ON_KERNELS or s.trainer == "colossalai":
+            return Refusal(field, f"{size!r} with {_loop(s)}", "null; it writes the configuration itself")
+        if s.sharding not in shardings:
+            return Refusal(field, f"{size!r} with sharding {s.sharding}", f"null, or with {', '.join(shardings)}")
     return None
 
 

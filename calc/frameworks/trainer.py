@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from calc.base.plan import Holds, Keeps, Loads, Path, Stage
+from calc.base.plan import DeepSpeed, Holds, Keeps, Loads, Path, Stage
 from calc.base.refusal import Refusal
 from calc.base.schema import show
 from calc.base.versions import at_least
@@ -23,6 +23,33 @@ GENERATES = "on_policy: what the student generates is held in memory; the time i
 NO_SYNC = "1.11"  # of Accelerate: `no_sync` of FSDP 2 calls set_requires_gradient_sync
 # the weights that a sharding gathers to hand them on, on top of those already there
 HANDED: Mapping[Sharding, tuple[Holds, ...]] = {"zero3": ("parameter",), "fsdp1": ("units",), "fsdp2": ("parameter",)}
+
+
+def filled_in(s: Scenario, usual: DeepSpeed) -> DeepSpeed:
+    """`usual` with the sizes that Transformers puts in place of `auto`, by the model's width.
+
+    A bucket has h² elements, nine tenths of that are gathered ahead, a parameter of up to 10·h stays whole
+    (`integrations/deepspeed.py`, `trainer_config_finalize`).
+    """
+    h = s.architecture.hidden
+    return replace(usual, reduce_bucket=h * h, prefetch=int(0.9 * h * h), persistence_threshold=10 * h)
+
+
+def sized(s: Scenario, usual: DeepSpeed) -> DeepSpeed:
+    """`usual` with the sizes of buckets that the scenario states."""
+    filled = filled_in(s, usual)
+
+    def size(stated: int | str | None, own: int, auto: int) -> int:
+        return own if stated is None else auto if isinstance(stated, str) else stated
+
+    return replace(
+        usual,
+        reduce_bucket=size(s.reduce_bucket_size, usual.reduce_bucket, filled.reduce_bucket),
+        prefetch=size(s.stage3_prefetch_bucket_size, usual.prefetch, filled.prefetch),
+        persistence_threshold=size(
+            s.stage3_param_persistence_threshold, usual.persistence_threshold, filled.persistence_threshold
+        ),
+    )
 
 
 def habits(task: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def sizes(s: Scenario) -> dict[str, Any]:
     named = {
         "reduce_bucket_size": (config.reduce_bucket, usual.reduce_bucket),
         "stage3_param_persistence_threshold": (config.persistence_threshold, usual.persistence_threshold),
+        "stage3_prefetch_bucket_size": (config.prefetch, usual.prefetch),
         "overlap_comm": (config.overlap_comm, usual.overlap_comm),
         "stage3_max_live_parameters": (config.max_live, usual.max_live),
         "sub_group_size": (config.sub_group, usual.sub_group),

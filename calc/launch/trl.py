@@ -15,7 +15,18 @@ from typing import Any, assert_never
 from calc.base.optimizers import OPTIMIZERS
 from calc.base.versions import at_least
 from calc.launch import shell
-from calc.launch.hugging_face import DEEPSPEED, deepspeed, device, grouping, mixed, optim, reentrant, synchronised, yaml
+from calc.launch.hugging_face import (
+    DEEPSPEED,
+    deepspeed,
+    device,
+    grouping,
+    mixed,
+    optim,
+    reentrant,
+    sizes,
+    synchronised,
+    yaml,
+)
 from calc.launch.shell import ATTENTION, Launch, LaunchError, Placeholder, Words, option, own
 from calc.models.lora import module_names
 from calc.scenario.scenario import Scenario
@@ -202,7 +213,8 @@ def nodes(s: Scenario) -> int:
 
 def files(s: Scenario) -> dict[str, str]:
     """The accelerate file, and one for DeepSpeed if gradients accumulate in fp32, which only that file can say."""
-    of_deepspeed = deepspeed(s) if s.sharded.family == "zero" and s.grad_dtype == "fp32" else None
+    in_file = s.sharded.family == "zero" and (s.grad_dtype == "fp32" or bool(sizes(s)))
+    of_deepspeed = deepspeed(s) if in_file else None
     settings: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "debug": False}
     match s.sharded.family:
         case "zero":

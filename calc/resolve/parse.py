@@ -63,6 +63,9 @@ NEUTRAL: Mapping[str, Any] = {
     "zero_init": True,
     "max_live_parameters": None,
     "sub_group_size": None,
+    "reduce_bucket_size": None,
+    "stage3_prefetch_bucket_size": None,
+    "stage3_param_persistence_threshold": None,
     "compile": "none",
     "float8": "none",
     "float8_all_gather": False,
@@ -359,6 +362,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         bf16_layers_at_end=values["bf16_layers_at_end"],
         max_live_parameters=values["max_live_parameters"],
         sub_group_size=values["sub_group_size"],
+        **{name: values[name] for name in constraints.BUCKETS},
         mtp_num_layers=values["mtp_num_layers"],
         pinned_max_round_threshold_mb=values["pinned_max_round_threshold_mb"],
         framework_version=known,
@@ -415,6 +419,7 @@ def _fill(asked: str, vendor: str, catalog: Catalog) -> Scenario:
         or constraints.tower_fault(scenario)
         or constraints.ia3_fault(scenario)
         or constraints.ref_adapter_fault(scenario)
+        or constraints.bucket_fault(scenario)
         or constraints.rounding_fault(scenario)
         or constraints.chosen_fault(scenario)
         or constraints.implementation_fault(scenario)

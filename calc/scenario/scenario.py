@@ -233,6 +233,9 @@ class Scenario:
     zero_init: bool
     max_live_parameters: int | None
     sub_group_size: int | None
+    reduce_bucket_size: int | str | None
+    stage3_prefetch_bucket_size: int | str | None
+    stage3_param_persistence_threshold: int | str | None
     checkpointing: Checkpointing
     checkpointed_layers: int | None
     recompute_modules: tuple[Recomputed, ...] | None

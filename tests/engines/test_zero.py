@@ -7,6 +7,7 @@ The rules are DeepSpeed's own, read in 0.13.5, 0.16.4 and 0.19.5: `runtime/zero/
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -415,6 +416,38 @@ def test_a_configuration_may_keep_fewer_parameters_gathered_and_step_fewer_at_a_
     usual = zero(framework="torch", sharding="zero3")
     assert sum(e.cut.sub_groups) == sum(usual.cut.sub_groups)
     assert 10**8 <= max(e.cut.sub_groups) < max(usual.cut.sub_groups)
+
+
+def test_buckets_are_as_large_as_the_configuration_says() -> None:
+    """Half a billion elements of 16 bits, or the square of the width, which Transformers puts for `auto`."""
+    for sharding in ("zero2", "zero3"):
+        fields = {"framework": "trl", "sharding": sharding, "gpus": 8, "global_batch": 64, "model": "llama-3.1-8b"}
+        sizes = [
+            job(**fields, reduce_bucket_size=size).keeps.deepspeed.reduce_bucket for size in (None, "auto", 2 * 10**8)
+        ]
+        assert sizes == [500_000_000, 4096 * 4096, 200_000_000]
+    usual, small = (zero(**fields, reduce_bucket_size=size) for size in (None, 10**8))
+    assert total(usual.states()) - total(small.states()) == 2 * (500_000_000 - 100_000_000)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"framework": "openrlhf", "reduce_bucket_size": 5}, "given 5 with openrlhf, allowed: null; it writes"),
+        (
+            {"framework": "trl", "sharding": "zero2", "stage3_prefetch_bucket_size": "auto"},
+            "given 'auto' with sharding zero2",
+        ),
+        (
+            {"framework": "torch", "sharding": "fsdp2", "reduce_bucket_size": 5},
+            "given 5 with sharding fsdp2, allowed: null",
+        ),
+    ],
+)
+def test_sizes_of_buckets_are_refused_where_nothing_reads_them(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        job(**{"sharding": "zero3", "gpus": 8, "global_batch": 64} | fields)
+    assert line in str(caught.value)
 
 
 @pytest.mark.parametrize("field", ["max_live_parameters", "sub_group_size"])

@@ -164,6 +164,14 @@ def test_sizes_of_deepspeeds_configuration_are_in_its_file() -> None:
     assert (own["stage3_max_live_parameters"], own["sub_group_size"]) == (10**8, 10**7)
 
 
+def test_sizes_of_buckets_are_in_the_file_of_deepspeed() -> None:
+    """`auto` of Llama 3.1 8B, whose width is 4096: its square, nine tenths of that, and ten times the width."""
+    names = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+    given = {"framework": "trl", "task": "sft", "sharding": "zero3", **dict.fromkeys(names, "auto")}
+    own = json.loads(command(**given).files["deepspeed.json"])["zero_optimization"]
+    assert [own[name] for name in names] == [4096 * 4096, int(0.9 * 4096 * 4096), 40_960]
+
+
 def test_a_vllm_server_of_trl_has_the_last_gpus_of_the_node_or_another_node() -> None:
     apart: dict[str, Any] = {"framework": "trl", "task": "grpo", "placement": "separate", "micro_batch": 4}
     found = command(**apart, rollout__gpus=2, rollout__tensor_parallel=2, global_batch=24).command
@@ -293,6 +301,7 @@ NOT_CHANGED = {
     "cp_comm_type", "cross_entropy_fusion_impl",
     "create_attention_mask_in_dataloader", "data_parallel_sharding_strategy",
     "async_tensor_parallel", "memory_efficient_linear", "zero_init", "max_live_parameters", "sub_group_size",
+    "reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
     "optimizer_in_backward",
     "recompute_modules", "recompute_num_layers", "mtp_num_layers", "compile", "float8", "float8_all_gather",
     "fp8_param_gather",

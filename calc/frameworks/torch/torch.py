@@ -275,7 +275,7 @@ def configured(s: Scenario) -> DeepSpeed | None:
     usual = shipped(s) if shipped else DeepSpeed(s.versions["deepspeed"])
     live, group = s.max_live_parameters, s.sub_group_size
     return replace(
-        usual,
+        trainer.sized(s, usual),
         max_live=usual.max_live if live is None else live,
         sub_group=usual.sub_group if group is None else group,
     )

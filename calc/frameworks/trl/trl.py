@@ -247,7 +247,7 @@ def keeps(s: Scenario) -> Keeps:
     # `accelerate_configs/zero*.yaml` name the stage and offload alone. Accelerate and Transformers fill in bucket sizes
     # by the model's width only where a DeepSpeed file says "auto" (accelerator.py:2205, integrations/deepspeed.py:200),
     # so that DeepSpeed's own defaults are left.
-    deepspeed = DeepSpeed(s.versions["deepspeed"]) if s.sharding in DEEPSPEED else None
+    deepspeed = trainer.sized(s, DeepSpeed(s.versions["deepspeed"])) if s.sharding in DEEPSPEED else None
     if s.task == "grpo":
         return rl.grpo(s, trained(s), deepspeed)
     if s.task == "ppo":

@@ -2241,6 +2241,8 @@ REFUSALS = {
     "0, or for dpo and gkd with trainer ms-swift": "0，或用于 dpo 与 gkd 并用 trainer ms-swift",
     "{a#} to {b#}, all in four bits and all in 16": "{a} 到 {b}，即全部 4 位和全部 16 位",
     "null; with torch, trl and trainer own, {names!}": "null；或用 torch、trl，且 trainer 为 own、{names}",
+    "null; it writes the configuration itself": "null；它自己写配置",
+    "null, or with {names!}": "null，或与 {names} 一起",
     "null, or with none, ddp; not modelled": "null，或与 none、ddp 一起；没有模拟",
     "with none, ddp; not modelled": "与 none、ddp 一起；没有模拟",
     "with torch and trainer {names!}": "用 torch，且 trainer 为 {names}",

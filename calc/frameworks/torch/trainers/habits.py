@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from calc.base.optimizers import OPTIMIZERS
@@ -52,14 +51,10 @@ def batches(values: Mapping[str, Any], given: Mapping[str, Any], accumulation: i
 def shipped(s: Scenario) -> DeepSpeed:
     """DeepSpeed with a trainer's file for the stage, where that of ZeRO-3 says `auto` of its sizes.
 
-    Transformers fills in the model's width (`integrations/deepspeed.py`, `trainer_config_finalize`): the bucket has h²,
-    nine tenths of that are gathered ahead, a parameter of up to 10·h elements stays whole. The files switch
-    `overlap_comm` off.
+    The files switch `overlap_comm` off.
     """
-    usual, h = DeepSpeed(s.versions["deepspeed"], overlap_comm=False), s.architecture.hidden
-    if s.sharding != "zero3":
-        return usual
-    return replace(usual, reduce_bucket=h * h, prefetch=int(0.9 * h * h), persistence_threshold=10 * h)
+    usual = DeepSpeed(s.versions["deepspeed"], overlap_comm=False)
+    return trainer.filled_in(s, usual) if s.sharding == "zero3" else usual
 
 
 def fused(given: Mapping[str, Any], usual: str = "adamw") -> dict[str, str]:
