@@ -152,8 +152,8 @@ def test_later_rounds_figures_are_those_of_whole_jobs() -> None:
 
 def test_jobs_that_are_said_as_a_whole_are_missed_by_no_more_than_today() -> None:
     whole = [abs(one.error(one.now)) for one in blind.figures() if one.record["blind"]["said"] == "all"]
-    assert len(whole) >= 638
-    assert median(whole) <= 0.0405
+    assert len(whole) >= 650
+    assert median(whole) <= 0.0416  # 4.05 % of 638, before jobs that were said in part came to be said whole
 
 
 def test_nine_in_ten_figures_of_whole_jobs_lie_inside_the_range() -> None:
