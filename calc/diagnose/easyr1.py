@@ -22,7 +22,7 @@ from calc.launch.verl_keys import ESTIMATORS
 TASKS = {word: task for task, word in ESTIMATORS.items()} | {"rloo": "grpo", "remax": "reinforce++"}
 IGNORED = re.compile(
     r"^config$|^m$|_files|_key\b|format_prompt|template|shuffle|seed|filter|val_|image_dir|video|kl_|use_kl|gamma|lam\b|"
-    r"clip|norm|epoch|\.lr\b|lr_|weight_decay|betas|warmup|temperature|top_|limit_images|enforce_eager|enable_chunked|"
+    r"clip|norm|epoch|\.lr\b|lr_|weight_decay|betas|warmup|temperature|top_|limit_images|enable_chunked|"
     r"disable_|reward|logger|project_name|experiment_name|save_|load_|resume|max_steps|max_try|find_last|trust_remote|"
     r"enable_full_shard|enable_rank0|fsdp\.enable_cpu_offload|dynamic_batching|torch_compile|loss_|tau_|mini_rollout|"
     r"online|lora\.(?:alpha|exclude)|tokenizer_path"
@@ -50,6 +50,7 @@ def fields(flags: Flags) -> dict[str, Any]:
         "rollout.n": n,
         "rollout.tensor_parallel": flags.integer(f"{ROLLOUT}.tensor_parallel_size"),
         "rollout.gpu_memory_utilization": flags.number(f"{ROLLOUT}.gpu_memory_utilization"),
+        "rollout.enforce_eager": flags.switch(f"{ROLLOUT}.enforce_eager"),
         "rollout.max_num_batched_tokens": flags.integer(f"{ROLLOUT}.max_num_batched_tokens"),
         "rollout.micro_batch": flags.integer(f"{ACTOR}.{EXPERIENCE}"),
         "roles.reference": "none" if flags.on("algorithm.disable_kl") else None,

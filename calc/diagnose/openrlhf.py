@@ -62,6 +62,7 @@ OLDER: Mapping[str, str] = {
     "vllm.tensor_parallel_size": "vllm_tensor_parallel_size",
     "vllm.gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "vllm.enable_sleep": "vllm_enable_sleep",
+    "vllm.enforce_eager": "enforce_eager",
     **{f"{role}.{what}": f"{role}_{what}" for role in ("actor", "critic", "ref", "reward")
        for what in ("num_nodes", "num_gpus_per_node")},
 }  # fmt: skip
@@ -89,7 +90,7 @@ IGNORED = re.compile(
     r"template|max_samples|epoch|episode|temperature|top_p|seed|probs|normalize|gamma|lambd|clip|address|runtime_env|"
     r"working_dir|local_rank|master_|hostfile|num_workers|scheduler|beta|label|no_wait|bf16|sync_backend|module|^m$|"
     r"reward_func|kl_estimator|kl_loss|kl_target|kl_horizon|kl\.|disable_fast|init_on_gpu|overlap_comm|max_norm|"
-    r"zpg|enforce_eager|prefix_caching|remote|agent|max_ckpt|load_"
+    r"zpg|prefix_caching|remote|agent|max_ckpt|load_"
 )
 
 
@@ -226,6 +227,7 @@ def _rl(flags: Flags, *, on_ray: bool) -> dict[str, Any]:
         "rollout.tensor_parallel": flags.integer(*_ask("vllm.tensor_parallel_size")),
         "rollout.gpu_memory_utilization": flags.number(*_ask("vllm.gpu_memory_utilization")),
         "rollout.sleep": flags.on(*_ask("vllm.enable_sleep")) or None,
+        "rollout.enforce_eager": flags.on(*_ask("vllm.enforce_eager")) or None,
         "entropy_coeff": flags.number(*_ask("actor.entropy_coef")),
     }
     flags.has(*_ask("ds.enable_sleep"))
@@ -249,7 +251,8 @@ def _rl(flags: Flags, *, on_ray: bool) -> dict[str, Any]:
         found |= {"gpus": flags.integer("num_gpus", "nproc_per_node")}
     found["rollout.engine"] = "vllm" if engines else "hf" if older(flags) else None
     if not engines:
-        for place in ("rollout.tensor_parallel", "rollout.gpu_memory_utilization", "rollout.sleep"):
+        engine = ("tensor_parallel", "gpu_memory_utilization", "sleep", "enforce_eager")
+        for place in (f"rollout.{name}" for name in engine):
             found.pop(place)
     return found
 

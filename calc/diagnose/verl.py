@@ -184,6 +184,7 @@ def _rollout(flags: Flags, gpus: int | None, *, dynamic: bool) -> dict[str, Any]
         "rollout.max_num_seqs": flags.integer(f"{ROLLOUT}.max_num_seqs"),
         "rollout.max_num_batched_tokens": flags.integer(f"{ROLLOUT}.max_num_batched_tokens"),
         "rollout.layered_summon": flags.switch(f"{ROLLOUT}.layered_summon"),
+        "rollout.enforce_eager": flags.switch(f"{ROLLOUT}.enforce_eager"),
         "rollout.max_tokens_per_gpu": tokens if dynamic else None,
         "rollout.micro_batch": None if dynamic else _micro(flags, ROLLOUT, "log_prob_micro_batch_size", gpus),
     }

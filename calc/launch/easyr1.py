@@ -56,6 +56,7 @@ def keys(s: Scenario) -> Iterator[Words]:
     yield key(f"{ROLLOUT}.tensor_parallel_size", s.rollout.tensor_parallel)
     yield key(f"{ROLLOUT}.gpu_memory_utilization", s.rollout.gpu_memory_utilization)
     yield key(f"{ROLLOUT}.max_num_batched_tokens", s.rollout.max_num_batched_tokens)
+    yield key(f"{ROLLOUT}.enforce_eager", s.rollout.enforce_eager)
     if s.has("critic"):
         yield from trained(CRITIC, own(s, "critic"), shell.role_model(s, "critic"), "roles.critic.global_batch")
 

@@ -128,6 +128,7 @@ def ray(s: Scenario) -> str:
             option("--vllm.tensor_parallel_size", s.rollout.tensor_parallel),
             option("--vllm.gpu_memory_utilization", s.rollout.gpu_memory_utilization),
             *switch("--vllm.enable_sleep", s.rollout.sleep),
+            *switch("--vllm.enforce_eager", s.rollout.enforce_eager),
             *switch("--ds.enable_sleep", rl.states_sleep(s)),
         ],
     )

@@ -115,6 +115,7 @@ def rollout(s: Scenario) -> Iterator[Words]:
     yield key(f"{ROLLOUT}.gpu_memory_utilization", s.rollout.gpu_memory_utilization)
     yield key(f"{ROLLOUT}.n", s.rollout.n)
     yield key(f"{ROLLOUT}.free_cache_engine", s.rollout.sleep)
+    yield key(f"{ROLLOUT}.enforce_eager", s.rollout.enforce_eager)
     if s.rollout.max_model_len:
         yield key(f"{ROLLOUT}.max_model_len", s.rollout.max_model_len)
     yield key(f"{ROLLOUT}.max_num_seqs", s.rollout.max_num_seqs)

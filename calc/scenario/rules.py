@@ -46,6 +46,7 @@ ABSENT: Mapping[str, Any] = {
     "rollout.max_num_seqs": None,
     "rollout.max_num_batched_tokens": None,
     "rollout.layered_summon": False,
+    "rollout.enforce_eager": False,
     "rollout.offload_model": False,
     "rollout.offload_optimizer": False,
     "rollout.move_model_batches": None,

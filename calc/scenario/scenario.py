@@ -133,7 +133,8 @@ class Rollout:
     release has two. `offload_model` and `offload_optimizer`: weights and optimizer states wait on the host while the
     engine generates; weights are handed to it in `move_model_batches` groups of layers, None for the framework's usual
     way. `max_model_len` is None if the framework decides, `max_num_seqs` and `max_num_batched_tokens` are
-    None if vLLM does. `layered_summon`: adapters are gathered for the engine a layer at a time. `expected_len` is the
+    None if vLLM does. `layered_summon`: adapters are gathered for the engine a layer at a time. `enforce_eager`: it
+    captures no CUDA graphs. `expected_len` is the
     mean length of a response, `fullest_len` that of the sequences in the fullest micro batch, prompts included; None
     where they are not known.
     """
@@ -150,6 +151,7 @@ class Rollout:
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     layered_summon: bool
+    enforce_eager: bool
     offload_model: bool
     offload_optimizer: bool
     move_model_batches: int | None

@@ -32,6 +32,7 @@ KEYS = {
     "data.max_prompt_length", "data.max_response_length", "data.rollout_batch_size", "data.min_pixels",
     "data.max_pixels", "algorithm.adv_estimator", "algorithm.disable_kl", "worker.ref.fsdp.enable_cpu_offload",
     "worker.rollout.n", "worker.rollout.tensor_parallel_size", "worker.rollout.gpu_memory_utilization",
+    "worker.rollout.enforce_eager",
     "worker.rollout.max_num_batched_tokens",
     *(f"worker.{role}.{key}" for role in ("actor", "critic") for key in TRAINED),
 }  # fmt: skip

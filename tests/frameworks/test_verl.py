@@ -579,6 +579,11 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "log-probabilities of a fused loss": ("0.9.1", {"logprob": "selective", "loss": "fused"}, "logprob"),
     "a critic's precision": ("0.9.1", {"task": "ppo", "roles": {"critic": {"precision": "fp32"}}}, "roles.critic.pre"),
     "a rollout in halves": ("0.9.1", {"rollout": {"batch": 5, "n": 2}, "global_batch": 8}, "rollout.batch"),
+    "graphs of an engine whose cache is freed": (
+        "0.4.0",
+        {"rollout": {"enforce_eager": False, "sleep": True}},
+        "rollout.enforce_eager",
+    ),
     "layers of a model without adapters": ("0.9.1", {"rollout": {"layered_summon": True}}, "rollout.layered_summon"),
     "batches shorter than a sequence": ("0.9.1", {"max_tokens_per_gpu": 1000}, "max_tokens_per_gpu"),
     "scored ones shorter than a sequence": (
@@ -694,3 +699,18 @@ def test_entropies_in_pieces_are_those_of_rows_without_padding() -> None:
     for other in ({"framework": "verl==0.4.0"}, {"sharding": "megatron"}, {"framework": "trl", "task": "dpo"}):
         with pytest.raises(ScenarioError, match=r"^scenario: entropy_from_logits_with_chunking: given"):
             job(**fields | other)
+
+
+def test_an_engine_that_is_made_to_run_eagerly_has_no_graphs() -> None:
+    """rollout.enforce_eager: true until 0.5, whose engine may capture graphs all the same, false since 0.6."""
+    for version, usual in (("0.5.0", True), ("0.6.0", False)):
+        for asked in (None, True, False):
+            s = run(version, task="grpo", rollout={} if asked is None else {"enforce_eager": asked})
+            serving = s.keeps.serving
+            assert serving and serving.graphs is not (usual if asked is None else asked)
+    graphs = [
+        sum(line.bytes for g in estimate(run("0.9.1", task="grpo", rollout={"enforce_eager": eager})).groups
+            for p in g.phases if p.name == "rollout" for line in p.moment.lines if line.component == "cuda_graphs")
+        for eager in (True, False)
+    ]  # fmt: skip
+    assert graphs[0] == 0 < graphs[1]

@@ -186,6 +186,7 @@ def ray(s: Scenario, said: Mapping[str, Any]) -> dict[str, Any]:
         "rollout.tensor_parallel": said["vllm.tensor_parallel_size"],
         "rollout.gpu_memory_utilization": said["vllm.gpu_memory_utilization"],
         "rollout.sleep": said["vllm.enable_sleep"],
+        "rollout.enforce_eager": said["vllm.enforce_eager"],
         "rollout.gpus": said["vllm.num_engines"] * said["vllm.tensor_parallel_size"],
     }
     assert (said["actor.entropy_coef"] or 0) == s.entropy_coeff
@@ -250,6 +251,7 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
         "rollout.max_num_seqs": said[f"{rollout}.max_num_seqs"],
         "rollout.max_num_batched_tokens": said[f"{rollout}.max_num_batched_tokens"],
         "rollout.layered_summon": said.get(f"{rollout}.layered_summon", False),
+        "rollout.enforce_eager": said[f"{rollout}.enforce_eager"],
     }
     assert s.rollout
     fields |= trained(s, "actor", said, model, actor, "fsdp_config")

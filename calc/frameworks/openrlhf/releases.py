@@ -167,6 +167,7 @@ RL = Table(
     Default("rollout.micro_batch", FIRST, 8, "micro_rollout_batch_size, of every role: ppo.py:280 (0.3.8)"),
     Default("rollout.micro_batch", "0.10.0", 1, "micro_rollout_batch_size, of every role: ray.py:369 (0.10.0)"),
     Default("rollout.sleep", FIRST, False, "vllm_enable_sleep"),
+    Default("rollout.enforce_eager", FIRST, False, "enforce_eager, a flag since 0.4.4"),
     Default("rollout.batch", FIRST, 512, "rollout_batch_size: 512 in ray.py until 0.3.5"),
     Default("rollout.batch", "0.3.6", 1024, "rollout_batch_size of ray.py"),
     Default("entropy_coeff", "0.8.0", 0, "entropy_loss_coef: 0, later None (ray.py:352 of 0.8.0, :374 of 0.9.0)"),

@@ -107,9 +107,9 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
         # (trainer/ray/vllm_engine.py:185): until then a whole engine is in memory when the last model loads.
         first = at_least(version, "0.6.1") or not s.rollout.sleep
         order = ["rollout", *order] if first else [*order, "rollout"]
-        # Neither max_num_seqs nor max_num_batched_tokens is passed; enforce_eager is a flag, off. AsyncLLMEngine, made
-        # of arguments (trainer/ray/vllm_engine.py:63 of 0.9.1), has the scheduler's own defaults, not those of `LLM`
-        # (vllm config/scheduler.py).
+        # Neither max_num_seqs nor max_num_batched_tokens is passed; AsyncLLMEngine, made of arguments
+        # (trainer/ray/vllm_engine.py:63 of 0.9.1), has the scheduler's own defaults, not those of `LLM` (vllm
+        # config/scheduler.py).
         by_scheduler = at_least(version, "0.9.1")
         serving = Serving(
             s.versions["vllm"],
@@ -117,6 +117,7 @@ def keeps(s: Scenario, path: Callable[[int], Path], deepspeed: DeepSpeed) -> Kee
             max_model_len=s.seq_len if at_least(version, "0.3.2") else s.architecture.max_positions,
             max_num_seqs=128 if by_scheduler else None,
             max_num_batched_tokens=2048 if by_scheduler else None,
+            graphs=not s.rollout.enforce_eager,
             executor="ray" if s.rollout.tensor_parallel > 1 else "mp",  # trainer/ray/vllm_engine.py:240 of 0.11.2
         )
     notes = []

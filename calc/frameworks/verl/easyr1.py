@@ -61,6 +61,7 @@ DEFAULTS = Table(
     Default("rollout.sleep", FIRST, True, "enable_sleep_mode"),
     Default("rollout.max_num_batched_tokens", FIRST, 8192, "rollout.max_num_batched_tokens (rollout/config.py:38)"),
     Default("rollout.layered_summon", FIRST, False, "no adapters"),
+    Default("rollout.enforce_eager", FIRST, False, "rollout.enforce_eager of config.yaml"),
     Default("expandable_segments", FIRST, False, "PYTORCH_CUDA_ALLOC_CONF (trainer/main.py:117)"),
     Default("counts_prompts", FIRST, False, "micro batches a GPU"),
     Default("roles.reward", FIRST, "none", "a function scores"),

@@ -110,6 +110,8 @@ DEFAULTS = Table(
         "log_prob_max_token_len_per_gpu is the actor's ppo_max_token_len_per_gpu",
     ),
     Default("rollout.sleep", FORK, True, "rollout.free_cache_engine"),
+    Default("rollout.enforce_eager", FORK, True, "rollout.yaml:35 of 0.5.0"),
+    Default("rollout.enforce_eager", "0.6.0", False, "rollout.yaml:38 of 0.6.0"),
     Default("rollout.max_num_batched_tokens", "0.2", 8192, "passed since 0.2 (vllm_rollout.py:104)"),
     Default("rollout.max_model_len", "0.4.0", None, "ppo_trainer.yaml:118 of 0.4.0, rollout/rollout.yaml:81 of 0.9.1"),
     Default("rollout.max_num_seqs", "0.6.0", 1024, "passed since then (vllm_rollout_spmd.py:203)"),

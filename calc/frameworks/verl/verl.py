@@ -118,6 +118,10 @@ def refuse(s: Scenario) -> Refusal | None:
             return reason.of(place)
     if s.sharding == "megatron" and (reason := megatron.unlike(s)):
         return reason
+    if s.rollout.sleep and not s.rollout.enforce_eager and not reached(version, "0.5.0") and not forked(version):
+        # asserted in vllm_rollout_spmd.py:90 of 0.4.0
+        given = "false with rollout.sleep true"
+        return Refusal("rollout.enforce_eager", given, "true, or with rollout.sleep false", f"with verl {version}")
     if s.rollout.layered_summon and not s.lora:
         return Refusal("rollout.layered_summon", "true with method full", "with lora, whose adapters it gathers")
     sequences = s.rollout.batch * s.rollout.n
@@ -178,8 +182,7 @@ def keeps(s: Scenario) -> Keeps:
             max_model_len=s.rollout.max_model_len or s.seq_len,
             max_num_seqs=s.rollout.max_num_seqs,
             max_num_batched_tokens=s.rollout.max_num_batched_tokens,
-            # enforce_eager: True in rollout.yaml:35 of 0.5.0, False in :38 of 0.6.0, and in EasyR1's config.yaml
-            graphs=reached(version, "0.6.0") or bool(forked(version)),
+            graphs=not s.rollout.enforce_eager,
             # third_party/vllm/vllm_v_0_6_3/worker.py:210 of the fork; vLLM's own worker from 0.7 on
             share_of_free=not at_least(vllm, "0.7"),
             sleep_level=_sleep_level(s),
