@@ -271,7 +271,7 @@ def test_a_card_without_a_known_rate_is_ranked_by_room() -> None:
         ({"framework": "verl", "task": "rm"}, "task: given 'rm'"),
         ({"sharding": "fsdp1"}, "sharding: given 'fsdp1'"),
         ({"seq_length": 3}, "unknown field 'seq_length'"),
-        ({"gpu": "v100-32", "framework": "verl", "task": "grpo"}, "gpu: given 'v100-32'"),
+        ({"gpu": "v100-32", "framework": "verl==0.5.0", "task": "grpo"}, "gpu: given 'v100-32'"),
         ({"lora.rank": 8}, "lora.rank: given with method full"),
     ],
 )

@@ -122,9 +122,9 @@ def test_what_is_refused_for_want_of_bf16_says_so() -> None:
 
 def test_a_refusal_for_want_of_flashattention_quotes_no_attention_that_nobody_gave() -> None:
     """Once `attention: given 'sdpa'`, which was chosen for the card."""
-    words = "--model qwen2.5-7b --task grpo --framework verl==0.9.1 --gpu v100-32 --gpus 8"
+    words = "--model qwen2.5-7b --task grpo --framework verl==0.5.0 --gpu v100-32 --gpus 8"
     told = (
-        "recommend: gpu: given 'v100-32', but FlashAttention-2 does not run on it, and verl 0.9.1 with packing takes "
+        "recommend: gpu: given 'v100-32', but FlashAttention-2 does not run on it, and verl 0.5.0 takes "
         "only attention 'flash'; allowed: a card from Ampere on"
     )
     with pytest.raises(ScenarioError) as refused:
