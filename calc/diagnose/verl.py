@@ -142,6 +142,9 @@ def _rl(flags: Flags) -> dict[str, Any]:
         **_rollout(flags, machine["gpus"], dynamic=bool(dynamic)),
         **_reference(flags, machine["gpus"], dated=dated, config="megatron" if megatron else "fsdp_config"),
     }
+    shards = flags.integer(f"{ACTOR}.fsdp_config.fsdp_size")
+    if shards and machine["gpus"] and 0 < shards < machine["gpus"]:
+        found["data_parallel_replicate"] = machine["gpus"] // shards
     for place in ("micro_batch", "max_tokens_per_gpu"):  # scoring has the update's, unless it has its own
         if found[f"rollout.{place}"] == found[place]:
             found[f"rollout.{place}"] = None

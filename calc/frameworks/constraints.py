@@ -669,9 +669,11 @@ def replicate_fault(s: Scenario) -> Refusal | None:
     if given == 1:
         return None
     fixed: dict[str, tuple[str | int, ...]] = {
-        "framework": ("torch",), "trainer": ("own", "transformers", "torchtitan"), "sharding": ("fsdp2",),
+        "framework": ("torch", "verl"), "trainer": ("own", "transformers", "torchtitan"), "sharding": ("fsdp2",),
         "task": ("pretrain", "sft"), "pipeline_parallel": (1,),
     }  # fmt: skip
+    if s.framework == "verl":  # fsdp_size, of either FSDP (workers/engine/fsdp/utils.py, create_device_mesh)
+        fixed = {"sharding": FSDP}
     if fault := _beside(s, field, str(given), "1", fixed):
         return fault
     ranks = s.data_parallel * s.context_parallel

@@ -105,6 +105,8 @@ def reference(s: Scenario) -> Iterator[Words]:
         elif not s.lora:  # else the actor without its adapters
             yield key(f"{REF}.strategy", STRATEGIES.get(role.sharding, STRATEGIES[own(s, "actor").sharding]))
             yield key(f"{REF}.fsdp_config.model_dtype", DTYPES.get(role.precision, "fp32"))
+            if role.data_parallel_replicate > 1:
+                yield key(f"{REF}.fsdp_config.fsdp_size", role.shards)
 
 
 def rollout(s: Scenario) -> Iterator[Words]:

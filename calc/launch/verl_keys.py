@@ -51,6 +51,8 @@ def unsaid(s: Scenario) -> tuple[str, ...]:
 def engine(where: str, optim: str, s: Scenario) -> Iterator[Words]:
     """The keys for how FSDP keeps a trained model, and for its optimizer."""
     yield key(f"{where}.model_dtype", DTYPES[s.precision])
+    if s.data_parallel_replicate > 1:
+        yield key(f"{where}.fsdp_size", s.shards)
     yield key(f"{where}.param_offload", s.offload.parameters)
     yield key(f"{where}.optimizer_offload", s.offload.optimizer)
     yield key(f"{optim}.optimizer", OPTIMIZERS[s.optimizer].spelled.verl)

@@ -714,3 +714,22 @@ def test_an_engine_that_is_made_to_run_eagerly_has_no_graphs() -> None:
         for eager in (True, False)
     ]  # fmt: skip
     assert graphs[0] == 0 < graphs[1]
+
+
+def test_groups_of_gpus_each_shard_the_model() -> None:
+    """fsdp_size 8 on 16 GPUs (workers/engine/fsdp/utils.py, create_device_mesh): eighths of fp32 weights, not 16ths.
+
+    From 0.8 on the root is resharded by hand then (transformer_impl.py:1115 of 0.9.1).
+    """
+    fields = {"model": "qwen2.5-7b", "framework": "verl==0.9.1", "task": "grpo", "gpus": 16, "gpus_per_node": 8}
+    whole, groups = job(**fields), job(**fields, data_parallel_replicate=2)
+    assert (whole.shards, groups.shards, groups.data_parallel) == (16, 8, 16)
+    held = [
+        sum(line.bytes for p in estimate(s).groups[0].phases if p.name == "step" for line in p.moment.lines
+            if line.component in ("weights", "optimizer_states"))
+        for s in (whole, groups)
+    ]  # fmt: skip
+    assert held[1] == pytest.approx(2 * held[0], rel=0.001)
+    assert [s.keeps.role("actor").root_stays for s in (whole, groups)] == [True, False]
+    with pytest.raises(ScenarioError, match="data_parallel_replicate: given 2 with sharding megatron"):
+        job(**fields, sharding="megatron", data_parallel_replicate=2)

@@ -113,7 +113,16 @@ def verl() -> Iterator[dict[str, Any]]:
         yield from joined(VERL, task, *held, ROLLOUTS, roles, ({"rollout.n": 4},), MACHINES[1:])
         layered = {**ROLLOUTS[0], "rollout.layered_summon": True, "rollout.micro_batch": 4}
         yield from joined(VERL, task, METHODS[:2], BATCHES, LENGTHS, ROLLOUTS, roles, DYNAMIC, MACHINES[1:])
-        few = (METHODS[:2], SWITCHES[:1], SHARED, LOSSES, BATCHES, LENGTHS, (ROLLOUTS[0], layered))
+        few = (
+            METHODS[:2],
+            SWITCHES[:1],
+            ({}, {"data_parallel_replicate": 2}),
+            SHARED,
+            LOSSES,
+            BATCHES,
+            LENGTHS,
+            (ROLLOUTS[0], layered),
+        )
         yield from joined(VERL, task, *few, roles, ({"rollout.n": 4},), MACHINES[1:])
 
 

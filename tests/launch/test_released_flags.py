@@ -258,6 +258,8 @@ def check_verl(packages: Packages, s: Scenario, found: Launch) -> dict[str, Any]
     fields |= scored(
         said, rollout, "rollout" if s.rollout.micro_batch or s.rollout.max_tokens_per_gpu else "roles.actor"
     )
+    if (size := said.get(f"{actor}.fsdp_config.fsdp_size", -1)) > 0:
+        fields["data_parallel_replicate"] = s.gpus // size
     if s.has("critic"):
         fields |= trained(s, "critic", said, "critic.model", "critic", "fsdp")
     if s.has("reference"):

@@ -153,7 +153,7 @@ def _root_stays(s: Scenario) -> bool:
     version = s.framework_version
     if s.sharding == "fsdp2":
         return not reached(version, "0.6.0")
-    return version == FORK or reached(version, "0.8.0")
+    return version == FORK or (reached(version, "0.8.0") and s.data_parallel_replicate == 1)
 
 
 def loss_path(s: Scenario, rows: int, *, entropy: bool) -> Path:
