@@ -17,6 +17,7 @@ from calc.models.architecture import active_parameters, language, parameters
 from calc.models.config_keys import known, known_around
 from calc.models.families import ALIKE, FAMILIES, SEEING
 from calc.models.hf_config import seeing
+from calc.models.sound_config import HEARING
 
 # The parameters counted over the size in a name, which is a round number: 1.67 for Falcon 3 1B, 0.68 for FlexOlmo 7x7B,
 # whose experts share their attention, embedding and head.
@@ -56,7 +57,8 @@ def config_fields(model: Model, _: Catalog) -> Iterator[str]:
     yield from _unknown(model.config, known_around(model.config["model_type"]), "config")
     if (inner := _inner(model)) is not model.config:
         named, own = str(inner.get("model_type")), model.architecture.family
-        family = named if named in FAMILIES else SEEING[own].text if own in SEEING else own
+        around = HEARING if own in HEARING else SEEING
+        family = named if named in FAMILIES else around[own].text if own in around else own
         yield from _unknown(inner, known(family), "config.text_config")
 
 

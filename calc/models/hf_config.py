@@ -720,7 +720,7 @@ def _outside(read: Reader, hidden: int, names: Names) -> dict[str, Any]:
 
 def _layer_inputs(read: Reader, layers: int) -> LayerInputs | None:
     """The layers' own embeddings, if they have any."""
-    if not read.known("hidden_size_per_layer_input") or not read.value("hidden_size_per_layer_input"):
+    if not read.known("hidden_size_per_layer_input") or not read.positive("hidden_size_per_layer_input"):
         return None
     return LayerInputs(read.integer("hidden_size_per_layer_input"), layers, read.integer("vocab_size_per_layer_input"))
 

@@ -48,6 +48,18 @@ def test_a_whole_config_json_can_be_pasted() -> None:
     assert said(models.config_fields, "llama-3-8b", published) == []
 
 
+def test_a_text_config_that_a_model_which_hears_leaves_out_is_its_family_s() -> None:
+    """Voxtral's files may name no language model: it is Llama's. Once a KeyError."""
+    catalog = load()
+    config = {"model_type": "voxtral", "audio_config": {"model_type": "voxtral_encoder", "hidden_size": 1280},
+              "text_config": {"hidden_size": 3072, "kernel": 1}}  # fmt: skip
+    voxtral = replace(catalog.models["llama-3-8b"], config=config)
+    voxtral = replace(voxtral, architecture=replace(voxtral.architecture, family="voxtral"))
+    assert [line.partition(",")[0] for line in models.config_fields(voxtral, catalog)] == [
+        "unknown field 'config.text_config.kernel'"
+    ]
+
+
 def test_a_published_count_with_the_vision_tower_is_that_of_its_tensors() -> None:
     model = load().models["gemma-3-4b"]
     assert list(models.published_count(model, load())) == []

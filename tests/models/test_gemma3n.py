@@ -79,3 +79,9 @@ def test_a_list_of_equal_widths_and_the_shares_of_a_file_are_read() -> None:
     arch = gemma(intermediate_size=[64] * 2, num_hidden_layers=2, activation_sparsity_pattern=[0.95, 0.0])
     assert arch.intermediate == 64
     assert [spec.sparse for spec in arch.specs] == [True, False]
+
+
+def test_what_is_no_number_is_no_width_of_the_layers_own_inputs() -> None:
+    """Once an empty list was none, and estimates failed for want of a dimension."""
+    with pytest.raises(ConfigError, match=r"hidden_size_per_layer_input.*a number, 0 or more, or null"):
+        gemma(hidden_size_per_layer_input=[])

@@ -764,3 +764,13 @@ def test_where_a_search_ends_does_not_depend_on_the_marks_that_are_left(monkeypa
     while forgetful.narrow():
         replay._undisturbed.cache_clear()
     assert (found.least, found.spent, found.cut) == (forgetful.least, forgetful.spent, forgetful.cut)
+
+
+@pytest.mark.parametrize(("count", "known"), [(2, True), (1024, False)])
+def test_hundreds_of_adapters_beside_each_linear_are_not_replayed(count: int, known: bool) -> None:
+    """28 layers of 7 linears, each with two matrices: 392 tensors for one adapter, 401,408 for 1,024.
+
+    To find their blocks took 20 seconds of a recommendation.
+    """
+    job = {"model": "qwen3-0.6b", "task": "sft", "gpu": "h100-sxm", "method": "lora", "lora.count": count}
+    assert replay.known(Roles(parse(job | {"lora.targets": "all-linear"}))) is known
