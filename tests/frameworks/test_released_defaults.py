@@ -158,6 +158,7 @@ OPENRLHF = (
     Row("response_len", {"0.3.6": "generate_max_len", "0.9.8": ""}, scripts=RL),
     Row("prompt_len+response_len", {"0.9.8": "max_len", "0.10.2": "data.max_len"}, scripts=RL),
     Row("rollout.batch", dotted("rollout_batch_size", "rollout.batch_size"), scripts=RL),
+    Row("rollout.enforce_eager", dotted("enforce_eager", "vllm.enforce_eager", "0.4.4"), scripts=RAY),
     Row("entropy_coeff", dotted("entropy_loss_coef", "actor.entropy_coef", "0.8.0"), {None: 0}, scripts=RAY),
     Row("max_tokens_per_gpu", dotted("use_dynamic_batch", "train.dynamic_batch_enable", "0.8.6"), NEVER, scripts=RAY),
     Row(
@@ -284,6 +285,7 @@ VERL = (
     ),
     Row("rollout.micro_batch", {"0.2": f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"}),  # must be given
     Row("rollout.layered_summon", {"0.4.0": f"{ROLLOUT}.layered_summon"}),
+    Row("rollout.enforce_eager", {"0.2": f"{ROLLOUT}.enforce_eager"}),
     Row("roles.critic", {"0.2": "algorithm.adv_estimator"}, {"gae": None}),
     Row("roles.reference", {"0.4.0": f"{ACTOR}.use_kl_loss"}, {False: "none"}),
     Row("roles.reference", {"0.4.0": "algorithm.use_kl_in_reward"}, {False: "none"}),
