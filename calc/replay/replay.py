@@ -46,9 +46,7 @@ MICRO_BATCHES = 2  # the first leaves its gradients, later ones are added to the
 
 # Events of a replay at most, and of all that seek the least memory for it: under a microsecond of a processor each
 MOST, SOUGHT = 1_500_000, 750_000
-TENSORS = (
-    50_000  # trained, at most: DeepSeek V3's experts one by one are fewer; to find the blocks of more takes seconds
-)
+BESIDE = 64  # adapters beside each linear, at most: to find the blocks of hundreds takes seconds
 FINE = 250  # the least is sought to one part in so many of what is reserved, finer than measurements tell it
 NEAR = 16  # expandable segments leave few gaps: most jobs can do with this part of the interval above its least
 MARKED = 8  # parts between marks among batches of other lengths
@@ -160,8 +158,8 @@ def blocks_known(placed: Placed, bare: bool) -> bool:
     The blocks of a vision tower are not, unless it just lies there.
     """
     s, engine = placed.s, placed.engine
-    if sum([t.count for t in engine.replica.trained_tensors]) > TENSORS:
-        return False  # hundreds of adapters beside each linear
+    if s.lora and s.lora.count > BESIDE:
+        return False
     if engine.replica.path.compiled and s.expandable_segments:
         return False  # measured with fixed segments alone; three published runs reserve 3 to 6 GiB less than a replay
     run = engine.replica.run
