@@ -777,6 +777,8 @@ def bucket_fault(s: Scenario) -> Refusal | None:
             return Refusal(field, f"{size!r} with {_loop(s)}", "null; it writes the configuration itself")
         if s.sharding not in shardings:
             return Refusal(field, f"{size!r} with sharding {s.sharding}", f"null, or with {', '.join(shardings)}")
+        if size == "auto" and s.trainer == "own":
+            return Refusal(field, "'auto' with trainer own", "a number; DeepSpeed puts none in its place")
     return None
 
 

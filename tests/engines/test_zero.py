@@ -433,6 +433,7 @@ def test_buckets_are_as_large_as_the_configuration_says() -> None:
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
+        ({"framework": "torch", "reduce_bucket_size": "auto"}, "given 'auto' with trainer own, allowed: a number"),
         ({"framework": "openrlhf", "reduce_bucket_size": 5}, "given 5 with openrlhf, allowed: null; it writes"),
         (
             {"framework": "trl", "sharding": "zero2", "stage3_prefetch_bucket_size": "auto"},

@@ -2242,6 +2242,7 @@ REFUSALS = {
     "{a#} to {b#}, all in four bits and all in 16": "{a} 到 {b}，即全部 4 位和全部 16 位",
     "null; with torch, trl and trainer own, {names!}": "null；或用 torch、trl，且 trainer 为 own、{names}",
     "null; it writes the configuration itself": "null；它自己写配置",
+    "a number; DeepSpeed puts none in its place": "一个数；DeepSpeed 不会替换它",
     "null, or with {names!}": "null，或与 {names} 一起",
     "null, or with none, ddp; not modelled": "null，或与 none、ddp 一起；没有模拟",
     "with none, ddp; not modelled": "与 none、ddp 一起；没有模拟",
